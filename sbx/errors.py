@@ -18,6 +18,8 @@ next step. User code that fails, times out or is killed gives a result, never on
 """
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -93,6 +95,20 @@ class CannotEnforce(Unavailable):
 
 class Broken(SbxError):
     code = "internal_error"
+
+
+@contextmanager
+def needs_extra(feature: str, extra: str) -> Iterator[None]:
+    """Raise Unavailable `extra_missing` if an import in the block fails for a missing package."""
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "sbx").partition(".")[0] == "sbx":
+            raise
+        raise Unavailable(
+            f"{feature} needs packages that are not installed; run: pip install 'sbx[{extra}]'",
+            code="extra_missing",
+        ) from error
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -8,13 +8,3 @@
 Each module needs the package of its framework: pip install 'sbx[smolagents]', 'sbx[langchain]',
 'sbx[openai-agents]'. The caller that created the sandbox still owns and closes it.
 """
-
-from sbx.errors import Unavailable
-
-
-def extra_missing(extra: str) -> Unavailable:
-    return Unavailable(
-        f"the packages for the adapter {extra} are not installed",
-        code="extra_missing",
-        hint=f"pip install 'sbx[{extra}]'",
-    )

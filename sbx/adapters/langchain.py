@@ -9,17 +9,15 @@ They are the tools of sbx.agent, with the same schemas, results and errors.
 
 from typing import Any
 
-from sbx.adapters import extra_missing
 from sbx.adapters.calling import AnySandbox, ToolCaller
 from sbx.agent.tools.execution import RUN_CODE
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolResult
+from sbx.errors import needs_extra
 
-try:
+with needs_extra("sbx.adapters.langchain", "langchain"):
     from langchain_core.tools import BaseTool, ToolException
     from pydantic import PrivateAttr
-except ImportError:
-    raise extra_missing("langchain") from None
 
 Content = str | list[dict[str, Any]]
 

@@ -9,16 +9,14 @@ They are the tools of sbx.agent, with the same schemas, results and errors.
 
 from typing import Any
 
-from sbx.adapters import extra_missing
 from sbx.adapters.calling import AnySandbox, ToolCaller
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
+from sbx.errors import needs_extra
 
-try:
+with needs_extra("sbx.adapters.openai_agents", "openai-agents"):
     from agents import FunctionTool, Tool, ToolOutputImage, ToolOutputText
     from agents.tool_context import ToolContext
-except ImportError:
-    raise extra_missing("openai-agents") from None
 
 Output = str | list[ToolOutputText | ToolOutputImage]
 

@@ -9,20 +9,17 @@ It is a remote executor of smolagents. Tools, variables and final answers work a
 
 from typing import Any
 
-from sbx.adapters import extra_missing
 from sbx.agent.tools.execution import plain, told
-from sbx.errors import BadRequest
+from sbx.errors import BadRequest, needs_extra
 from sbx.protocol.runs import Run, quarantine_notice
 from sbx.sync.blocking import BlockingConversation
 
-try:
+with needs_extra("sbx.adapters.smolagents", "smolagents"):
     from smolagents.local_python_executor import CodeOutput
     from smolagents.monitoring import AgentLogger, LogLevel
     from smolagents.remote_executors import RemotePythonExecutor
     from smolagents.tools import Tool
     from smolagents.utils import AgentError
-except ImportError:
-    raise extra_missing("smolagents") from None
 
 # Run after the cell that raised it: error messages have a lower size limit than output.
 _READ_ANSWER = "import sys; _ = sys.stdout.write(sys.last_value.value)"

@@ -17,21 +17,15 @@ from sbx.agent.messages import ToolCall, carried
 from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
-from sbx.errors import Unavailable
+from sbx.errors import needs_extra
 
-try:
+with needs_extra("sbx mcp", "mcp"):
     import anyio
     import mcp_types as types
     from mcp.server.context import ServerRequestContext
     from mcp.server.lowlevel import Server
     from mcp.server.session import ServerSession
     from mcp.server.stdio import stdio_server
-except ImportError as error:
-    raise Unavailable(
-        "the MCP server needs the package mcp, which is not installed",
-        code="extra_missing",
-        hint="pip install 'sbx[mcp]'",
-    ) from error
 
 _STDIN = 0
 _PIECE = 1 << 16

@@ -1,5 +1,6 @@
 """Register the commands of `sbx`, and turn every error into a message and an exit code."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -43,6 +44,16 @@ from sbx.cli import (
 )
 
 P = ParamSpec("P")
+# The commands that need more packages than the core has, with their extra.
+_EXTRAS = {
+    "agent": "agent",
+    "chat": "agent",
+    "config": "serve",
+    "env": "env",
+    "kernelspec": "jupyter",
+    "mcp": "mcp",
+    "serve": "serve",
+}
 
 app = typer.Typer(
     add_completion=False,
@@ -132,7 +143,9 @@ def run_command(arguments: Sequence[str] | None) -> int:
         # An error is printed once, as one message. Without a handler, logging prints it again.
         logging.getLogger().addHandler(logging.NullHandler())
     try:
-        code = _parser()(words, prog_name="sbx", standalone_mode=False)
+        extra = _EXTRAS.get(words[0])
+        with errors.needs_extra(f"sbx {words[0]}", extra) if extra else contextlib.nullcontext():
+            code = _parser()(words, prog_name="sbx", standalone_mode=False)
         return int(code or exits.Exit.OK)
     except exits.ReaderGone as error:
         return exits.for_error(error)

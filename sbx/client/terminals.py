@@ -37,7 +37,8 @@ class RemoteTerminal:
     @asynccontextmanager
     async def attach(self) -> "AsyncIterator[RemoteAttached]":
         """Come to it as a client. Raises Conflict `too_many_clients`."""
-        from sbx.client.terminal_socket import attached  # 60 ms, for who has a terminal
+        with errors.needs_extra("a terminal in a service", "serve"):
+            from sbx.client.terminal_socket import attached  # 60 ms, only for terminals
 
         self._held.check()
         async with attached(self._held.wire, f"{self._path}/attach") as client:

@@ -26,9 +26,9 @@ from sbx.aio import Clock, run_to_completion
 from sbx.errors import BadRequest, Broken, Denied, NotFound, Unavailable
 from sbx.service.ids import ID_MAX, check_id
 from sbx.store import Store, keys, tokens
-from sbx.store.keys import KeyRecord
+from sbx.store.keys import KeyRecord as KeyRecord
 from sbx.store.pending import PendingWrites
-from sbx.store.tokens import TokenRecord
+from sbx.store.tokens import TokenRecord as TokenRecord
 from sbx.workspace.secret_files import keep_secret, secret_at
 
 SCOPES = ("files:read", "files:write", "execute", "admin")

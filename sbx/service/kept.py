@@ -29,7 +29,7 @@ from sbx.runtime.run.context import Context, StartKernel
 from sbx.runtime.run.contexts import ContextStore
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION, AsyncSandbox
-from sbx.service.sessions import check_id
+from sbx.service.ids import check_id
 
 if TYPE_CHECKING:
     from sbx.egress import EgressDecision

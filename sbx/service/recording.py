@@ -6,13 +6,17 @@ is kept in memory where it cannot be written yet.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sbx.errors import Unavailable
+from sbx.service.auth import Caller
+from sbx.service.models import SandboxView
 from sbx.service.reserve import Reserve
 from sbx.store.pending import PendingWrites
 from sbx.telemetry.audit import Audit
 
 _RETRY_AFTER_S = 1.0
+_TEXT_MAX = 1000  # characters of a detail; a line whose details are too long would lose all of them
 
 
 def problems(*, full: bool, audit_waits: bool, store_waits: bool) -> Sequence[str]:
@@ -71,3 +75,31 @@ class Recording:
         )
         if codes:
             raise refusal(codes[0])
+
+    async def record(self, caller: Caller, action: str, object: str, **details: Any) -> None:
+        """Write an audit line about an action that is done. Cut long texts, and omit None.
+
+        Never refuse: the action is done. A line that cannot be written waits in memory. Meanwhile
+        `check` refuses new work. Runs have no line: the history of their sandbox has them.
+        """
+        details = {name: _cut(value) for name, value in details.items() if value is not None}
+        await self.audit.record(caller.who, action, object, **details)
+
+    async def record_sandbox(
+        self, caller: Caller, action: str, view: SandboxView, **details: Any
+    ) -> None:
+        await self.record(caller, action, view.id, **details)
+
+    async def record_session(
+        self, caller: Caller, action: str, view: SandboxView, **details: Any
+    ) -> None:
+        """Record an action on a session, with its sandbox. The id of a session may be used again,
+        that of its sandbox never."""
+        session = view.session_id or view.id
+        await self.record(caller, action, session, sandbox=view.id, **details)
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > _TEXT_MAX:
+        return f"{value[: _TEXT_MAX - 1]}…"
+    return value

@@ -47,7 +47,8 @@ from sbx.store import Store
 from sbx.store import runs as rows
 from sbx.store.idempotency import Slot
 from sbx.store.pending import PendingWrites
-from sbx.store.runs import RunFilter, RunRow
+from sbx.store.runs import RunFilter
+from sbx.store.runs import RunRow as RunRow
 from sbx.telemetry import logs, metrics, spans
 from sbx.telemetry.host_paths import without_host_paths
 

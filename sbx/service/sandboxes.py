@@ -46,6 +46,7 @@ from sbx.service.workspaces import Workspaces
 from sbx.store import Store, chats, events
 from sbx.store import sandboxes as rows
 from sbx.store.events import EventRow
+from sbx.store.runs import SERVICE_ENDED
 from sbx.store.sandboxes import ConversationRow, SandboxRow
 from sbx.telemetry.audit import Audit
 
@@ -129,9 +130,9 @@ class Sandboxes:
         one = self._registry.of_id(sandbox_id)
         return one.box.live if one is not None and one.box is not None else []
 
-    async def close(self, told: RunError) -> None:
-        """End what lives, with its files kept; `told` goes to the runs that this ends."""
-        ends = (one.shut(told) for one in self.every())
+    async def close(self, error: RunError = SERVICE_ENDED) -> None:
+        """End every kernel and keep all files. Runs that this ends get `error`."""
+        ends = (one.shut(error) for one in self.every())
         for end in await asyncio.gather(*ends, return_exceptions=True):
             if end is not None:
                 raise end
@@ -419,6 +420,16 @@ class Sandboxes:
                 for name, row in sorted((await one.conversations()).items())
                 if caller.sees(one.row.user_id, one.row.agent_id, name)
             ]
+
+    async def conversation_names(self, caller: Caller, sandbox_id: str) -> Sequence[str]:
+        """Return the conversations within the caller's bounds, the oldest first. Raise NotFound."""
+        one = self._registry.found(caller, sandbox_id)
+        conversations = (await one.conversations()).values()
+        return [
+            row.name
+            for row in sorted(conversations, key=lambda row: (row.created_at, row.name))
+            if caller.sees(one.row.user_id, one.row.agent_id, row.name)
+        ]
 
     async def delete_conversation(self, caller: Caller, sandbox_id: str, name: str) -> None:
         """Kill its kernel, and remove its files, which are out of reach at once; one that is not

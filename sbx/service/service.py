@@ -36,9 +36,9 @@ from sbx.service.recovery import recover
 from sbx.service.reserve import Reserve
 from sbx.service.runs import Runs
 from sbx.service.sandboxes import Sandboxes
+from sbx.service.uploads import UserUploads
 from sbx.store import Store
 from sbx.store.pending import PendingWrites
-from sbx.store.runs import SERVICE_ENDED
 from sbx.telemetry import metrics
 from sbx.telemetry.audit import Audit
 from sbx.telemetry.host_paths import hide_below
@@ -57,6 +57,7 @@ class Service:
     store: Store
     sandboxes: Sandboxes
     runs: Runs
+    uploads: UserUploads
     access: Authenticator
     projects: Projects
     replies: IdempotencyCache
@@ -144,7 +145,8 @@ class Service:
             pending=self.pending,
         )
         held.push_async_callback(self.runs.close)
-        held.push_async_callback(self.sandboxes.close, SERVICE_ENDED)
+        held.push_async_callback(self.sandboxes.close)
+        self.uploads = UserUploads(self.store, self.sandboxes, self.recording)
         if self._project_process is not None:
             link = ProjectServerLink(self._project_process)
             self._project_server = await held.enter_async_context(link)

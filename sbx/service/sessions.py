@@ -13,24 +13,18 @@ from collections.abc import Mapping
 from contextvars import Context
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from sbx.errors import BadRequest, Conflict, NotFound, SbxError
-from sbx.policy import Policy
 from sbx.service.auth import Caller
 from sbx.service.ids import check_id as check_id  # the faces take it from here
 from sbx.service.lifecycle import State
 from sbx.service.models import SandboxView, SessionIdentity
-from sbx.workspace import UploadLimits
-
-if TYPE_CHECKING:
-    from sbx.service.service import Service  # settings know these rules, and are to be read quickly
+from sbx.service.service import Service
+from sbx.service.session_rules import FileRules, SessionRules, widened
 
 _log = logging.getLogger(__name__)
-
-UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
-TYPES = ("csv", "xlsx", "json", "txt", "pkl", "png", "jpg", "pdf")
 
 
 def session_id(user_id: str, agent_id: str) -> str:
@@ -72,106 +66,6 @@ def reason_of(view: SandboxView) -> str | None:
     return None
 
 
-# -- limits ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class FileRules:
-    """What may be uploaded to a session: bytes of a file as `size` units, files of a conversation,
-    and extensions in lower case."""
-
-    size: int = 100
-    unit: str = "MB"
-    count: int = 50
-    types: tuple[str, ...] = TYPES
-
-    @property
-    def max_bytes(self) -> int:
-        return self.size * UNITS[self.unit]
-
-    def narrowed(self, asked: Mapping[str, Any]) -> "FileRules":
-        """These rules as a request tightens them; `asked` has the words of the sessions API.
-
-        Raises BadRequest `limit_widened`, naming the limit.
-        """
-        rules = self
-        if (size := asked.get("max_file_size")) is not None:
-            rules = replace(rules, size=size, unit=asked.get("max_file_size_unit") or "MB")
-            if rules.max_bytes > self.max_bytes:
-                raise widened("max_file_size", f"{self.size} {self.unit}", self.max_bytes)
-        if (count := asked.get("max_file_count")) is not None:
-            if count > self.count:
-                raise widened("max_file_count", str(self.count), self.count)
-            rules = replace(rules, count=count)
-        if (types := asked.get("allowed_file_types")) is not None:
-            plain = tuple(dict.fromkeys(kind.lower().removeprefix(".") for kind in types))
-            if not set(plain) <= set(self.types):
-                raise widened("allowed_file_types", ", ".join(self.types), list(self.types))
-            rules = replace(rules, types=plain)
-        return rules
-
-    def to_json(self) -> dict[str, Any]:
-        """In the words of the sessions API, which is also how the store keeps them."""
-        return {
-            "max_file_size": self.size,
-            "max_file_size_unit": self.unit,
-            "max_file_count": self.count,
-            "allowed_file_types": list(self.types),
-        }
-
-    @classmethod
-    def from_json(cls, kept: Mapping[str, Any]) -> "FileRules":
-        return cls(
-            size=kept["max_file_size"],
-            unit=kept["max_file_size_unit"],
-            count=kept["max_file_count"],
-            types=tuple(kept["allowed_file_types"]),
-        )
-
-    def within(self, policy: Policy) -> UploadLimits:
-        """What holds for one upload: these rules, and those of the session's policy."""
-        most = policy.uploads
-        allowed = frozenset(self.types)
-        if most.allowed_types != "any":
-            allowed &= frozenset(most.allowed_types)
-        return UploadLimits(
-            max_file_size=_least(self.max_bytes, most.max_file_size),
-            max_file_count=_least(self.count, most.max_file_count),
-            max_total_bytes=most.total_max,
-            allowed_types=allowed,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class SessionRules:
-    """What the operator gives every session; a request may only narrow it. `ttl_s` in seconds."""
-
-    policy: str = "default"
-    ttl_s: int = 7200
-    files: FileRules = FileRules()
-
-    def ttl(self, asked: int | None) -> int:
-        """Raises BadRequest `limit_widened`."""
-        if asked is None:
-            return self.ttl_s
-        if asked > self.ttl_s:
-            raise widened("ttl", f"{self.ttl_s} s", self.ttl_s)
-        return asked
-
-
-def widened(field: str, shown: str, limit: Any) -> BadRequest:
-    return BadRequest(
-        f"{field} may only be narrowed, and the limit is {shown}",
-        code="limit_widened",
-        hint="ask for less, or leave it out for what the operator set",
-        details={"field": field, "limit": limit},
-    )
-
-
-def _least(one: int, other: int | None) -> int:
-    return one if other is None else min(one, other)
-
-
 # -- what is there, made at most once -------------------------------------------------------------
 
 
@@ -206,7 +100,7 @@ Ensured = Literal["created", "resumed", "found"]
 class Sessions:
     """The sessions of a service. Safe under any concurrency: one pair has one session."""
 
-    def __init__(self, service: "Service", rules: SessionRules) -> None:
+    def __init__(self, service: Service, rules: SessionRules) -> None:
         self.rules = rules
         self._service = service
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()

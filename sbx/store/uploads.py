@@ -63,19 +63,3 @@ async def conversations_with(store: Store, sandbox_id: str, name: str) -> list[s
         name,
     )
     return [row["conversation"] for row in rows]
-
-
-async def conversations_of(store: Store, sandbox_id: str) -> list[str]:
-    """The names of all conversations of a sandbox, oldest first."""
-    rows = await store.rows(
-        "SELECT name FROM conversations WHERE sandbox_id = ? ORDER BY created_at, name LIMIT 1000",
-        sandbox_id,
-    )
-    return [row["name"] for row in rows]
-
-
-async def conversation_exists(store: Store, sandbox_id: str, conversation: str) -> bool:
-    found = await store.row(
-        "SELECT 1 FROM conversations WHERE sandbox_id = ? AND name = ?", sandbox_id, conversation
-    )
-    return found is not None

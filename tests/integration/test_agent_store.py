@@ -22,7 +22,8 @@ from sbx.errors import Conflict, NotFound, TooLarge
 from sbx.protocol.agent import AgentEvent, ToolStart
 from sbx.protocol.approvals import Approval, ApprovalDecision, ApprovalScope, StoredApprovalRule
 from sbx.service.service import Service
-from sbx.service.sessions import SessionAsk, SessionRules, Sessions
+from sbx.service.session_rules import SessionRules
+from sbx.service.sessions import SessionAsk, Sessions
 from sbx.store import Store, agent_runs, chats, projects
 from sbx.store.agent_runs import AgentRunRow
 from sbx.store.approvals import StoredApprovals

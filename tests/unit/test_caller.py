@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from sbx.api.agent_v1.asked import deciding
+from sbx.api.agent_v1.dependencies import deciding
 from sbx.errors import Denied
 from sbx.protocol.approvals import ApprovalScope
 from sbx.service.auth import SCOPES, Caller

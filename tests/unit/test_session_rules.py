@@ -8,9 +8,8 @@ from sbx.errors import BadRequest
 from sbx.policy import load, narrow
 from sbx.service.lifecycle import State
 from sbx.service.models import SandboxView
+from sbx.service.session_rules import FileRules, SessionRules
 from sbx.service.sessions import (
-    FileRules,
-    SessionRules,
     SessionStatus,
     check_id,
     reason_of,

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
@@ -18,7 +17,7 @@ from sbx.agent.models import TextDelta
 from sbx.agent.models.failures import STREAM_BROKEN, Failures, bad_answer, stream_broken
 from sbx.agent.models.http_client import bounded_client
 from sbx.agent.tools.tool import ToolDefinition
-from sbx.errors import BadRequest, Unavailable
+from sbx.errors import BadRequest, Unavailable, needs_extra
 
 T = TypeVar("T")
 
@@ -97,7 +96,9 @@ class SdkModelBase(ABC):
         takes_images: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        module, key = _loaded(self.sdk), _checked_key(api_key)
+        with needs_extra(f"a model of {self.sdk}", "agent"):
+            module = importlib.import_module(self.sdk)
+        key = _checked_key(api_key)
         self._name = name
         self._takes_images = takes_images
         root: type[Exception] = getattr(module, self.error)
@@ -211,17 +212,6 @@ def read(told: object, shape: type[T]) -> T:
     with suppress(msgspec.ValidationError, RecursionError):
         return msgspec.convert(told, shape, from_attributes=True)
     raise bad_answer("it has an unknown form")
-
-
-def _loaded(sdk: str) -> ModuleType:
-    try:
-        return importlib.import_module(sdk)
-    except ImportError:
-        raise Unavailable(
-            f"this model needs the package {sdk}, which is not installed",
-            code="extra_missing",
-            hint="pip install 'sbx[agent]'",
-        ) from None
 
 
 def _checked_key(key: str) -> str:

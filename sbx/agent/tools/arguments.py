@@ -8,9 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from referencing import Registry
-from referencing.exceptions import Unresolvable
-
 from sbx.agent.tools.tool import Arguments, ToolDefinition
 from sbx.errors import BadRequest
 
@@ -23,7 +20,6 @@ _ERRORS_MAX = 50  # the limit of errors to collect; a model can cause a million
 _ERRORS_TOLD = 5
 _TOLD_MAX = 300  # characters of one error
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_NO_REMOTE: Registry[Any] = Registry()  # a `$ref` to a URL is never fetched
 
 
 def parse_arguments(definition: ToolDefinition, text: str) -> Arguments:
@@ -56,8 +52,11 @@ def _violations(definition: ToolDefinition, arguments: Arguments) -> "list[Valid
     """Return the errors, sorted by field. Raise BadRequest `invalid_tool` if the schema itself is
     wrong."""
     from jsonschema import Draft202012Validator  # here: see `Tools.ready`
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
 
-    validator = Draft202012Validator(definition.parameters, registry=_NO_REMOTE)
+    no_remote: Registry[Any] = Registry()  # a `$ref` to a URL is never fetched
+    validator = Draft202012Validator(definition.parameters, registry=no_remote)
     try:
         errors = list(islice(validator.iter_errors(arguments), _ERRORS_MAX))
     except (Unresolvable, RecursionError, re.error) as error:

@@ -16,7 +16,6 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, get_type_hints, overload
 
-import jsonschema
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic_core import to_json
 
@@ -29,7 +28,7 @@ from sbx.agent.tools.tool import (
     ToolDefinition,
     ToolResult,
 )
-from sbx.errors import BadRequest
+from sbx.errors import BadRequest, needs_extra
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the format that every provider accepts
 Act = Callable[[ToolCallRequest, Arguments], Awaitable[ToolResult | str]]
@@ -124,9 +123,11 @@ def _schema(name: str, model: type[BaseModel] | None) -> dict[str, Any]:
 
 
 def _check_schema(name: str, schema: Mapping[str, Any]) -> None:
+    with needs_extra("sbx.agent", "agent"):
+        from jsonschema import Draft202012Validator, SchemaError
     try:
-        jsonschema.Draft202012Validator.check_schema(schema)
-    except jsonschema.SchemaError as error:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
         raise _invalid(name, f"its parameters are not a JSON Schema: {error.message}") from error
     if schema.get("type") != "object":
         raise _invalid(name, 'its parameters must have {"type": "object"}')

@@ -21,7 +21,7 @@ from sbx.agent.tools.tool import (
     ToolDefinition,
     ToolResult,
 )
-from sbx.errors import Conflict, NotFound, SbxError
+from sbx.errors import Conflict, NotFound, SbxError, needs_extra
 from sbx.protocol.runs import Run
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ class Tools:
         """Import in a thread the module that `parse` imports at its first call. The optional
         address parser of JSON Schema takes 3 s of CPU if Jupyter is installed. That is too long for
         the start of a service and for its event loop."""
-        await asyncio.to_thread(import_module, "jsonschema")
+        with needs_extra("sbx.agent", "agent"):
+            await asyncio.to_thread(import_module, "jsonschema")
 
     def parse(self, call: ToolCall) -> Arguments | ToolResult:
         """Return the arguments of a call, checked against the schema of its tool. Or return the

@@ -1,12 +1,20 @@
-"""What waits for a person's yes or no, the answer, and the answers that are remembered."""
+"""Approvals: pending calls, decisions, remembered rules, and the settings of a conversation.
+
+Once a person has allowed the commands of a conversation in a project, they run in the project
+itself, and Python may start processes there as well. That holds until it is revoked or the service
+ends. The setting for changes of files is stored with the conversation.
+"""
+
+from dataclasses import replace
 
 from fastapi import APIRouter, Response
 
-from sbx.api import acts
-from sbx.api.agent_v1.asked import AgentsDep, deciding
+from sbx.api.agent_v1.dependencies import AgentsDep, ChatDep, check_runs, deciding, project_of
 from sbx.api.agent_v1.messages import Cursor
 from sbx.api.agent_v1.models import (
     ApprovalBody,
+    CommandPermission,
+    CommandsChange,
     Decided,
     Limit,
     PendingBody,
@@ -15,10 +23,21 @@ from sbx.api.agent_v1.models import (
     RuleList,
 )
 from sbx.api.auth import CallerDep, ServiceDep
+from sbx.api.bodies import REVOKED, revoked
 from sbx.api.errors import documented
-from sbx.errors import Broken
+from sbx.api.sessions_v1.dependencies import SessionsDep
+from sbx.errors import Broken, Conflict
+from sbx.protocol.changes import checked_prefixes
+from sbx.service.agents import Agents, ChatRow
+from sbx.service.auth import Caller
+from sbx.service.projects.projects import Project
+from sbx.service.service import Service
+from sbx.service.sessions import session_id
 
 router = APIRouter(prefix="/api/v1/approvals", tags=["approvals"])
+of_conversations = APIRouter(
+    prefix="/api/v1/conversations/{conversation_id}/commands", tags=["approvals"]
+)
 
 
 @router.get("", response_model_exclude_unset=True, responses=documented())
@@ -51,14 +70,14 @@ async def rules(
     return RuleList(items=[RuleBody(**one.to_json()) for one in found], next_cursor=after)
 
 
-@router.delete("/rules/{rule_id}", status_code=204, responses={**documented(404), **acts.REVOKED})
+@router.delete("/rules/{rule_id}", status_code=204, responses={**documented(404), **REVOKED})
 async def revoke(
     rule_id: str, caller: CallerDep, service: ServiceDep, agents: AgentsDep
 ) -> Response:
     """From now on it is asked again."""
     recorded = await agents.approvals.revoke(deciding(caller), rule_id)
-    await acts.record(service, caller, "approval.rule.revoke", rule_id)
-    return acts.revoked(recorded)
+    await service.recording.record(caller, "approval.rule.revoke", rule_id)
+    return revoked(recorded)
 
 
 @router.post("/{tool_call_id}", responses=documented(404, 409))
@@ -81,8 +100,7 @@ async def decide(
     decision = approval.decision
     if decision is None:
         raise Broken(f"the decision on {tool_call_id} was not kept")
-    await acts.record(
-        service,
+    await service.recording.record(
         caller,
         "approval.decide",
         tool_call_id,
@@ -96,4 +114,66 @@ async def decide(
         approved=decision.approved,
         by=decision.by,
         remembered=decision.remembered,
+    )
+
+
+@of_conversations.get("", responses=documented(404, 409))
+async def get_commands(
+    row: ChatDep, caller: CallerDep, service: ServiceDep, agents: AgentsDep
+) -> CommandPermission:
+    """Return what needs an approval now."""
+    await _project(service, caller, row)
+    return await _permission(service, agents, row)
+
+
+@of_conversations.put("", responses=documented(404, 409))
+async def set_commands(
+    change: CommandsChange,
+    row: ChatDep,
+    caller: CallerDep,
+    service: ServiceDep,
+    agents: AgentsDep,
+    sessions: SessionsDep,
+) -> CommandPermission:
+    """Change what needs an approval. To revoke the permission for commands ends what runs of the
+    conversation in its project."""
+    project = await _project(service, caller, row)
+    old = await agents.changes_setting(row)
+    outside = change.ask_outside
+    new = replace(
+        old,
+        mode=old.mode if change.changes is None else change.changes,
+        ask_outside=old.ask_outside if outside is None else checked_prefixes(outside),
+    )
+    if new != old:
+        await agents.set_changes(row, new)
+    if change.allowed:
+        session = await sessions.get(caller, session_id(row.user_id, row.agent_id))
+        await agents.allow_commands(caller, session, row, project)
+    elif change.allowed is not None:
+        await agents.chats.abort(row.key)
+        await service.projects.close_conversation(row.owner, row.id)
+    permission = await _permission(service, agents, row)
+    await service.recording.record(
+        caller, "conversation.commands", row.conversation_id, **permission.model_dump()
+    )
+    return permission
+
+
+async def _project(service: Service, caller: Caller, row: ChatRow) -> Project:
+    check_runs(caller, row.conversation_id)
+    if row.project_id is None:
+        raise Conflict(
+            f"the conversation {row.conversation_id} is in no project, so nothing of it is asked",
+            code="no_project",
+        )
+    return await project_of(service, caller, row.project_id)
+
+
+async def _permission(service: Service, agents: Agents, row: ChatRow) -> CommandPermission:
+    setting = await agents.changes_setting(row)
+    return CommandPermission(
+        allowed=service.projects.commands_allowed(row.owner, row.id),
+        changes=setting.mode,
+        ask_outside=list(setting.ask_outside),
     )

@@ -7,28 +7,23 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from sbx.agent.chats import ChatRun
-from sbx.api import acts, sse
-from sbx.api.agent_v1.agents import Agents
-from sbx.api.agent_v1.asked import (
+from sbx.api import sse
+from sbx.api.agent_v1.dependencies import (
     AgentsDep,
     ChatDep,
     check_runs,
     conversation_of,
-    ensured,
-    no_conversation,
     project_of,
     session_of,
 )
 from sbx.api.agent_v1.models import Aborted, NewChat
-from sbx.api.agent_v1.talk import AgentRequest
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
-from sbx.api.sessions_v1.asked import SessionsDep
+from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import Conflict, NotFound
+from sbx.service.agent_runs import AgentRequest
+from sbx.service.agents import Agents, ChatRow, no_conversation
 from sbx.service.auth import Caller
-from sbx.service.service import Service
-from sbx.store import agent_runs
-from sbx.store.chats import ChatRow
 
 router = APIRouter(prefix="/api/v1/chat", tags=["agent"])
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": sse.DOCUMENTED}}
@@ -61,7 +56,7 @@ async def chat(
     if asked.project_id is not None:
         await project_of(service, caller, asked.project_id)
     session = await session_of(sessions, caller, asked, name)
-    kept, project = await ensured(service, caller, session, name, asked.project_id)
+    row, project = await agents.ensure_chat(caller, session, name, asked.project_id)
     run = await agents.chats.start(
         AgentRequest(
             caller.owner,
@@ -71,11 +66,11 @@ async def chat(
             model=asked.model,
             caller=caller,
             session=session,
-            chat=kept,
+            chat=row,
             project=project,
         )
     )
-    await acts.record(service, caller, "chat.start", name, run=run.run_id, sandbox=session.id)
+    await service.recording.record(caller, "chat.start", name, run=run.run_id, sandbox=session.id)
     return await sse.stream(told(run, 0), request=request)
 
 
@@ -89,7 +84,6 @@ async def follow(
     row: ChatDep,
     request: Request,
     caller: CallerDep,
-    service: ServiceDep,
     agents: AgentsDep,
     run_id: str | None = None,
 ) -> Response:
@@ -99,7 +93,7 @@ async def follow(
     try:
         run = agents.chats.find(row.key, run_id)
     except NotFound as error:
-        raise await _why(service, row, error) from None
+        raise await _interrupted(agents, row) or error from None
     return await sse.stream(told(run, sse.last_event_id(request)), request=request)
 
 
@@ -109,7 +103,7 @@ async def abort(row: ChatDep, caller: CallerDep, service: ServiceDep, agents: Ag
     check_runs(caller, row.conversation_id)
     aborted = await agents.chats.abort(row.key)
     if aborted:
-        await acts.record(service, caller, "chat.abort", row.conversation_id)
+        await service.recording.record(caller, "chat.abort", row.conversation_id)
     return Aborted(aborted=aborted)
 
 
@@ -119,9 +113,9 @@ async def told(run: ChatRun, after: int) -> AsyncIterator[tuple[int, dict[str, A
             yield number, event
 
 
-async def _why(service: Service, row: ChatRow, error: NotFound) -> NotFound:
-    """Of a run that the end of an earlier service interrupted, this says so."""
-    for last in await agent_runs.of_chat(service.store, row.id, limit=1):
+async def _interrupted(agents: Agents, row: ChatRow) -> NotFound | None:
+    """Return the error for a last run that the end of an earlier service interrupted."""
+    for last in await agents.runs(row, limit=1):
         if last.status == "interrupted":
             return NotFound(
                 f"the run {last.id} was interrupted by the end of the service",
@@ -129,7 +123,7 @@ async def _why(service: Service, row: ChatRow, error: NotFound) -> NotFound:
                 hint="what it had done is in the messages: say something, or resume",
                 details={"run_id": last.id},
             )
-    return error
+    return None
 
 
 def _again(agents: Agents, caller: Caller, asked: NewChat, name: str) -> ChatRun:

@@ -6,26 +6,21 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
 from sbx.agent.export import export_history, import_history
-from sbx.api import acts
-from sbx.api.agent_v1.asked import (
+from sbx.api.agent_v1.dependencies import (
     AgentsDep,
     ChatDep,
     Named,
-    chat_of,
     check_reads,
     check_runs,
-    ensured,
     session_of,
 )
 from sbx.api.agent_v1.models import Limit, MessageBody, MessageList, NewChat
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
-from sbx.api.sessions_v1.asked import SessionsDep
+from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import BadRequest, Conflict
+from sbx.service.agents import AgentRunRow, MessageRow
 from sbx.service.sessions import check_id
-from sbx.store import agent_runs
-from sbx.store.agent_runs import AgentRunRow
-from sbx.store.messages import MessageRow
 
 router = APIRouter(prefix="/api/v1/conversations/{conversation_id}", tags=["agent"])
 _LAST = (1 << 63) - 1  # a number that a row can have
@@ -68,12 +63,12 @@ async def messages(
 
 @router.get("/runs", responses=documented(404))
 async def runs(
-    row: ChatDep, caller: CallerDep, service: ServiceDep, limit: Limit = 50, cursor: Cursor = None
+    row: ChatDep, caller: CallerDep, agents: AgentsDep, limit: Limit = 50, cursor: Cursor = None
 ) -> AgentRunList:
     """How each run of its agent ended, the newest first."""
     check_reads(caller, row.conversation_id)
     before = number_of(cursor) or None
-    found = await agent_runs.of_chat(service.store, row.id, limit=limit, before=before)
+    found = await agents.runs(row, limit=limit, before=before)
     more = len(found) == limit and found[-1].seq > 1
     return AgentRunList(
         items=[_run(one) for one in found], next_cursor=str(found[-1].seq) if more else None
@@ -116,17 +111,17 @@ async def import_(
     made where `user_id` and `agent_id` say whose it is."""
     name = check_id("conversation_id", conversation_id)
     if user_id is None or agent_id is None:
-        row = await chat_of(service, caller, name, user_id=user_id, agent_id=agent_id)
+        row = await agents.find_chat(caller, name, user_id=user_id, agent_id=agent_id)
     else:
         whose = NewChat(user_id=user_id, agent_id=agent_id, resume=True)
         session = await session_of(sessions, caller, whose, name)
-        row, _ = await ensured(service, caller, session, name)
+        row, _ = await agents.ensure_chat(caller, session, name)
     check_runs(caller, name)
     text = (await request.body()).decode("utf-8", "replace")
     if agents.chats.running(row.key) is not None:
         raise Conflict("an agent runs in this conversation", code="run_in_progress")
     count = await import_history(agents.history(row), text)
-    await acts.record(service, caller, "chat.import", name, messages=count)
+    await service.recording.record(caller, "chat.import", name, messages=count)
     return Imported(messages=count)
 
 

@@ -2,8 +2,7 @@
 
 from fastapi import APIRouter
 
-from sbx.api import acts
-from sbx.api.agent_v1.asked import check_whole, project_of
+from sbx.api.agent_v1.dependencies import check_whole, project_of
 from sbx.api.agent_v1.models import (
     Limit,
     NewProject,
@@ -44,7 +43,7 @@ async def create(asked: NewProject, caller: CallerDep, service: ServiceDep) -> P
         sandbox_enabled=asked.sandbox_enabled,
     )
     told = project_body(made)
-    await acts.record(service, caller, "project.create", made.id, **_shown(told))
+    await service.recording.record(caller, "project.create", made.id, **_shown(told))
     return told
 
 
@@ -67,7 +66,7 @@ async def change(
         sandbox_enabled=asked.sandbox_enabled,
     )
     told = project_body(changed)
-    await acts.record(service, caller, "project.change", project_id, **_shown(told))
+    await service.recording.record(caller, "project.change", project_id, **_shown(told))
     return told
 
 
@@ -76,7 +75,7 @@ async def delete(project_id: str, caller: CallerDep, service: ServiceDep) -> Non
     """Forget it, with its conversations; the directory stays as it is."""
     check_whole(caller, project_id)
     await service.projects.delete(caller.owner, project_id)
-    await acts.record(service, caller, "project.delete", project_id)
+    await service.recording.record(caller, "project.delete", project_id)
 
 
 def _check_may_make(caller: Caller) -> None:

@@ -13,18 +13,16 @@ from sbx.agent.chats import ChatRun
 from sbx.agent.messages import ToolCall
 from sbx.agent.tools.schema_formats import DIALECTS
 from sbx.agent.tools.tool import Tool, ToolResult
-from sbx.api import acts, sse
-from sbx.api.agent_v1.agents import Agents
-from sbx.api.agent_v1.asked import AgentsDep, ensured, no_conversation
+from sbx.api import sse
+from sbx.api.agent_v1.dependencies import AgentsDep
 from sbx.api.agent_v1.models import Invocation, Invoked
-from sbx.api.agent_v1.scopes import SCOPE_OF
-from sbx.api.agent_v1.talk import Invoke
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
-from sbx.api.sessions_v1.asked import SessionsDep
+from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import BadRequest, Broken, Denied
+from sbx.service.agent_runs import SCOPE_OF, Invoke
+from sbx.service.agents import Agents, no_conversation
 from sbx.service.auth import Caller
-from sbx.service.service import Service
 from sbx.service.sessions import Sessions, check_id
 
 router = APIRouter(prefix="/api/v1/tools", tags=["tools"])
@@ -62,10 +60,10 @@ async def invoke(
     fails is a success of this request: `is_error` tells."""
     tool = agents.tools.get(name)
     conversation = check_id("conversation_id", asked.conversation_id)
-    talk = await _asked(service, agents, sessions, caller, tool, asked, conversation)
+    talk = await _request(agents, sessions, caller, tool, asked, conversation)
     run = await agents.chats.start(talk)
-    await acts.record(
-        service, caller, "tool.invoke", name, conversation=conversation, sandbox=talk.session.id
+    await service.recording.record(
+        caller, "tool.invoke", name, conversation=conversation, sandbox=talk.session.id
     )
     if sse.wanted(request):
         return await sse.stream(_told(run), request=request)
@@ -76,8 +74,7 @@ async def invoke(
     raise _not_made(run)
 
 
-async def _asked(
-    service: Service,
+async def _request(
     agents: Agents,
     sessions: Sessions,
     caller: Caller,
@@ -102,7 +99,7 @@ async def _asked(
             hint="use a token that has it",
             details={"scope": scope},
         )
-    kept, project = await ensured(service, caller, session, conversation)
+    row, project = await agents.ensure_chat(caller, session, conversation)
     return Invoke(
         caller.owner,
         conversation,
@@ -110,7 +107,7 @@ async def _asked(
         max_steps=1,
         caller=caller,
         session=session,
-        chat=kept,
+        chat=row,
         project=project,
         scope=scope,
         call=call,

@@ -30,7 +30,7 @@ import uvloop
 from fastapi import FastAPI
 
 from sbx.agent.settings import AgentSettings, read_agent_settings
-from sbx.api.agent_v1 import Agents, agents_of
+from sbx.api.agent_v1 import agents_of
 from sbx.api.app import create_app
 from sbx.api.server import privileges, project_process
 from sbx.api.server.http_protocol import HttpProtocol
@@ -42,9 +42,9 @@ from sbx.errors import BadRequest, Broken, SbxError
 from sbx.isolation.broker.process import BrokerProcess, start_broker
 from sbx.isolation.cgroups.systemd_unit import move_to_leaf_cgroup
 from sbx.linux.descriptors import raise_nofile_limit
+from sbx.service.agents import Agents
 from sbx.service.projects.client import ProjectProcess
 from sbx.service.service import Service
-from sbx.store.runs import SERVICE_ENDED
 from sbx.telemetry import logs, metrics
 
 _log = logging.getLogger(__name__)
@@ -267,7 +267,7 @@ class _Server(uvicorn.Server):
         """End the kernels first: a request that waits for a run then has its outcome to tell."""
         if going_on := self._going_on(runs):
             _log.warning("%d runs and requests did not end in time", len(going_on))
-            await self._service.sandboxes.close(SERVICE_ENDED)
+            await self._service.sandboxes.close()
             await asyncio.wait(going_on, timeout=_LAST_WORDS_S)
         for task in (left := self._going_on(runs)):
             task.cancel()

@@ -40,7 +40,7 @@ from sbx.agent.settings import AgentSettings
 from sbx.errors import BadRequest
 from sbx.protocol.addresses import default_socket
 from sbx.runtime.settings import Settings
-from sbx.service.sessions import TYPES
+from sbx.service.session_rules import TYPES
 
 PREFIX = "SBX_"
 _OTHER_NAMES = {

@@ -4,10 +4,9 @@ from fastapi import APIRouter
 
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
-from sbx.api.sessions_v1.asked import SessionDep, demand, no_conversation, record
+from sbx.api.sessions_v1.dependencies import SessionDep, demand, demand_existing
 from sbx.api.sessions_v1.models import ConversationList, Prompt, SessionConversationBody
 from sbx.service.sessions import check_id
-from sbx.store import uploads
 from sbx.workspace.uploads import uploads_told
 
 router = APIRouter(prefix="/api/v1/sessions/{session_id}/conversations", tags=["conversations"])
@@ -38,9 +37,7 @@ async def prompt(
 ) -> Prompt:
     """What a model should be told of the files; made anew at each call."""
     name = check_id("conversation_id", conversation_id)
-    demand(caller, view, "files:read", name)
-    if not await uploads.conversation_exists(service.store, view.id, name):
-        raise no_conversation(name)
+    await demand_existing(service, caller, view, "files:read", name)
     async with service.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
         found = await use.conversation(name).uploads.list()
     return Prompt(prompt=uploads_told(found))
@@ -56,4 +53,4 @@ async def delete(
     demand(caller, view, "files:write", name)
     demand(caller, view, "execute", name)
     await service.sandboxes.delete_conversation(caller, view.id, name)
-    await record(service, caller, "conversation.delete", view, conversation=name)
+    await service.recording.record_session(caller, "conversation.delete", view, conversation=name)

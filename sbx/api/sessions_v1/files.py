@@ -11,29 +11,26 @@ from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.multipart import FormPart, read_form, slot, spool_to_disk
-from sbx.api.sessions_v1.asked import (
+from sbx.api.sessions_v1.dependencies import (
     NAMES_CONVERSATION,
     SessionDep,
-    SessionsDep,
     check_subdir,
     conversation_of,
     conversation_required,
     demand,
+    demand_existing,
     demanded_conversation,
-    no_conversation,
     one_conversation,
-    record,
 )
 from sbx.api.sessions_v1.models import SessionUploadBody, SessionUploadList, upload_body
-from sbx.errors import BadRequest, NotFound
+from sbx.errors import BadRequest
 from sbx.service.auth import Caller
 from sbx.service.models import SandboxView
 from sbx.service.service import Service
 from sbx.service.sessions import unknown
-from sbx.store import uploads as rows
-from sbx.store.uploads import UploadRow
+from sbx.service.uploads import limits_of
 from sbx.telemetry import metrics
-from sbx.workspace import Upload, UploadLimits, check_name
+from sbx.workspace import Upload, check_name
 from sbx.workspace.errors import not_found
 
 router = APIRouter(prefix="/api/v1/sessions/{session_id}/files", tags=["files"])
@@ -69,25 +66,18 @@ async def upload(
     view: SessionDep,
     caller: CallerDep,
     service: ServiceDep,
-    sessions: SessionsDep,
 ) -> SessionUploadBody:
     """Put a file of any size into a conversation, which is made if need be; a file of its name is
     replaced in one step. Name the conversation before the file: then nothing has to wait."""
-    limits = sessions.files(view).within(view.policy)
     if (named := conversation_of(request)) is not None:
         demand(caller, view, "files:write", named)
     elif not caller.may("files:write"):
         raise unknown(view.session_id or view.id)
     async with slot(request, caller):
-        metrics.upload_began()
-        size = None
-        try:
-            taking = UploadForm(request, caller, view, service, limits)
-            stored = await taking.stored()
-            size = stored.size
-        finally:
-            metrics.upload_ended(size)
-    return upload_body(stored)
+        with metrics.uploading() as counted:
+            upload = await UploadForm(request, caller, view, service).stored()
+            counted.size = upload.size
+    return upload_body(upload)
 
 
 @router.get("", responses=documented(404, 409), openapi_extra=NAMES_CONVERSATION)
@@ -96,9 +86,7 @@ async def list_(
 ) -> SessionUploadList:
     """What was uploaded to a conversation, by name."""
     name = demanded_conversation(request)
-    demand(caller, view, "files:read", name)
-    if not await rows.conversation_exists(service.store, view.id, name):
-        raise no_conversation(name)
+    await demand_existing(service, caller, view, "files:read", name)
     async with service.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
         found = await use.conversation(name).uploads.list()
     return SessionUploadList(
@@ -123,9 +111,7 @@ async def download(
     the session has a file of this name."""
     check_name(name)
     conversation = conversation_of(request) or await _only_one(service, caller, view, name)
-    demand(caller, view, "files:read", conversation)
-    if not await rows.conversation_exists(service.store, view.id, conversation):
-        raise no_conversation(conversation)
+    await demand_existing(service, caller, view, "files:read", conversation)
     async with service.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
         stream = await use.conversation(conversation).uploads.open_stream(name)
     assert stream.upload is not None
@@ -143,32 +129,17 @@ async def delete(
 ) -> None:
     check_name(name)
     conversation = demanded_conversation(request)
-    demand(caller, view, "files:write", conversation)
-    if not await rows.conversation_exists(service.store, view.id, conversation):
-        raise no_conversation(conversation)
+    await demand_existing(service, caller, view, "files:write", conversation)
     async with service.sandboxes.using(
         caller, view.id, scope="files:write", starts=False, frees=True
     ) as use:
-        await use.conversation(conversation).uploads.delete(name)
-    await rows.forget(service.pending, view.id, conversation, name)
-    await record(service, caller, "upload.delete", view, conversation=conversation, name=name)
+        await service.uploads.delete(use, conversation, name, of_session=True)
 
 
 async def _only_one(service: Service, caller: Caller, view: SandboxView, name: str) -> str:
     """The conversation that has an upload of this name. Raises NotFound, and BadRequest
     `conversation_required` when several have."""
-    found = []
-    for conversation in await rows.conversations_with(service.store, view.id, name):
-        if not caller.sees(view.user_id, view.agent_id, conversation):
-            continue
-        async with service.sandboxes.using(
-            caller, view.id, scope="files:read", starts=False
-        ) as use:
-            try:
-                await use.conversation(conversation).uploads.get(name)
-            except NotFound:
-                continue  # the code cannot delete it, but an operator's hand can
-        found.append(conversation)
+    found = await service.uploads.conversations_with(caller, view, name)
     if not found:
         raise not_found(f"/workspace/uploads/temparea/{name}")
     if len(found) > 1:
@@ -185,7 +156,6 @@ class UploadForm:
         caller: Caller,
         view: SandboxView,
         service: Service,
-        limits: UploadLimits,
     ) -> None:
         named = conversation_of(request)
         self._named = [named] if named is not None else []
@@ -193,7 +163,6 @@ class UploadForm:
         self._caller = caller
         self._view = view
         self._service = service
-        self._limits = limits
         self._fields: set[str] = set()
 
     async def stored(self) -> Upload:
@@ -204,8 +173,9 @@ class UploadForm:
             if self._named:
                 return await self._put(file.filename, self._whole(file))
             # Some clients send the file before they say where it goes.
-            directory, most = self._service.settings.data_dir, self._limits.max_file_size
-            async with spool_to_disk(self._whole(file), directory, most) as chunks:
+            directory, limits = self._service.settings.data_dir, limits_of(self._view)
+            max_bytes = limits.max_file_size if limits is not None else None
+            async with spool_to_disk(self._whole(file), directory, max_bytes) as chunks:
                 return await self._put(file.filename, chunks)
 
     async def _file(self) -> FormPart:
@@ -244,28 +214,4 @@ class UploadForm:
         view, service = self._view, self._service
         demand(self._caller, view, "files:write", conversation)
         async with service.sandboxes.using(self._caller, view.id, scope="files:write") as use:
-            talk = use.conversation(conversation)
-            stored = await talk.uploads.put_stream(name, chunks, self._limits)
-            await rows.put(
-                service.pending,
-                UploadRow(
-                    sandbox_id=view.id,
-                    conversation=conversation,
-                    name=stored.name,
-                    size=stored.size,
-                    sha256=stored.sha256,
-                    uploaded_at=stored.uploaded_at,
-                    uploaded_by=self._caller.owner,
-                ),
-            )
-        await record(
-            service,
-            self._caller,
-            "upload.put",
-            view,
-            conversation=conversation,
-            name=stored.name,
-            size=stored.size,
-            sha256=stored.sha256,
-        )
-        return stored
+            return await service.uploads.store(use, conversation, name, chunks, of_session=True)

@@ -7,7 +7,6 @@ import jwt
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, StringConstraints
 
-from sbx.api.acts import record
 from sbx.api.auth import COOKIE, ServiceDep
 from sbx.api.errors import documented
 from sbx.errors import BadRequest, Denied
@@ -47,7 +46,7 @@ async def login(
             hint="make a token for this user: sbx token create --user U",
         )
     assert caller.via_id is not None
-    await record(service, caller, "token.login", caller.via_id, user_id=caller.user_id)
+    await service.recording.record(caller, "token.login", caller.via_id, user_id=caller.user_id)
     ends = float(jwt.decode(token, options={"verify_signature": False})["exp"])
     response.set_cookie(
         COOKIE,

@@ -8,7 +8,8 @@ from sbx.protocol.events import run_to_json
 from sbx.protocol.languages import RunLanguage
 from sbx.protocol.runs import Run
 from sbx.service.models import SandboxView
-from sbx.service.sessions import FileRules, SessionAsk, SessionStatus, reason_of
+from sbx.service.session_rules import FileRules
+from sbx.service.sessions import SessionAsk, SessionStatus, reason_of
 from sbx.workspace import Upload
 
 Limit = Annotated[int, Field(ge=1, le=200)]

@@ -11,7 +11,7 @@ from sbx.api import sse
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.encoding import encoded_event, encoded_run, event_form
 from sbx.api.errors import documented
-from sbx.api.sessions_v1.asked import SessionDep, demand, no_conversation
+from sbx.api.sessions_v1.dependencies import SessionDep, demand, demand_existing
 from sbx.api.sessions_v1.models import (
     Execution,
     Interruption,
@@ -25,7 +25,6 @@ from sbx.protocol.runs import Event, RunEnd
 from sbx.service.models import SandboxView
 from sbx.service.runs import RunHandle, RunRequest
 from sbx.service.sessions import check_id
-from sbx.store import uploads
 
 router = APIRouter(prefix="/api/v1", tags=["execution"])
 _STREAM: dict[str, Any] = {"content": {sse.MEDIA_TYPE: {}}}
@@ -68,9 +67,7 @@ async def interrupt(
 ) -> SessionInterruptReply:
     """Interrupt what runs now in a conversation, as Ctrl-C would; the variables stay."""
     name = check_id("conversation_id", asked.conversation_id)
-    demand(caller, view, "execute", name)
-    if not await uploads.conversation_exists(service.store, view.id, name):
-        raise no_conversation(name)
+    await demand_existing(service, caller, view, "execute", name)
     return SessionInterruptReply(interrupted=await service.runs.interrupt(caller, view.id, name))
 
 

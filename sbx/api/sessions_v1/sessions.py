@@ -2,10 +2,9 @@
 
 from fastapi import APIRouter, Response
 
-from sbx.api import acts
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
-from sbx.api.sessions_v1.asked import SessionDep, SessionsDep, demand, record
+from sbx.api.sessions_v1.dependencies import SessionDep, SessionsDep, demand
 from sbx.api.sessions_v1.models import (
     Limit,
     NewSession,
@@ -19,7 +18,6 @@ from sbx.service.auth import Caller
 from sbx.service.models import SandboxView
 from sbx.service.service import Service
 from sbx.service.sessions import Sessions
-from sbx.store import uploads
 
 router = APIRouter(prefix="/api/v1/sessions", tags=["sessions"])
 
@@ -40,11 +38,11 @@ async def ensure(
     view, done = await sessions.ensure(caller, new.ask())
     if done == "created":
         replaced = view.recreated_because
-        await record(
-            service, caller, "session.create", view, policy=view.profile, replaced=replaced
+        await service.recording.record_session(
+            caller, "session.create", view, policy=view.profile, replaced=replaced
         )
     elif done == "resumed":
-        await record(service, caller, "session.resume", view)
+        await service.recording.record_session(caller, "session.resume", view)
     response.status_code = 201 if done == "created" else 200
     return await _shown(service, sessions, caller, view)
 
@@ -86,7 +84,7 @@ async def delete(
 ) -> None:
     """Ends it, with every file of every conversation; again, it does nothing."""
     await sessions.delete(caller, session_id)
-    await acts.record(service, caller, "session.delete", session_id)
+    await service.recording.record(caller, "session.delete", session_id)
 
 
 @router.post("/{session_id}/stop", responses=documented(404, 409))
@@ -97,7 +95,7 @@ async def stop(
     denied."""
     demand(caller, view, "execute")
     await service.sandboxes.stop(caller, view.id)
-    await record(service, caller, "session.stop", view)
+    await service.recording.record_session(caller, "session.stop", view)
     return await _shown(service, sessions, caller, await service.sandboxes.get(caller, view.id))
 
 
@@ -112,13 +110,12 @@ async def extend_ttl(
     """Later by `extend_by` seconds than it would have been, or than now if that is later."""
     demand(caller, view, "admin")
     later = await service.sandboxes.extend(caller, view.id, asked.extend_by)
-    await record(service, caller, "session.extend", view, by=asked.extend_by)
+    await service.recording.record_session(caller, "session.extend", view, by=asked.extend_by)
     return await _shown(service, sessions, caller, later)
 
 
 async def _shown(
     service: Service, sessions: Sessions, caller: Caller, view: SandboxView
 ) -> SessionBody:
-    names = await uploads.conversations_of(service.store, view.id)
-    seen = [name for name in names if caller.sees(view.user_id, view.agent_id, name)]
-    return shown(view, sessions.status(view), sessions.files(view), seen)
+    names = await service.sandboxes.conversation_names(caller, view.id)
+    return shown(view, sessions.status(view), sessions.files(view), list(names))

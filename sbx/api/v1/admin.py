@@ -5,15 +5,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field, StringConstraints
 
-from sbx.api.acts import REVOKED, record, revoked
 from sbx.api.auth import OperatorDep, ServiceDep
+from sbx.api.bodies import REVOKED, revoked
 from sbx.api.errors import documented, iso
 from sbx.api.v1.bay.models import Limit, SandboxResponse, Time, maybe
 from sbx.api.v1.bay.sandboxes import shown
-from sbx.service.auth import TOKEN_TTL_MAX_S
+from sbx.service.auth import TOKEN_TTL_MAX_S, KeyRecord, TokenRecord
 from sbx.service.lifecycle import State
-from sbx.store.keys import KeyRecord
-from sbx.store.tokens import TokenRecord
 
 router = APIRouter(prefix="/v1/admin", tags=["operator"])
 _ERRORS = documented(404, 409)
@@ -108,7 +106,9 @@ async def keys(caller: OperatorDep, service: ServiceDep) -> KeyList:
 async def make_key(new: NewKey, caller: OperatorDep, service: ServiceDep) -> MadeKey:
     """A new key of an owner."""
     made, text = await service.access.make_key(new.owner, new.name, operator=new.operator)
-    await record(service, caller, "key.create", made.id, owner=made.owner, operator=made.operator)
+    await service.recording.record(
+        caller, "key.create", made.id, owner=made.owner, operator=made.operator
+    )
     return MadeKey(**_key(made), key=text)
 
 
@@ -116,7 +116,7 @@ async def make_key(new: NewKey, caller: OperatorDep, service: ServiceDep) -> Mad
 async def revoke_key(key_id: str, caller: OperatorDep, service: ServiceDep) -> Response:
     """From now on it opens nothing."""
     recorded = await service.access.revoke_key(key_id)
-    await record(service, caller, "key.revoke", key_id)
+    await service.recording.record(caller, "key.revoke", key_id)
     return revoked(recorded)
 
 
@@ -140,8 +140,7 @@ async def make_token(new: NewToken, caller: OperatorDep, service: ServiceDep) ->
         scopes=new.scopes,
         ttl_s=new.ttl_s,
     )
-    await record(
-        service,
+    await service.recording.record(
         caller,
         "token.create",
         made.id,
@@ -159,7 +158,7 @@ async def make_token(new: NewToken, caller: OperatorDep, service: ServiceDep) ->
 async def revoke_token(token_id: str, caller: OperatorDep, service: ServiceDep) -> Response:
     """From now on it opens nothing."""
     recorded = await service.access.revoke_token(token_id)
-    await record(service, caller, "token.revoke", token_id)
+    await service.recording.record(caller, "token.revoke", token_id)
     return revoked(recorded)
 
 
@@ -185,7 +184,7 @@ async def lift(sandbox_id: str, caller: OperatorDep, service: ServiceDep) -> Lif
     """Let a sandbox start kernels again that was frozen, because a planted credential was used."""
     lifted = await service.sandboxes.lift(caller, sandbox_id)
     if lifted:
-        await record(service, caller, "sandbox.lift", sandbox_id)
+        await service.recording.record(caller, "sandbox.lift", sandbox_id)
     return Lifted(lifted=lifted)
 
 

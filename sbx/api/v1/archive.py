@@ -10,7 +10,6 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from sbx.api.acts import record
 from sbx.api.auth import CallerDep, HeldDep, ServiceDep
 from sbx.api.downloads import attachment
 from sbx.api.errors import documented
@@ -91,7 +90,9 @@ async def unpack(
     ):
         done = await talk.files.unpack(body_of(request), path)
     told = {"path": path, "size": done.bytes}
-    await record(service, caller, "archive.unpack", view.id, conversation=conversation, **told)
+    await service.recording.record(
+        caller, "archive.unpack", view.id, conversation=conversation, **told
+    )
     return UnpackedBody(**asdict(done))
 
 

@@ -6,11 +6,10 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, StringConstraints
 
-from sbx.api.acts import record
 from sbx.api.auth import CallerDep, ServiceDep
+from sbx.api.bodies import OkBody
 from sbx.api.errors import documented
 from sbx.api.v1.files import conversation_lease
-from sbx.api.v1.models import OkBody
 
 router = APIRouter(
     prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"]
@@ -67,7 +66,7 @@ async def move(
     ):
         await talk.files.move(way.source, way.target, overwrite=way.overwrite)
     told = {"path": way.source, "target": way.target}
-    await record(service, caller, "file.move", view.id, conversation=conversation, **told)
+    await service.recording.record(caller, "file.move", view.id, conversation=conversation, **told)
     return OkBody()
 
 
@@ -82,7 +81,7 @@ async def copy(
     ):
         copied = await talk.files.copy(way.source, way.target, overwrite=way.overwrite)
     told = {"path": way.source, "target": way.target, "size": copied.bytes}
-    await record(service, caller, "file.copy", view.id, conversation=conversation, **told)
+    await service.recording.record(caller, "file.copy", view.id, conversation=conversation, **told)
     return CopiedBody(**asdict(copied))
 
 
@@ -96,7 +95,9 @@ async def replace(
         view,
     ):
         count = await talk.files.replace(asked.path, asked.old, asked.new, count=asked.count)
-    await record(service, caller, "file.write", view.id, conversation=conversation, path=asked.path)
+    await service.recording.record(
+        caller, "file.write", view.id, conversation=conversation, path=asked.path
+    )
     return ReplacedBody(replaced=count)
 
 
@@ -111,5 +112,5 @@ async def chmod(
     ):
         await talk.files.chmod(asked.path, asked.mode)
     told = {"path": asked.path, "mode": f"{asked.mode:o}"}
-    await record(service, caller, "file.chmod", view.id, conversation=conversation, **told)
+    await service.recording.record(caller, "file.chmod", view.id, conversation=conversation, **told)
     return OkBody()

@@ -8,10 +8,9 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from sbx.api import sse
-from sbx.api.acts import record
 from sbx.api.auth import CallerDep, ServiceDep
+from sbx.api.bodies import OkBody
 from sbx.api.errors import documented
-from sbx.api.v1.models import OkBody
 from sbx.protocol.commands import (
     LOG_PIECE,
     LOG_PIECE_MAX,
@@ -117,8 +116,7 @@ async def start(
             stdin_open=asked.stdin_open,
         )
         told = await _body(command)
-    await record(
-        service,
+    await service.recording.record(
         caller,
         "command.start",
         use.view.id,
@@ -229,8 +227,8 @@ async def stop(
     async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
         command = await (await use.existing(conversation)).commands.get(command_id)
         ended = await command.stop(grace_s=(asked or Stop()).grace_s)
-    await record(
-        service, caller, "command.stop", use.view.id, conversation=conversation, command=ended.id
+    await service.recording.record(
+        caller, "command.stop", use.view.id, conversation=conversation, command=ended.id
     )
     return CommandBody.model_validate(status_to_json(ended))
 

@@ -6,11 +6,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, StringConstraints
 
-from sbx.api.acts import record
 from sbx.api.auth import CallerDep, ServiceDep
+from sbx.api.bodies import OkBody
 from sbx.api.errors import documented
 from sbx.api.v1.lifecycle import ReceiptBody
-from sbx.api.v1.models import OkBody
 from sbx.api.v1.runs import InterruptReply
 from sbx.protocol.contexts import CONTEXTS_MAX, check_context
 from sbx.runtime.run.context import Context
@@ -66,8 +65,8 @@ async def create(
         caller, sandbox_id, scope="execute", conversation=conversation
     ) as use:
         made = await _shown(await use.conversation(conversation).contexts.create(new.name))
-    await record(
-        service, caller, "context.create", use.view.id, conversation=conversation, context=new.name
+    await service.recording.record(
+        caller, "context.create", use.view.id, conversation=conversation, context=new.name
     )
     return made
 
@@ -92,8 +91,8 @@ async def delete(
         caller, sandbox_id, scope="execute", starts=False, conversation=conversation
     ) as use:
         await (await use.existing(conversation)).contexts.delete(context)
-    await record(
-        service, caller, "context.delete", use.view.id, conversation=conversation, context=context
+    await service.recording.record(
+        caller, "context.delete", use.view.id, conversation=conversation, context=context
     )
 
 
@@ -107,8 +106,8 @@ async def restart(
     ) as use:
         one = await (await use.existing(conversation)).contexts.get(context)
         receipt = await one.restart()
-    await record(
-        service, caller, "context.restart", use.view.id, conversation=conversation, context=context
+    await service.recording.record(
+        caller, "context.restart", use.view.id, conversation=conversation, context=context
     )
     return ReceiptBody(receipt=receipt.to_dict())
 
@@ -122,8 +121,8 @@ async def stop(
         caller, sandbox_id, scope="execute", starts=False, conversation=conversation
     ) as use:
         await (await (await use.existing(conversation)).contexts.get(context)).stop()
-    await record(
-        service, caller, "context.stop", use.view.id, conversation=conversation, context=context
+    await service.recording.record(
+        caller, "context.stop", use.view.id, conversation=conversation, context=context
     )
     return OkBody()
 

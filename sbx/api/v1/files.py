@@ -9,20 +9,18 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
-from sbx.api.acts import record
 from sbx.api.auth import CallerDep, HeldDep, ServiceDep
+from sbx.api.bodies import OkBody
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.multipart import slot
-from sbx.api.v1.models import OkBody
 from sbx.errors import BadRequest
 from sbx.protocol.files import FileEntry, Kind, Upload
 from sbx.runtime.conversation import Conversation
 from sbx.service.auth import Caller
 from sbx.service.sandboxes import SandboxView
 from sbx.service.service import Service
-from sbx.service.sessions import FileRules
-from sbx.store import uploads as rows
+from sbx.service.using import SandboxLease
 from sbx.telemetry import metrics
 
 router = APIRouter(
@@ -124,8 +122,7 @@ async def write(
     ):
         with metrics.uploading() as upload:
             upload.size = await talk.files.write_stream(path, body_of(request))
-    await record(
-        service,
+    await service.recording.record(
         caller,
         "file.write",
         view.id,
@@ -148,7 +145,9 @@ async def delete(
         view,
     ):
         deleted = await talk.files.delete(path)
-    await record(service, caller, "file.delete", view.id, conversation=conversation, path=path)
+    await service.recording.record(
+        caller, "file.delete", view.id, conversation=conversation, path=path
+    )
     return Deleted(deleted=deleted)
 
 
@@ -194,8 +193,8 @@ async def make_directory(
         view,
     ):
         await talk.files.make_directory(asked.path)
-    await record(
-        service, caller, "directory.create", view.id, conversation=conversation, path=asked.path
+    await service.recording.record(
+        caller, "directory.create", view.id, conversation=conversation, path=asked.path
     )
     return OkBody()
 
@@ -227,17 +226,13 @@ async def put(
 ) -> UploadBody:
     """Put a file in, read-only inside; the same name replaces in one step."""
     async with (
-        conversation_lease(
-            service, caller, sandbox_id, conversation, "files:write", makes=True
-        ) as (
-            talk,
-            view,
-        ),
+        use_of(service, caller, sandbox_id, conversation, "files:write") as use,
         slot(request, caller),
     ):
-        source = (name, body_of(request))
-        made = await store_upload(service, caller, conversation, talk, view, body=source)
-    return upload_body(made)
+        with metrics.uploading() as counted:
+            upload = await service.uploads.store(use, conversation, name, body_of(request))
+            counted.size = upload.size
+    return upload_body(upload)
 
 
 @router.get("/uploads/{name}", response_class=Response, responses=_SENT)
@@ -264,61 +259,24 @@ async def remove(
     sandbox_id: str, conversation: str, name: str, caller: CallerDep, service: ServiceDep
 ) -> None:
     """Take an upload away."""
-    async with conversation_lease(
-        service, caller, sandbox_id, conversation, "files:write", frees=True
-    ) as (
-        talk,
-        view,
-    ):
-        await talk.uploads.delete(name)
-        await rows.forget(service.pending, view.id, conversation, name)
-    await record(service, caller, "upload.delete", view.id, conversation=conversation, name=name)
+    async with use_of(service, caller, sandbox_id, conversation, "files:write", frees=True) as use:
+        await use.existing(conversation)
+        await service.uploads.delete(use, conversation, name)
 
 
-async def store_upload(
+def use_of(
     service: Service,
     caller: Caller,
+    sandbox_id: str,
     conversation: str,
-    talk: Conversation,
-    view: SandboxView,
+    scope: str,
     *,
-    body: tuple[str, AsyncIterator[bytes]] | None = None,
-    partial: tuple[str, str] | None = None,
-) -> Upload:
-    """Store an upload within its limits, and write down whose it is and who did it: of a name and
-    its `body`, or of the id and the checksum of a `partial` one."""
-    rules = FileRules.from_json(view.upload_limits) if view.upload_limits else None
-    limits = rules.within(view.policy) if rules is not None else None
-    with metrics.uploading() as upload:
-        if partial is not None:
-            made = await talk.uploads.put_partial(talk.files.partials, *partial, limits)
-        else:
-            assert body is not None
-            made = await talk.uploads.put_stream(*body, limits)
-        upload.size = made.size
-    await rows.put(
-        service.pending,
-        rows.UploadRow(
-            view.id,
-            conversation,
-            made.name,
-            made.size,
-            made.sha256,
-            made.uploaded_at,
-            caller.owner,
-        ),
+    frees: bool = False,
+) -> SandboxLease:
+    """Lease a sandbox for one of its conversations."""
+    return service.sandboxes.using(
+        caller, sandbox_id, scope=scope, frees=frees, conversation=conversation
     )
-    await record(
-        service,
-        caller,
-        "upload.put",
-        view.id,
-        conversation=conversation,
-        name=made.name,
-        size=made.size,
-        sha256=made.sha256,
-    )
-    return made
 
 
 @asynccontextmanager
@@ -334,9 +292,7 @@ async def conversation_lease(
 ) -> AsyncIterator[tuple[Conversation, SandboxView]]:
     """Only what `makes` something there makes the conversation for it. What only `frees` space is
     not refused on a full disk."""
-    async with service.sandboxes.using(
-        caller, sandbox_id, scope=scope, frees=frees, conversation=conversation
-    ) as use:
+    async with use_of(service, caller, sandbox_id, conversation, scope, frees=frees) as use:
         talk = use.conversation(conversation) if makes else await use.existing(conversation)
         yield talk, use.view
 

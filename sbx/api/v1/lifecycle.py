@@ -5,12 +5,11 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from sbx.api.acts import record
 from sbx.api.auth import CallerDep, ServiceDep
+from sbx.api.bodies import OkBody
 from sbx.api.errors import documented
 from sbx.api.v1.bay.models import SandboxResponse
 from sbx.api.v1.bay.sandboxes import shown
-from sbx.api.v1.models import OkBody
 from sbx.errors import NotFound
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.service.auth import Caller
@@ -81,7 +80,9 @@ async def start(
         caller, sandbox_id, scope="execute", conversation=conversation
     ) as use:
         receipt = await use.conversation(conversation).start()
-    await record(service, caller, "conversation.start", use.view.id, conversation=conversation)
+    await service.recording.record(
+        caller, "conversation.start", use.view.id, conversation=conversation
+    )
     return ReceiptBody(receipt=receipt.to_dict())
 
 
@@ -95,7 +96,9 @@ async def stop(
         if (found := use.box.known(conversation)) is not None:
             await found.stop()
     if found is not None:
-        await record(service, caller, "conversation.stop", use.view.id, conversation=conversation)
+        await service.recording.record(
+            caller, "conversation.stop", use.view.id, conversation=conversation
+        )
     return OkBody()
 
 

@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, StringConstraints
 
-from sbx.api.acts import record
 from sbx.api.auth import OperatorDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.protocol.mounts import Mount
@@ -54,7 +53,7 @@ async def attach(
         caller, sandbox_id, new.source, new.target, read_only=new.read_only
     )
     told = {"source": made.source, "target": made.target, "read_only": made.read_only}
-    await record(service, caller, "sandbox.attach", sandbox_id, **told)
+    await service.recording.record(caller, "sandbox.attach", sandbox_id, **told)
     return _body(made)
 
 
@@ -64,7 +63,7 @@ async def detach(
 ) -> None:
     """Show it no more; what is open of it stays open."""
     await service.sandboxes.detach(caller, sandbox_id, target)
-    await record(service, caller, "sandbox.detach", sandbox_id, target=target)
+    await service.recording.record(caller, "sandbox.detach", sandbox_id, target=target)
 
 
 def _body(one: Mount) -> AttachmentBody:

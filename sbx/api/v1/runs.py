@@ -6,16 +6,15 @@ from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, Field, StringConstraints
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from sbx.api import sse
 from sbx.api.auth import CallerDep, ServiceDep, caller, service
+from sbx.api.bodies import OkBody, body_of, documented_body
 from sbx.api.encoding import encoded_event, encoded_run
 from sbx.api.errors import documented
-from sbx.api.v1.models import OkBody
 from sbx.protocol.contexts import DEFAULT_CONTEXT, check_context
 from sbx.protocol.events import text_from_json
 from sbx.protocol.languages import ARGUMENTS_MAX, Language
@@ -107,18 +106,13 @@ class InputLine(BaseModel):
     "/conversations/{conversation}/runs",
     response_model=RunBody,
     responses={**_ERRORS, 200: _STREAM},
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": NewRun.model_json_schema()}},
-        }
-    },
+    openapi_extra=documented_body(NewRun),
 )
 async def run(
     sandbox_id: str, conversation: str, request: Request, caller: CallerDep, service: ServiceDep
 ) -> Response:
     """Run a cell, a command or a script. Code that fails is a success of this call."""
-    asked = _read(await request.body())
+    asked = await body_of(request, NewRun)
     ask = RunRequest(
         kind=asked.kind,
         code=asked.code,
@@ -192,16 +186,6 @@ async def answer(
     handle = await service.runs.attach(caller, sandbox_id, run_id)
     await handle.answer(None if line.text is None else text_from_json(line.text))
     return OkBody()
-
-
-def _read(body: bytes) -> NewRun:
-    """Raises RequestValidationError, as FastAPI does for a model among the parameters: it would
-    read the JSON with Python's own parser first, and validate that."""
-    try:
-        return NewRun.model_validate_json(body)
-    except ValidationError as error:
-        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
-        raise RequestValidationError(found) from None
 
 
 async def _attended(handle: RunHandle, request: Request) -> Run:

@@ -9,11 +9,10 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, StringConstraints
 
 from sbx.aio import run_to_completion
-from sbx.api.acts import record
 from sbx.api.auth import CallerDep, ServiceDep
+from sbx.api.bodies import OkBody
 from sbx.api.errors import documented
 from sbx.api.v1.files import conversation_lease
-from sbx.api.v1.models import OkBody
 from sbx.api.v1.runs import RunBody
 from sbx.protocol.dry_runs import to_json
 from sbx.protocol.events import encode, run_to_json
@@ -89,7 +88,7 @@ async def rehearse(
     ):
         made = await _while_here(talk, asked, request)
     told = {"conversation": conversation, "command": asked.command, "rehearsal": made.id}
-    await record(service, caller, "rehearsal.create", view.id, **told)
+    await service.recording.record(caller, "rehearsal.create", view.id, **told)
     content = encode(_body(made))
     return Response(content, status_code=201, media_type="application/json")
 
@@ -106,7 +105,7 @@ async def commit(
     ):
         await talk.rehearsals.get(rehearsal).commit()
     told = {"conversation": conversation, "rehearsal": rehearsal}
-    await record(service, caller, "rehearsal.commit", view.id, **told)
+    await service.recording.record(caller, "rehearsal.commit", view.id, **told)
     return OkBody()
 
 
@@ -146,7 +145,7 @@ async def restore(
     ):
         changes = await talk.checkpoints.get(checkpoint).restore()
     told = {"conversation": conversation, "checkpoint": checkpoint}
-    await record(service, caller, "checkpoint.restore", view.id, **told)
+    await service.recording.record(caller, "checkpoint.restore", view.id, **told)
     return RestoredBody(changes=[FileChangeBody(**to_json(one)) for one in changes])
 
 

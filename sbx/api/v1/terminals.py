@@ -14,7 +14,6 @@ from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, Field, StringConstraints
 from starlette.websockets import WebSocketDisconnect
 
-from sbx.api.acts import record
 from sbx.api.auth import CallerDep, ServiceDep, authenticate, check_origin, known, service
 from sbx.api.errors import broken, documented, error_response
 from sbx.api.shares import Slot, share
@@ -114,8 +113,8 @@ async def create(
         made = await use.conversation(conversation).terminals.open(
             rows=new.rows, columns=new.columns, command=new.command, cwd=new.cwd, env=new.env
         )
-    await record(
-        service, caller, "terminal.open", use.view.id, conversation=conversation, terminal=made.id
+    await service.recording.record(
+        caller, "terminal.open", use.view.id, conversation=conversation, terminal=made.id
     )
     return _shown(made.now())
 
@@ -176,8 +175,8 @@ async def close(
         caller, sandbox_id, scope="execute", starts=False, conversation=conversation
     ) as use:
         await (await use.existing(conversation)).terminals.close(terminal)
-    await record(
-        service, caller, "terminal.close", use.view.id, conversation=conversation, terminal=terminal
+    await service.recording.record(
+        caller, "terminal.close", use.view.id, conversation=conversation, terminal=terminal
     )
 
 
@@ -202,8 +201,7 @@ async def attach(socket: WebSocket, sandbox_id: str, conversation: str, terminal
                 if size is not None:
                     await found.resize(size.rows, size.columns)
                 await socket.accept()
-                await record(
-                    whole,
+                await whole.recording.record(
                     caller,
                     "terminal.attach",
                     use.view.id,

@@ -7,13 +7,20 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field, StringConstraints
 
-from sbx.api.acts import record
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.multipart import slot
-from sbx.api.v1.files import RAW, UploadBody, body_of, conversation_lease, store_upload, upload_body
+from sbx.api.v1.files import (
+    RAW,
+    UploadBody,
+    body_of,
+    conversation_lease,
+    upload_body,
+    use_of,
+)
 from sbx.protocol.files import PartialUpload
 from sbx.runtime.files.open_files import OpenFiles
+from sbx.telemetry import metrics
 
 router = APIRouter(
     prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}/partials", tags=["native"]
@@ -112,22 +119,21 @@ async def finish(
     service: ServiceDep,
 ) -> Finished:
     """Put it in its place in one step, if it is what its checksum says."""
-    async with conversation_lease(service, caller, sandbox_id, conversation, "files:write") as (
-        talk,
-        view,
-    ):
-        if talk.files.partials.is_upload(partial_id):
-            made = await store_upload(
-                service, caller, conversation, talk, view, partial=(partial_id, whole.sha256)
-            )
-            return Finished(size=made.size, upload=upload_body(made))
+    async with use_of(service, caller, sandbox_id, conversation, "files:write") as use:
+        partials = (await use.existing(conversation)).files.partials
+        if partials.is_upload(partial_id):
+            with metrics.uploading() as counted:
+                upload = await service.uploads.finish(use, conversation, partial_id, whole.sha256)
+                counted.size = upload.size
+            return Finished(size=upload.size, upload=upload_body(upload))
 
         def store(opened: OpenFiles, path: str, content: Iterator[bytes]) -> tuple[str, int]:
             return path, opened.files.write(path, content)
 
-        path, size = await talk.files.partials.finish(partial_id, whole.sha256, store)
-    told = {"path": path, "size": size}
-    await record(service, caller, "file.write", view.id, conversation=conversation, **told)
+        path, size = await partials.finish(partial_id, whole.sha256, store)
+    await service.recording.record(
+        caller, "file.write", use.view.id, conversation=conversation, path=path, size=size
+    )
     return Finished(size=size, upload=None)
 
 

@@ -6,7 +6,6 @@ from math import ceil
 
 from fastapi import APIRouter
 
-from sbx.api.acts import record
 from sbx.api.auth import CallerDep, OperatorDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.v1.bay.models import (
@@ -44,7 +43,7 @@ async def collect(
     """Collect now what is idle, expired or left over."""
     began = time.monotonic()
     reports = await service.sandboxes.collect()
-    await record(service, caller, "gc.run", service.instance_id)
+    await service.recording.record(caller, "gc.run", service.instance_id)
     wanted = set(_TASKS if asked is None or asked.tasks is None else asked.tasks)
     results = [
         TaskResult(

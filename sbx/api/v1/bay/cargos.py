@@ -2,7 +2,6 @@
 
 from fastapi import APIRouter, Request, Response
 
-from sbx.api.acts import record
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented, iso
 from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, encoded
@@ -26,7 +25,7 @@ async def create(
     async def work() -> Answer:
         size = _DEFAULT_MB if new.size_limit_mb is None else new.size_limit_mb
         cargo = await service.sandboxes.create_cargo(caller, size_limit_mb=size)
-        await record(service, caller, "cargo.create", cargo.id, size_limit_mb=size)
+        await service.recording.record(caller, "cargo.create", cargo.id, size_limit_mb=size)
         return 201, encoded(_shown(cargo))
 
     return await answered(request, service, caller, new, work)
@@ -54,7 +53,7 @@ async def get(cargo_id: str, caller: CallerDep, service: ServiceDep) -> CargoRes
 async def delete(cargo_id: str, caller: CallerDep, service: ServiceDep) -> None:
     """Refused while a sandbox uses it."""
     await service.sandboxes.delete_cargo(caller, cargo_id)
-    await record(service, caller, "cargo.delete", cargo_id)
+    await service.recording.record(caller, "cargo.delete", cargo_id)
 
 
 def _shown(cargo: WorkspaceView) -> CargoResponse:

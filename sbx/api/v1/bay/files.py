@@ -6,16 +6,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sbx.api.acts import record
 from sbx.api.auth import CallerDep, HeldDep, ServiceDep
+from sbx.api.bodies import OkBody, body_of, documented_body
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.middleware import CONTENT_MAX
 from sbx.api.multipart import FormPart, read_form, slot, spool_to_disk
-from sbx.api.request_body import body_of, documented_body
 from sbx.api.v1.bay.idempotency import encoded, reply
 from sbx.api.v1.bay.models import DirectoryList, FileContent, NewContent, Uploaded
-from sbx.api.v1.models import OkBody
 from sbx.errors import BadRequest, TooLarge
 from sbx.runtime.files.files import WorkspaceFiles
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
@@ -169,7 +167,7 @@ def _using(
 
 async def _record(service: Service, use: InUse, what: str, **details: Any) -> None:
     named = {"conversation": DEFAULT_CONVERSATION, **details}
-    await record(service, use.caller, what, use.view.id, **named)
+    await service.recording.record(use.caller, what, use.view.id, **named)
 
 
 async def _text(files: WorkspaceFiles, path: str) -> str:

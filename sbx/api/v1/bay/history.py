@@ -18,7 +18,7 @@ from sbx.api.v1.bay.models import (
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.events import text_to_json
 from sbx.protocol.languages import Language
-from sbx.store.runs import RunRow
+from sbx.service.runs import RunRow
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/history", tags=["history"])
 

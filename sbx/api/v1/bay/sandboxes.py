@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from sbx.api import sse
-from sbx.api.acts import record
 from sbx.api.auth import CallerDep, ServiceDep
+from sbx.api.bodies import OkBody
 from sbx.api.errors import documented, iso
 from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, encoded
 from sbx.api.v1.bay.models import (
@@ -23,7 +23,6 @@ from sbx.api.v1.bay.models import (
     StopBody,
     maybe,
 )
-from sbx.api.v1.models import OkBody
 from sbx.service.lifecycle import State
 from sbx.service.sandboxes import SandboxView
 
@@ -52,8 +51,8 @@ async def create(
             cargo_id=new.cargo_id,
             ttl_s=new.ttl if new.ttl is not None and new.ttl > 0 else None,
         )
-        await record(
-            service, caller, "sandbox.create", view.id, profile=view.profile, cargo=new.cargo_id
+        await service.recording.record(
+            caller, "sandbox.create", view.id, profile=view.profile, cargo=new.cargo_id
         )
         return 201, encoded(shown(view))
 
@@ -92,7 +91,7 @@ async def extend_ttl(
 
     async def work() -> Answer:
         view = await service.sandboxes.extend(caller, sandbox_id, asked.extend_by)
-        await record(service, caller, "sandbox.extend", view.id, by_s=asked.extend_by)
+        await service.recording.record(caller, "sandbox.extend", view.id, by_s=asked.extend_by)
         return 200, encoded(shown(view))
 
     return await answered(request, service, caller, asked, work)
@@ -109,7 +108,7 @@ async def keepalive(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> 
 async def stop(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> StopBody:
     """Ends its kernels and keeps its files; the next use starts another kernel."""
     await service.sandboxes.stop(caller, sandbox_id)
-    await record(service, caller, "sandbox.stop", sandbox_id)
+    await service.recording.record(caller, "sandbox.stop", sandbox_id)
     return StopBody()
 
 
@@ -117,7 +116,7 @@ async def stop(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> StopB
 async def resume(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> SandboxResponse:
     """Starts its kernel now instead of at the next use."""
     view = await service.sandboxes.resume(caller, sandbox_id)
-    await record(service, caller, "sandbox.resume", view.id)
+    await service.recording.record(caller, "sandbox.resume", view.id)
     return shown(view, containers=True)
 
 
@@ -125,7 +124,7 @@ async def resume(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> San
 async def delete(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> None:
     """Ends it and all that is its own; a cargo from outside is kept."""
     await service.sandboxes.delete(caller, sandbox_id)
-    await record(service, caller, "sandbox.delete", sandbox_id)
+    await service.recording.record(caller, "sandbox.delete", sandbox_id)
 
 
 @router.get(

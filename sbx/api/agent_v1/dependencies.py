@@ -5,18 +5,16 @@ from typing import Annotated
 
 from fastapi import Depends, FastAPI, Query, Request
 
-from sbx.api.agent_v1.agents import Agents
 from sbx.api.agent_v1.models import NewChat
-from sbx.api.auth import CallerDep, ServiceDep
-from sbx.errors import BadRequest, Conflict, Denied, NotFound
+from sbx.api.auth import CallerDep
+from sbx.errors import BadRequest, Denied, NotFound
 from sbx.protocol.approvals import ApprovalScope
+from sbx.service.agents import Agents, ChatRow, no_conversation
 from sbx.service.auth import Caller
 from sbx.service.models import SandboxView
 from sbx.service.projects.projects import Project
 from sbx.service.service import Service
 from sbx.service.sessions import SessionAsk, Sessions, check_id, session_id
-from sbx.store import chats
-from sbx.store.chats import ChatRow
 
 
 def agents_of(app: FastAPI) -> Agents:
@@ -43,77 +41,16 @@ Named = Annotated[str | None, Query(max_length=400)]
 async def chat(
     conversation_id: str,
     caller: CallerDep,
-    service: ServiceDep,
+    agents: AgentsDep,
     user_id: Named = None,
     agent_id: Named = None,
 ) -> ChatRow:
-    """Return the conversation with an agent in the URL. See `chat_of`."""
+    """Return the conversation with an agent in the URL. See `Agents.find_chat`."""
     name = check_id("conversation_id", conversation_id)
-    return await chat_of(service, caller, name, user_id=user_id, agent_id=agent_id)
+    return await agents.find_chat(caller, name, user_id=user_id, agent_id=agent_id)
 
 
 ChatDep = Annotated[ChatRow, Depends(chat)]
-
-
-async def chat_of(
-    service: Service,
-    caller: Caller,
-    conversation_id: str,
-    *,
-    user_id: str | None = None,
-    agent_id: str | None = None,
-) -> ChatRow:
-    """Return the one conversation with this id within the caller's bounds.
-
-    Several users and agents may each have one with the same id: `user_id` and `agent_id` choose.
-    Raises NotFound, Conflict `conversation_ambiguous`.
-    """
-    visible = [
-        row
-        for row in await chats.named(
-            service.store, caller.owner, conversation_id, user_id=user_id, agent_id=agent_id
-        )
-        if caller.sees(row.user_id, row.agent_id, conversation_id)
-    ]
-    if not visible:
-        raise no_conversation(conversation_id)
-    if len(visible) > 1:
-        raise Conflict(
-            f"several users or agents have a conversation {conversation_id}",
-            code="conversation_ambiguous",
-            hint="name one with the query parameters user_id and agent_id",
-            details={"conversation_id": conversation_id},
-        )
-    return visible[0]
-
-
-async def ensured(
-    service: Service,
-    caller: Caller,
-    session: SandboxView,
-    conversation_id: str,
-    project_id: str | None = None,
-) -> tuple[ChatRow, Project | None]:
-    """The row of a conversation with an agent, made where there is none, and the project that it is
-    in: a token may go on there, and begins nothing in one. Raises NotFound, Conflict
-    `conversation_of_another`."""
-    now = service.clock.now()
-    row = ChatRow(
-        id=f"talk-{secrets.token_hex(8)}",
-        owner=caller.owner,
-        conversation_id=conversation_id,
-        user_id=session.user_id or "",
-        agent_id=session.agent_id or "",
-        created_at=now,
-        last_used_at=now,
-        business_domain_id=session.business_domain_id,
-        sandbox_id=session.id,
-        project_id=project_id,
-    )
-    kept = await chats.ensure(service.store, row)
-    if kept.project_id is None:
-        return kept, None
-    return kept, await service.projects.get(caller.owner, kept.project_id)
 
 
 async def project_of(service: Service, caller: Caller, project_id: str) -> Project:
@@ -180,10 +117,3 @@ def deciding(caller: Caller) -> ApprovalScope:
             hint="it takes the scope execute",
         )
     return ApprovalScope(caller.owner, caller.user_id, caller.agent_id, caller.conversation_id)
-
-
-def no_conversation(conversation_id: str) -> NotFound:
-    return NotFound(
-        f"there is no conversation {conversation_id[:80]!r} with an agent",
-        details={"conversation_id": conversation_id[:400]},
-    )

@@ -4,14 +4,14 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from sbx.api import acts
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.errors import BadRequest, NotFound
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
 from sbx.service.models import SandboxView
 from sbx.service.service import Service
-from sbx.service.sessions import FileRules, SessionRules, Sessions, check_id, unknown
+from sbx.service.session_rules import FileRules, SessionRules
+from sbx.service.sessions import Sessions, check_id, unknown
 
 SUBDIR = "temparea"
 _UNITS = (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10))
@@ -58,12 +58,13 @@ def demand(caller: Caller, view: SandboxView, scope: str, conversation: str | No
         raise no_conversation(conversation)
 
 
-async def record(
-    service: Service, caller: Caller, what: str, view: SandboxView, **details: Any
+async def demand_existing(
+    service: Service, caller: Caller, view: SandboxView, scope: str, conversation: str
 ) -> None:
-    """Tell the audit log what was done to a session. Its id may be given again, that of its
-    sandbox never."""
-    await acts.record(service, caller, what, view.session_id or view.id, sandbox=view.id, **details)
+    """As `demand`, and raise NotFound for a conversation that does not exist."""
+    demand(caller, view, scope, conversation)
+    if conversation not in await service.sandboxes.conversation_names(caller, view.id):
+        raise no_conversation(conversation)
 
 
 def conversation_of(request: Request) -> str | None:

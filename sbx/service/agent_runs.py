@@ -1,0 +1,350 @@
+"""What one run of an agent works with: the model, the sandbox, the permissions and the history.
+
+    AgentRequest ── AgentRunFactory.agent ──► Agent, recorded in the store, closed after the run
+
+Code that an agent runs takes the way of all runs: queued behind others, recorded, within the
+limits of the owner. An agent may do no more through a tool than its caller by direct calls.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from sbx.agent.agent import Agent
+from sbx.agent.approvals import AgentContext, Approvals
+from sbx.agent.chats import ChatAsk, ChatRun, Key
+from sbx.agent.history import MemoryHistory, MessageHistory
+from sbx.agent.messages import Response, ToolCall
+from sbx.agent.models import Model
+from sbx.agent.models.factory import make_model
+from sbx.agent.models.replay import ReplayModel
+from sbx.agent.sandbox import InProject, ToolCheckpoint, ToolDryRun, ToolSandbox
+from sbx.agent.settings import AgentSettings
+from sbx.agent.stored_history import StoredHistory
+from sbx.agent.tools.permissions import Mode, Permissions
+from sbx.agent.tools.registry import Tools
+from sbx.agent.tools.tool import Arguments, Effect, Ruling, Tool
+from sbx.errors import SbxError, Unavailable
+from sbx.protocol.languages import check_language
+from sbx.protocol.runs import Event
+from sbx.runtime.conversation import Conversation
+from sbx.service.auth import Caller
+from sbx.service.models import SandboxView
+from sbx.service.projects.projects import Project
+from sbx.service.runs import RunHandle, RunRequest, Runs
+from sbx.service.service import Service
+from sbx.store import agent_runs, chats
+from sbx.store.agent_runs import AgentRunRow
+from sbx.store.chats import ChatRow
+from sbx.store.messages import Messages
+
+SCOPE_OF: Mapping[Effect, str] = {
+    "read": "files:read",
+    "write": "files:write",
+    "code": "execute",
+    "command": "execute",
+}
+_SETTING_NAMES = "MODEL_PROVIDER, BASE_URL, API_KEY and MODEL_NAME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRequest(ChatAsk):
+    """A message to the agent of a conversation, on behalf of `caller` and within their bounds.
+
+    `session` and `chat` exist. `scope` is the permission that opens the sandbox.
+    """
+
+    caller: Caller
+    session: SandboxView
+    chat: ChatRow
+    project: Project | None = None
+    scope: str = "execute"
+
+    @property
+    def key(self) -> Key:
+        return self.chat.key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invoke(AgentRequest):
+    """One call of a tool by a program, without a model. A conversation may have many at once."""
+
+    call: ToolCall
+
+    @property
+    def key(self) -> Key:
+        return self.owner, self.call.id
+
+
+class ModelSource:
+    """The models of the configured provider, by name.
+
+    `settings`: the error that explains what is wrong with them, if no usable settings exist.
+    """
+
+    def __init__(self, settings: AgentSettings | SbxError | None) -> None:
+        self._settings = settings
+        self._default: Model | None = None
+        self._creating = asyncio.Lock()
+
+    @property
+    def settings(self) -> AgentSettings:
+        """Raise Unavailable `model_not_configured`, which names the missing or wrong setting."""
+        try:
+            if isinstance(self._settings, SbxError):
+                raise self._settings
+            settings = self._settings or AgentSettings()
+            settings.needed("MODEL_NAME", *(() if settings.base_url else ("API_KEY",)))
+        except SbxError as error:
+            raise Unavailable(
+                f"no model is configured here: {error.message}",
+                code="model_not_configured",
+                hint=f"the operator sets {_SETTING_NAMES} in the service's environment or .env",
+                details=error.details,
+            ) from None
+        return settings
+
+    @asynccontextmanager
+    async def model(self, name: str | None) -> AsyncIterator[Model]:
+        """Yield the model with this name, or the configured one. Raise Unavailable
+        `model_not_configured` and `extra_missing`."""
+        if name is None or name == self.settings.model_name:
+            yield await self._configured()
+            return
+        model = await self._create(name)
+        try:
+            yield model
+        finally:
+            await model.close()
+
+    async def close(self) -> None:
+        default, self._default = self._default, None
+        if default is not None:
+            await default.close()
+
+    async def _configured(self) -> Model:
+        async with self._creating:
+            if self._default is None:
+                self._default = await self._create(None)
+            return self._default
+
+    async def _create(self, name: str | None) -> Model:
+        # In a thread: the import of a provider's SDK takes most of a second.
+        return await asyncio.to_thread(make_model, self.settings, name)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRunFactory:
+    """The parts that all runs of agents share. `tools` write no files of sbx into a project."""
+
+    service: Service
+    models: ModelSource
+    tools: Tools
+    messages: Messages
+    approvals: Approvals
+
+    @asynccontextmanager
+    async def agent(self, run: ChatRun) -> AsyncIterator[Agent]:
+        """Yield the agent of a run. On exit the store has the end of the run."""
+        request = run.ask
+        assert isinstance(request, AgentRequest)
+        async with AsyncExitStack() as stack:
+            model = await stack.enter_async_context(self._model(request))
+            sandbox = await self.open_sandbox(request, stack)
+            history: MessageHistory = MemoryHistory()  # calls of programs are not part of a chat
+            if not isinstance(request, Invoke):
+                history = StoredHistory(self.messages, request.chat.id)
+                await stack.enter_async_context(self._recorded(run, request, model))
+            yield Agent(
+                sandbox,
+                model,
+                tools=self.tools,
+                approvals=self.approvals,
+                history=history,
+                permissions=_permissions(request, sandbox),
+                place=_place(request),
+                changes=partial(chats.changes_setting, self.service.store, request.chat.id),
+            )
+
+    async def open_sandbox(self, request: AgentRequest, stack: AsyncExitStack) -> ToolSandbox:
+        """Return the conversation in its session or its project. `stack` holds its lease."""
+        service, session, project = self.service, request.session, request.project
+        if request.scope != "files:read":
+            service.recording.check(runs=request.scope == "execute")
+        use = await stack.enter_async_context(
+            service.sandboxes.using(
+                request.caller,
+                session.id,
+                scope=request.scope,
+                starts=project is None and request.scope == "execute",
+                conversation=request.conversation_id,
+            )
+        )
+        conversation = use.conversation(request.conversation_id)
+        if project is None:
+            sandbox = AgentSandbox(service.runs, request.caller, session.id, conversation)
+            stack.push_async_callback(sandbox.close)
+            return sandbox
+        return await stack.enter_async_context(
+            service.projects.using(
+                request.owner,
+                project.id,
+                request.chat.id,
+                policy=session.profile,
+                narrower=session.narrower,
+                env=session.env,
+                uploads=conversation,
+            )
+        )
+
+    @asynccontextmanager
+    async def _model(self, request: AgentRequest) -> AsyncIterator[Model]:
+        """Yield the model of a request. The call of a program is a model with one answer."""
+        if isinstance(request, Invoke):
+            yield ReplayModel([Response(tool_calls=(request.call,), stop="tools")], name="none")
+            return
+        async with self.models.model(request.model) as model:
+            yield model
+
+    @asynccontextmanager
+    async def _recorded(
+        self, run: ChatRun, request: AgentRequest, model: Model
+    ) -> AsyncIterator[None]:
+        service = self.service
+        row = AgentRunRow(
+            id=run.run_id,
+            chat_id=request.chat.id,
+            model=model.name,
+            max_steps=request.max_steps,
+            started_at=service.clock.now(),
+        )
+        await agent_runs.begin(service.store, row)
+        try:
+            yield
+        finally:
+            end = run.end
+            await agent_runs.end(
+                service.store,
+                run.run_id,
+                reason=end.reason if end is not None else "error",
+                at=service.clock.now(),
+                usage=end.usage if end is not None else {},
+                error=end.error if end is not None else None,
+            )
+
+
+# -- the sandbox of an agent ----------------------------------------------------------------------
+
+
+class AgentRun:
+    """A requested run. If it was refused, `events` raises the error."""
+
+    def __init__(self, starting: "asyncio.Task[RunHandle]") -> None:
+        self._starting = starting
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        handle = await asyncio.shield(self._starting)
+        async with aclosing(handle.events()) as events:
+            async for _, event in events:
+                yield event
+
+    async def give_up(self) -> None:
+        """Interrupt it. Do nothing if it was refused or has ended."""
+        with suppress(SbxError):
+            await (await asyncio.shield(self._starting)).interrupt()
+
+
+class AgentSandbox:
+    """One conversation of a session. `conversation` is leased while this object exists."""
+
+    def __init__(
+        self, runs: Runs, caller: Caller, sandbox_id: str, conversation: Conversation
+    ) -> None:
+        self.files = conversation.files
+        self.uploads = conversation.uploads
+        self._runs = runs
+        self._caller = caller
+        self._sandbox_id = sandbox_id
+        self._conversation = conversation
+        self._requested: dict[AgentRun, None] = {}
+
+    def start_run(self, code: str, *, timeout: float | None = None) -> AgentRun:
+        return self._start(RunRequest("python", code, timeout_s=timeout))
+
+    def start_shell(
+        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    ) -> AgentRun:
+        return self._start(RunRequest("shell", command, timeout_s=timeout, cwd=cwd))
+
+    def start_script(self, code: str, language: str, *, timeout: float | None = None) -> AgentRun:
+        return self._start(RunRequest(check_language(language), code, timeout_s=timeout))
+
+    async def give_up(self, run: AgentRun, /) -> None:
+        await run.give_up()
+
+    async def rehearse(
+        self, command: str, *, timeout: float | None = None, cwd: str | None = None
+    ) -> ToolDryRun:
+        return await self._conversation.rehearse(command, timeout=timeout, cwd=cwd)
+
+    async def checkpoint(self) -> ToolCheckpoint:
+        return await self._conversation.checkpoint()
+
+    async def close(self) -> None:
+        """Interrupt the runs that are left: no client follows them now."""
+        await asyncio.gather(*(run.give_up() for run in list(self._requested)))
+
+    def _start(self, request: RunRequest) -> AgentRun:
+        starting = asyncio.create_task(
+            self._runs.start(self._caller, self._sandbox_id, self._conversation.name, request)
+        )
+        run = AgentRun(starting)
+        self._requested[run] = None
+        starting.add_done_callback(_retrieve_error)
+        return run
+
+
+def _retrieve_error(starting: "asyncio.Task[RunHandle]") -> None:
+    if not starting.cancelled():
+        starting.exception()  # `events` raises it for the agent
+
+
+# -- permissions ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopedPermissions(Permissions):
+    """Permissions that also deny everything that `caller` may not do. `sandbox` knows whether a
+    person has allowed the commands of this conversation meanwhile."""
+
+    caller: Caller
+    sandbox: ToolSandbox
+
+    def of(self, tool: Tool, arguments: Arguments) -> Ruling:
+        effect = tool.effect(arguments)
+        if not self.caller.may(SCOPE_OF[effect]):
+            return "deny"
+        ruling = Permissions.of(self, tool, arguments)
+        asks = ruling == "changes" or (ruling == "ask" and effect == "command")
+        if asks and isinstance(self.sandbox, InProject) and self.sandbox.commands_allowed:
+            return "allow"
+        return ruling
+
+
+def _permissions(request: AgentRequest, sandbox: ToolSandbox) -> ScopedPermissions:
+    asks = request.project is not None and request.project.sandbox_enabled
+    mode: Mode = "project" if asks else "free"
+    return ScopedPermissions(mode, caller=request.caller, sandbox=sandbox)
+
+
+def _place(request: AgentRequest) -> AgentContext:
+    session, project = request.session, request.project
+    return AgentContext(
+        request.owner,
+        request.conversation_id,
+        user_id=session.user_id,
+        agent_id=session.agent_id,
+        project_id=project.id if project is not None else None,
+    )

@@ -1,0 +1,228 @@
+"""The agents of a service, from the start of its service to its end, and their conversations."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
+
+from sbx.agent.approvals import Approvals
+from sbx.agent.chats import ChatRun, Chats
+from sbx.agent.history import repair_history
+from sbx.agent.settings import AgentSettings
+from sbx.agent.stored_history import StoredHistory
+from sbx.agent.tools.registry import Tools
+from sbx.errors import Conflict, NotFound, SbxError
+from sbx.protocol.approvals import RESTART
+from sbx.protocol.changes import ChangesSetting
+from sbx.service.agent_runs import AgentRequest, AgentRunFactory, ModelSource
+from sbx.service.auth import Caller
+from sbx.service.models import SandboxView
+from sbx.service.projects.box import ProjectSession
+from sbx.service.projects.client import RemoteBox
+from sbx.service.projects.projects import Project
+from sbx.service.service import Service
+from sbx.store import agent_runs, chats
+from sbx.store.agent_runs import AgentRunRow
+from sbx.store.approvals import StoredApprovals
+from sbx.store.chats import ChatRow
+from sbx.store.messages import MessageRow, Messages
+
+__all__ = ["AgentRunRow", "Agents", "ChatRow", "MessageRow", "no_conversation"]
+
+_log = logging.getLogger(__name__)
+_APPROVAL_TIMEOUT_S = 600.0
+_DENIALS_S = 2.0  # for agents to take note of denials at the end of the service
+
+
+class Agents:
+    """The chats, models, tools and approvals of a service. They close before its other parts.
+
+    `settings`: None, or the error that explains what is wrong with them. Then chats are refused,
+    and everything else works.
+    """
+
+    def __init__(self, service: Service, settings: AgentSettings | SbxError | None = None) -> None:
+        valid = settings if isinstance(settings, AgentSettings) else None
+        self.models = ModelSource(settings)
+        self.tools = Tools()
+        self.messages = Messages(service.store, service.clock)
+        self.approvals = Approvals(
+            StoredApprovals(service.store, service.pending),
+            service.clock,
+            timeout_s=valid.approval_timeout if valid is not None else _APPROVAL_TIMEOUT_S,
+        )
+        self._factory = AgentRunFactory(
+            service, self.models, self.tools, self.messages, self.approvals
+        )
+        self.chats = Chats(self._factory.agent, service.clock)
+        self._service = service
+        self._starting = asyncio.Lock()
+        self._started = False
+        service.on_close(self.close)
+        service.sandboxes.on_delete(self.release)
+        service.sandboxes.on_stop(self.abort)
+
+    async def start(self) -> None:
+        """Deny the approvals that an earlier process left pending, also in the histories. A second
+        call does nothing."""
+        async with self._starting:
+            if not self._started:
+                await self._recover()
+                self._started = True
+
+    async def close(self) -> None:
+        """End every run. Deny the pending approvals by `restart`, also in the histories."""
+        await asyncio.gather(*(self._deny(run) for run in self.chats.every()))
+        await self.chats.close()
+        await self.models.close()
+
+    async def abort(self, sandbox_id: str, conversation: str | None) -> None:
+        """End the runs of agents in a conversation, or in a sandbox. Deny their approvals."""
+        await asyncio.gather(
+            *(run.abort() for run in self.chats.every() if _is_in(run, sandbox_id, conversation))
+        )
+
+    async def release(self, sandbox_id: str, conversation: str | None) -> None:
+        """Abort before a deletion, and close the sessions of projects that came through here."""
+        await self.abort(sandbox_id, conversation)
+        for row in await chats.in_projects(self._service.store, sandbox_id):
+            if conversation in (None, row.conversation_id):
+                await self._service.projects.close_conversation(row.owner, row.id)
+
+    # -- conversations ----------------------------------------------------------------------------
+
+    async def find_chat(
+        self,
+        caller: Caller,
+        conversation_id: str,
+        *,
+        user_id: str | None = None,
+        agent_id: str | None = None,
+    ) -> ChatRow:
+        """Return the only conversation with this id within the caller's bounds.
+
+        Several users and agents may each have one: `user_id` and `agent_id` choose.
+        Raise NotFound, Conflict `conversation_ambiguous`.
+        """
+        rows = await chats.named(
+            self._service.store, caller.owner, conversation_id, user_id=user_id, agent_id=agent_id
+        )
+        visible = [row for row in rows if caller.sees(row.user_id, row.agent_id, conversation_id)]
+        if not visible:
+            raise no_conversation(conversation_id)
+        if len(visible) > 1:
+            raise Conflict(
+                f"several users or agents have a conversation {conversation_id}",
+                code="conversation_ambiguous",
+                hint="name one with the query parameters user_id and agent_id",
+                details={"conversation_id": conversation_id},
+            )
+        return visible[0]
+
+    async def ensure_chat(
+        self,
+        caller: Caller,
+        session: SandboxView,
+        conversation_id: str,
+        project_id: str | None = None,
+    ) -> tuple[ChatRow, Project | None]:
+        """Return the row of a conversation with an agent, created if need be, and its project.
+
+        A token may continue in the project of a conversation, but not begin one there. Raise
+        NotFound, Conflict `conversation_of_another`.
+        """
+        now = self._service.clock.now()
+        new = ChatRow(
+            id=f"talk-{secrets.token_hex(8)}",
+            owner=caller.owner,
+            conversation_id=conversation_id,
+            user_id=session.user_id or "",
+            agent_id=session.agent_id or "",
+            created_at=now,
+            last_used_at=now,
+            business_domain_id=session.business_domain_id,
+            sandbox_id=session.id,
+            project_id=project_id,
+        )
+        row = await chats.ensure(self._service.store, new)
+        if row.project_id is None:
+            return row, None
+        return row, await self._service.projects.get(caller.owner, row.project_id)
+
+    def history(self, chat: ChatRow) -> StoredHistory:
+        return StoredHistory(self.messages, chat.id)
+
+    async def runs(
+        self, chat: ChatRow, *, limit: int, before: int | None = None
+    ) -> Sequence[AgentRunRow]:
+        """Return the runs of its agent, the newest first. `before` is a `seq`."""
+        return await agent_runs.of_chat(self._service.store, chat.id, limit=limit, before=before)
+
+    async def changes_setting(self, chat: ChatRow) -> ChangesSetting:
+        return await chats.changes_setting(self._service.store, chat.id)
+
+    async def set_changes(self, chat: ChatRow, setting: ChangesSetting) -> None:
+        await chats.set_changes(self._service.store, chat.id, setting)
+
+    async def allow_commands(
+        self, caller: Caller, session: SandboxView, chat: ChatRow, project: Project
+    ) -> None:
+        """Execute the commands of a conversation in its project without asking."""
+        request = AgentRequest(
+            chat.owner,
+            chat.conversation_id,
+            None,
+            caller=caller,
+            session=session,
+            chat=chat,
+            project=project,
+        )
+        async with AsyncExitStack() as stack:
+            sandbox = await self._factory.open_sandbox(request, stack)
+            # A project without a sandbox never asks.
+            if isinstance(sandbox, ProjectSession | RemoteBox):
+                await sandbox.allow_commands()
+
+    # -- approvals --------------------------------------------------------------------------------
+
+    async def _deny(self, run: ChatRun) -> None:
+        """Deny the approvals of a run, and wait until its agent has taken note of them."""
+        try:
+            denied = await self.approvals.abort(run.run_id, by=RESTART)
+        except SbxError as error:  # not a reason to wait: the next start denies them
+            _log.error("the approvals of %s were not denied: %s", run.run_id, error.message)
+            return
+        calls = {approval.tool_call_id for approval in denied}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DENIALS_S), aclosing(run.events()) as events:
+                while calls and (event := await anext(events, None)) is not None:
+                    if event[1]["type"] == "tool_end":
+                        calls.discard(event[1]["tool_call_id"])
+
+    async def _recover(self) -> None:
+        reasons: dict[tuple[str, str, str | None, str | None], dict[str, str]] = {}
+        for denied in await self.approvals.recover():
+            if denied.decision is not None:
+                key = denied.owner, denied.conversation_id, denied.user_id, denied.agent_id
+                reasons.setdefault(key, {})[denied.tool_call_id] = denied.decision.why
+        for (owner, name, user, agent), calls in reasons.items():
+            store = self._service.store
+            for row in await chats.named(store, owner, name, user_id=user, agent_id=agent):
+                await repair_history(self.history(row), calls)
+
+
+def no_conversation(conversation_id: str) -> NotFound:
+    return NotFound(
+        f"there is no conversation {conversation_id[:80]!r} with an agent",
+        details={"conversation_id": conversation_id[:400]},
+    )
+
+
+def _is_in(run: ChatRun, sandbox_id: str, conversation: str | None) -> bool:
+    request = run.ask
+    return (
+        isinstance(request, AgentRequest)
+        and request.session.id == sandbox_id
+        and conversation in (None, request.conversation_id)
+    )

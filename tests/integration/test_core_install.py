@@ -1,0 +1,134 @@
+"""The core alone: a fresh environment that has the packages of `pip install sbx`, and no extra."""
+
+import doctest
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from shutil import copy2
+
+import pytest
+from command import environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from serving import Service
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+README = (ROOT / "README.md").read_text()
+EXAMPLE = README.partition("```python\n")[2].partition("```")[0]
+POLICIES = sorted(path.stem for path in (ROOT / "policies").glob("*.toml"))
+
+pytestmark = pytest.mark.needs("namespaces", "memory")
+
+
+def packages_of_the_core() -> Iterator[metadata.Distribution]:
+    """Yield each package that pip would install, as it is installed here."""
+    seen = set()
+    waiting = [(Requirement(line), "") for line in PROJECT["dependencies"]]
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        for name in ("", *requirement.extras):
+            if (key := (canonicalize_name(requirement.name), name)) not in seen:
+                seen.add(key)
+                package = metadata.distribution(requirement.name)
+                waiting += [(Requirement(line), name) for line in package.requires or ()]
+                if not name:
+                    yield package
+
+
+def link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:  # another file system
+        copy2(source, target)
+
+
+@pytest.fixture(scope="module")
+def python(own_temporary_directory: Path) -> Path:
+    """Install the core in a fresh environment, without pip and without a package index."""
+    top = own_temporary_directory / "core"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", top], check=True)
+    (site,) = top.glob("lib/python*/site-packages")
+    for package in (metadata.distribution("sbx"), *packages_of_the_core()):
+        for file in package.files or ():
+            path = Path(str(file.locate()))
+            if file.suffix != ".pth" and ".." not in file.parts and path.is_file():
+                link(path, site / file)
+    for directory, target in (("sbx", "sbx"), ("policies", "sbx/policies")):
+        for path in (ROOT / directory).rglob("*"):
+            if path.is_file():
+                link(path, site / target / path.relative_to(ROOT / directory))
+    return top / "bin" / "python"
+
+
+def run(python: Path, *words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [python, *words],
+        cwd=cwd,
+        env={name: value for name, value in environment().items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_first_example_of_the_readme(python: Path, tmp_path: Path) -> None:
+    data = pytest.importorskip("palmerpenguins", reason="needs the extra: sbx[demo]")
+    link(Path(data.__file__).parent / "data" / "penguins.csv", tmp_path / "penguins.csv")
+    assert len(doctest.DocTestParser().get_examples(EXAMPLE)) == 7
+    code = "import doctest, sys; sys.exit(doctest.testfile(sys.argv[1], False).failed)"
+    (tmp_path / "example.txt").write_text(EXAMPLE)
+    done = run(python, "-c", code, str(tmp_path / "example.txt"), cwd=tmp_path)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_each_shipped_policy_runs_code(python: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from sbx import Sandbox\n"
+        "for name in sys.argv[1:]: print(name, Sandbox(policy=name).run('6 * 7').result)"
+    )
+    done = run(python, "-c", code, *POLICIES, cwd=tmp_path)
+    assert done.stdout.splitlines() == [f"{name} 42" for name in POLICIES], done.stderr
+
+
+def test_sbx_run(python: Path, tmp_path: Path) -> None:
+    done = run(python, "-m", "sbx", "run", "-c", "6 * 7", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "42\n", "")
+
+
+def test_sandbox_in_a_service(python: Path, service: Service, tmp_path: Path) -> None:
+    code = (
+        "import sys; from sbx import Sandbox\n"
+        "print(Sandbox(connect=sys.argv[1]).run('6 * 7').result)"
+    )
+    done = run(python, "-c", code, str(service.socket), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (("serve",), "serve"),
+        (("config",), "serve"),
+        (("agent", "hello"), "agent"),
+        (("chat",), "agent"),
+        (("mcp",), "mcp"),
+    ],
+)
+def test_missing_extra_is_one_sentence(
+    words: tuple[str, ...], extra: str, python: Path, tmp_path: Path
+) -> None:
+    (tmp_path / ".env").write_text("SBX_AGENT_MODEL_NAME=m\nSBX_AGENT_API_KEY=k\n")
+    done = run(python, "-m", "sbx", *words, cwd=tmp_path)
+    feature = "a model of openai" if words[0] == "agent" else f"sbx {words[0]}"
+    sentence = f"{feature} needs packages that are not installed"
+    assert done.stderr == f"error: {sentence}; run: pip install 'sbx[{extra}]'\n"
+    assert (done.returncode, done.stdout) == (3, "")
