@@ -19,7 +19,6 @@ from typing import Any
 from sbx import errors
 from sbx.isolation import process_state
 from sbx.isolation.broker.jail import Jail, JailExit
-from sbx.isolation.masking import Masks
 from sbx.isolation.plan import Wall
 from sbx.isolation.receipt import Receipt
 from sbx.linux import procfs
@@ -119,23 +118,13 @@ class HostProcess(Jail):
         kernel = next(iter(procfs.children(self.pid)), None)
         return {**process_state.read(self.pid, kernel), "limits": {}}
 
-    def make_receipt(
-        self,
-        found: Mapping[str, Any],
-        *,
-        host: Mapping[str, int],
-        landlock_abi: int,
-        masks: Masks | None,
-        read_at: float,
-        python: str,
-        preload_failed: Mapping[str, str],
-    ) -> Receipt:
+    def make_receipt(self, found: Mapping[str, Any], **seen: Any) -> Receipt:
         """Return a receipt that names no wall but one: none is in force."""
         kernel = found["kernel"] or found["pid1"]
         return Receipt(
             path=HOST_POLICY,
             host_uid=kernel["uid"],
-            namespaces=dict(host),
+            namespaces=dict(seen["host"]),
             no_new_privs=kernel["no_new_privs"],
             capabilities=kernel["capabilities"],
             seccomp={},
@@ -143,12 +132,12 @@ class HostProcess(Jail):
             network=HOST_POLICY,
             limits={},
             walls=(asdict(_NO_WALL),),
-            python=python,
-            preload_failed=dict(preload_failed),
-            host_namespaces=dict(host),
+            python=seen["python"],
+            preload_failed=dict(seen["preload_failed"]),
+            host_namespaces=dict(seen["host"]),
             seccomp_mode=kernel["seccomp"],
             filters=kernel["filters"],
-            read_at=read_at,
+            read_at=seen["read_at"],
         )
 
     async def unlinked(self, device: int) -> tuple[int, int]:

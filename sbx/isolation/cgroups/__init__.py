@@ -10,7 +10,7 @@ Groups are made below the broker's own group in each tree, so limits from outsid
     {own group}/sbx-{runtime}-{pid}-{start time}/box-{sandbox}/jail-{jail}
 
 Three implementations of one `contract`: `v2` (one tree, delegated or root's), `v1` (a tree for each
-controller) and `none` (limits nothing, and says so). `probe.py` decides which, with a cause and a
+controller) and `NoHierarchy` (limits nothing, and reports so). `probe.py` decides which, with a cause and a
 remedy for whatever is missing. A limit whose controller is missing is left out: compare
 `Hierarchy.capabilities.missing` with the policy before, `JailGroup.limits()` with it after.
 
@@ -20,6 +20,7 @@ library, and little of that.
 """
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from sbx.isolation.cgroups.contract import (
     CgroupEvents,
@@ -65,8 +66,6 @@ def open_hierarchy(
     a leaf of its own, and with it those of `movable` (pids that belong to the caller and do not
     mind). Any other process in the own group makes v2 impossible there.
     """
-    from sbx.isolation.cgroups.none import NoHierarchy
-
     if not capabilities.controllers:
         return NoHierarchy(capabilities)
     try:
@@ -81,3 +80,76 @@ def open_hierarchy(
         where = f" in {error.filename}" if error.filename else ""
         cause = f"no groups can be set up{where}: {error.strerror}"
         return NoHierarchy(capabilities.without_all(cause))
+
+
+class NoHierarchy(NamedTuple):
+    """A host without cgroups: the same contract, so that the caller has one path.
+
+    It limits nothing, counts nothing and kills no process. rlimits and a watcher contain the jail
+    then, and SIGKILL for PID 1 of its PID namespace ends it.
+    """
+
+    capabilities: CgroupCapabilities
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def make_sandbox(self, name: str, limits: CgroupLimits) -> "NoSandbox":
+        return NoSandbox()
+
+    def sweep(self) -> list[str]:
+        return []
+
+    def close(self, deadline_s: float = 2.0) -> None:
+        pass
+
+
+class NoSandbox:
+    path = ""
+
+    def make_jail(self, name: str) -> "NoJail":
+        return NoJail()
+
+    def usage(self) -> CgroupUsage:
+        return CgroupUsage()
+
+    def watch_memory(self) -> int | None:
+        return None
+
+    def throttle(self, on: bool) -> None:
+        pass
+
+    def remove(self, deadline_s: float = 2.0) -> None:
+        pass
+
+
+class NoJail:
+    path = ""
+
+    def enter(self) -> None:
+        pass
+
+    def entries(self) -> list[int]:
+        return []
+
+    def pids(self) -> list[int]:
+        return []
+
+    def populated(self) -> bool:
+        return False
+
+    def kill(self) -> None:
+        pass
+
+    def events(self) -> CgroupEvents:
+        return CgroupEvents()
+
+    def usage(self) -> CgroupUsage:
+        return CgroupUsage()
+
+    def limits(self) -> CgroupLimits:
+        return CgroupLimits()
+
+    def remove(self, deadline_s: float) -> None:
+        pass
