@@ -10,9 +10,9 @@ Groups are made below the broker's own group in each tree, so limits from outsid
     {own group}/sbx-{runtime}-{pid}-{start time}/box-{sandbox}/jail-{jail}
 
 Three implementations of one `contract`: `v2` (one tree, delegated or root's), `v1` (a tree for each
-controller) and `NoHierarchy` (limits nothing, and reports so). `probe.py` decides which, with a cause and a
-remedy for whatever is missing. A limit whose controller is missing is left out: compare
-`Hierarchy.capabilities.missing` with the policy before, `JailGroup.limits()` with it after.
+controller) and `NoHierarchy` (limits nothing, and reports so). `probe` decides which, with a cause
+and a remedy for everything that is missing. A limit whose controller is missing is left out:
+compare `Hierarchy.capabilities.missing` with the policy before, `JailGroup.limits()` after.
 
 Everything is synchronous and for one single-threaded process, the broker; nothing is cached that
 the kernel knows better. Failures of the kernel's files are OSError. Imports only the standard
@@ -60,7 +60,7 @@ def open_hierarchy(
     capabilities: CgroupCapabilities, runtime_id: str, *, movable: Collection[int] = ()
 ) -> Hierarchy:
     """The groups of a new runtime, by what was probed in this very process. Never fails for lack
-    of means: then the hierarchy is `none` and its capabilities name the cause.
+    of means: then it is a `NoHierarchy` and its capabilities name the cause.
 
     On v2 a group that hands its controllers down may hold no process: the caller moves itself to
     a leaf of its own, and with it those of `movable` (pids that belong to the caller and do not
