@@ -192,7 +192,7 @@ class Guest:
             while True:
                 frame = await self._control.receive()
                 if self.on_output is not None and self.on_output(frame):
-                    self.killed_for = self.killed_for or Cause.TRIPWIRE
+                    self.killed_for = self.killed_for or Cause.HONEYTOKEN
                     break
                 match frame.content:
                     case frames.OutputFrame() | frames.Tty() | frames.Exited() as content:

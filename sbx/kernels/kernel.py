@@ -265,7 +265,7 @@ class Kernel(Guest):
         if frame.id is not None and frame.id != name:
             raise await self._cut_off("it answered a request that was not sent")
         if self.on_output is not None and self.on_output(frame):
-            self.killed_for = self.killed_for or Cause.TRIPWIRE
+            self.killed_for = self.killed_for or Cause.HONEYTOKEN
             raise await self._cut_off("it used a planted credential")
         return frame
 

@@ -151,7 +151,7 @@ def prewarm_spec(
     and where a sandbox has parts of its own around it that cannot be made ahead."""
     if decided != loaded or decided.network.mode != "none" or decided.environment is not None:
         return None
-    if decided.tripwire.enabled:
+    if decided.honeytoken.enabled:
         return None
     return PrewarmSpec((decided, of), partial(make_home, means, decided, of))
 

@@ -176,7 +176,7 @@ class MountSources:
         self._top_of(source)
         if not read_only and not self.writable:
             raise Denied(
-                "a service that was started as root attaches directories read-only",
+                "a service that was started as root mounts directories read-only",
                 code="not_granted",
                 hint="leave --write (read_only = false) out, or serve as the directory's owner",
             )
@@ -193,9 +193,9 @@ class MountSources:
                 return top
         allowed = ", ".join(map(str, self.within)) or "none"
         raise Denied(
-            f"{source} lies in none of the directories that this service attaches: {allowed}",
+            f"{source} lies in none of the directories that this service mounts: {allowed}",
             code="not_granted",
-            hint="name it in the setting attach_dirs (SBX_ATTACH_DIRS, sbx serve --attach-dirs)"
+            hint="name it in the setting mount_dirs (SBX_MOUNT_DIRS, sbx serve --mount-dirs)"
             " and start the service again",
         )
 

@@ -87,7 +87,7 @@ async def test_the_root_directory_holds_only_what_the_plan_put_there(box: AsyncS
         "lib32",
         "lib64",
         "libx32",
-        "mnt",  # where directories that are attached later come
+        "mnt",  # where directories that are mounted later come
         "opt",
         "proc",
         "sandbox",

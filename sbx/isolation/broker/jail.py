@@ -131,7 +131,7 @@ class Jail:
     async def mask(self, places: Sequence[str]) -> Masks:
         """Cover the host's sockets and FIFOs in these directories, before any user's code runs.
 
-        Raises Broken `jail_gone`, Unavailable `attach_unavailable`, `attach_failed`."""
+        Raises Broken `jail_gone`, Unavailable `mount_unavailable`, `mount_failed`."""
         told = await self._order("mask", jail=self.name, places=places)
         return Masks(**told)
 
@@ -148,8 +148,8 @@ class Jail:
         """Show a directory of the host at `target` from now on; it is the (device, inode)
         `expected`. With `mask` the host's sockets and FIFOs in it are covered before, and counted
         by the answer; with `partly` also where some cannot be. Raises Unavailable
-        `sockets_not_masked`, Conflict `already_attached` and `target_moved`, Broken `jail_gone` and
-        `path_replaced`, Denied `not_granted`, Unavailable `attach_unavailable`, `attach_failed`."""
+        `sockets_not_masked`, Conflict `already_mounted` and `target_moved`, Broken `jail_gone` and
+        `path_replaced`, Denied `not_granted`, Unavailable `mount_unavailable`, `mount_failed`."""
         told = await self._order(
             "attach",
             jail=self.name,
@@ -163,7 +163,7 @@ class Jail:
         return int(told["masked"])
 
     async def detach(self, target: str) -> None:
-        """Show it no more. Raises NotFound `not_attached`, and as `attach`."""
+        """Show it no more. Raises NotFound `not_mounted`, and as `attach`."""
         await self._order("detach", jail=self.name, target=target)
 
     async def unlinked(self, device: int) -> tuple[int, int]:

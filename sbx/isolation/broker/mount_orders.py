@@ -21,7 +21,7 @@ class MountOrders:
         """Mount a directory into a live jail, or take it away."""
         jail, target = self._jail(order), order["target"]
         if not live_mounts.is_target(target):
-            raise Broken(f"nothing is attached at {target}")
+            raise Broken(f"nothing is mounted at {target}")
         attach = order["do"] == "attach"
         if attach:
             if target in jail.attached:
@@ -98,7 +98,7 @@ class MountOrders:
                 self._loop.send({"seq": seq, **outcome})
             if there and seq is not None and attach == (error is None):
                 jail.attached[target] = shown  # attached, or not to be detached now
-            elif there and attach and error is not None and error.code == "attach_failed":
+            elif there and attach and error is not None and error.code == "mount_failed":
                 self._mount(jail, target, shown, attach=False, seq=None)  # it may have come so far
             else:
                 os.close(shown)

@@ -534,7 +534,7 @@ async def _with_its_jail(kernel: Kernel, process: Command) -> dict[str, Any]:
     died: dict[str, Any] = {"state": CommandState.KILLED}
     if kernel.killed_for is not None:
         cause = CommandCause(kernel.killed_for.value)
-        if cause is CommandCause.TRIPWIRE:
+        if cause is CommandCause.HONEYTOKEN:
             reason = "a planted credential was used in its sandbox"
             return died | {"cause": cause, "reason": reason}
         return died | {"cause": cause, "reason": f"its sandbox crossed the limit: {cause.value}"}

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from sbx import errors
+from sbx.agent.sandbox import ToolUploads
 from sbx.aio import in_thread, run_to_completion
 from sbx.isolation.host import HOST_POLICY, HostProcess, host_plan
 from sbx.isolation.receipt import Receipt
@@ -34,7 +35,6 @@ from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.run import checks
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context import ClosedReason, Context
-from sbx.service.projects.changes import UploadsShown
 from sbx.service.projects.host_files import HostFiles
 from sbx.workspace import check_name
 
@@ -59,7 +59,7 @@ class HostSession:
     def __init__(
         self,
         directory: Path,
-        uploads: UploadsShown | None,
+        uploads: ToolUploads | None,
         grace_s: float,
         *,
         lost: bool = False,
@@ -73,14 +73,14 @@ class HostSession:
         self._commands = self._context("commands")
         self._files = HostFiles(directory)
         self._own = ExtraFiles()
-        self._uploads: UploadsShown = uploads if uploads is not None else self._own
+        self._uploads: ToolUploads = uploads if uploads is not None else self._own
 
     @property
     def files(self) -> HostFiles:
         return self._files
 
     @property
-    def uploads(self) -> UploadsShown:
+    def uploads(self) -> ToolUploads:
         return self._uploads
 
     @property
