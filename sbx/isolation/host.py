@@ -54,16 +54,15 @@ def host_plan(policy: str, directory: Path, environment: Mapping[str, str]) -> H
 class HostProcess(Jail):
     """A guest without walls: a child of this process, in its own session."""
 
-    def __init__(self, plan: HostPlan) -> None:
+    def __init__(self) -> None:
         super().__init__(_refuse_order, secrets.token_hex(8))
-        self._host_plan = plan
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, plan: HostPlan) -> "HostProcess":
         """Raise Unavailable `not_started`."""
-        started = cls(plan)
+        started = cls()
         inside = started.control_inside.fileno(), started.kernel_inside.fileno()
         try:
             process = await asyncio.create_subprocess_exec(

@@ -64,22 +64,6 @@ class Guest:
         """The jail around the kernel."""
         return self._jail
 
-    @property
-    def pid(self) -> int | None:
-        """The host's pid of the jail's PID 1."""
-        return self._jail.pid
-
-    def processes(self) -> list[int]:
-        """Return the host's pids of all processes of the jail, PID 1 first."""
-        return self._jail.processes()
-
-    async def unlinked(self, device: int) -> tuple[int, int]:
-        """Return the bytes and the number of its unlinked files on a file system.
-
-        The broker counts them.
-        """
-        return await self._jail.unlinked(device)
-
     async def interrupt(self) -> None:
         """Let PID 1 send SIGINT to the kernel's process group. Has no effect on a dead kernel."""
         await self._control_request("interrupt", {}, None)

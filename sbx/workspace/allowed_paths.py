@@ -241,7 +241,11 @@ class AllowedProjects:
             outer = os.open(top, _O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
             fd = _open_below(outer, directory.relative_to(top))
         except OSError as error:
-            raise _unusable(directory, error) from None
+            replaced = error.errno in (errno.ELOOP, errno.EXDEV)
+            why = os.strerror(error.errno or errno.EIO)
+            if replaced:
+                why = "a symlink has taken its place, or one above it"
+            raise _invalid(str(directory), why) from None
         try:
             check(fd, self.own)
             self._check_status(directory, os.fstat(fd))
@@ -283,12 +287,6 @@ def _open_below(top: int, below: Path) -> int:
         return openat2.openat2(top, os.fsencode(below), _O_PATH, resolve=_RESOLVE)
     finally:
         os.close(top)
-
-
-def _unusable(directory: Path, error: OSError) -> BadRequest:
-    if error.errno in (errno.ELOOP, errno.EXDEV):
-        return _invalid(str(directory), "a symlink has taken its place, or one above it")
-    return _invalid(str(directory), os.strerror(error.errno or errno.EIO))
 
 
 def _invalid(name: str, why: str) -> BadRequest:

@@ -17,9 +17,20 @@ class MountOrders:
         self._loop = loop
         self._jails = jails
 
-    def attach(self, order: dict[str, Any]) -> None:
+    def obey(self, order: dict[str, Any]) -> None:
+        jail = self._jails.get(order["jail"])
+        if jail.pid1_fd is None or jail.group is None:
+            raise Broken("the jail is in no sandbox yet")
+        if not self._jails.own_namespaces:
+            raise live_mounts.refuse_without_namespaces()
+        if order["do"] == "mask":
+            self._mask(jail, jail.pid1_fd, order)
+        else:
+            self._attach(jail, order)
+
+    def _attach(self, jail: BrokerJail, order: dict[str, Any]) -> None:
         """Mount a directory into a live jail, or take it away."""
-        jail, target = self._jail(order), order["target"]
+        target = order["target"]
         if not live_mounts.is_target(target):
             raise Broken(f"nothing is mounted at {target}")
         attach = order["do"] == "attach"
@@ -36,11 +47,10 @@ class MountOrders:
             how = {"mask": order["mask"], "partly": order["partly"], "pin": not order["read_only"]}
         self._mount(jail, target, tree, attach=attach, seq=order["seq"], **how)
 
-    def mask(self, order: dict[str, Any]) -> None:
+    def _mask(self, jail: BrokerJail, pid1_fd: int, order: dict[str, Any]) -> None:
         """Cover the host's sockets and FIFOs in these places of a jail: see `masking`."""
-        jail, places = self._jail(order), order["places"]
-        assert jail.pid1_fd is not None
-        child = live_mounts.begin_masks(jail.pid1_fd, places)
+        places = order["places"]
+        child = live_mounts.begin_masks(pid1_fd, places)
         self._loop.children.add(child.pid)
 
         def ended() -> None:
@@ -51,14 +61,6 @@ class MountOrders:
             self._loop.send({"seq": order["seq"], **outcome})
 
         self._loop.watch(child.pidfd, ended)
-
-    def _jail(self, order: dict[str, Any]) -> BrokerJail:
-        jail = self._jails.get(order["jail"])
-        if jail.pid1_fd is None or jail.group is None:
-            raise Broken("the jail is in no sandbox yet")
-        if not self._jails.own_namespaces:
-            raise live_mounts.refuse_without_namespaces()
-        return jail
 
     def _mount(
         self,

@@ -51,9 +51,6 @@ It ends when that socket does or when the runtime's process does, whichever is s
 child of the runtime may keep the socket open), never by a parent-death signal: those fire when a
 *thread* of the parent ends. Everything it started ends with it.
 
-A jail is killed by the pidfd of its PID 1, and by its cgroup where there is one; no pid is
-remembered and signalled later.
-
 A `confined` runtime is one that has fewer rights than its broker, a service that dropped root's:
 whoever takes it over is not to get them back here. No uid outside of the range is given then, no
 other bwrap is started than the one that was found first, and nothing is done before `confine`, once
@@ -84,7 +81,6 @@ from sbx.linux.descriptors import raise_nofile_limit
 
 if TYPE_CHECKING:
     from sbx.isolation.broker.allowlist import BrokerAllowlist
-    from sbx.isolation.broker.mount_orders import MountOrders
 
 PACKET_MAX = 1 << 17
 _FDS_MAX = 4
@@ -110,7 +106,6 @@ class BrokerServer:
         self._zygotes = Zygotes(self._loop, self._sandboxes, self._jails)
         self._confinement: BrokerAllowlist | None = None
         self._bwrap: str | None = None
-        self._mounts: MountOrders | None = None
 
     def serve(self) -> None:
         self._loop.watch(self._loop.sock.fileno(), self._receive)
@@ -196,11 +191,10 @@ class BrokerServer:
                 return zygotes.enter(order)
             case "inspect":
                 return jails.get(order["jail"]).inspect(fresh=order["fresh"])
-            case "attach" | "detach":
-                self._mount_orders().attach(order)
-                return None
-            case "mask":
-                self._mount_orders().mask(order)
+            case "attach" | "detach" | "mask":
+                from sbx.isolation.broker.mount_orders import MountOrders  # most brokers need none
+
+                MountOrders(self._loop, jails).obey(order)
                 return None
             case "unlinked":
                 return jails.get(order["jail"]).unlinked(order["device"])
@@ -270,14 +264,6 @@ class BrokerServer:
             _enter_own_namespaces(uid, gid)
         bind_staging.open_stage()
         self._jails.own_namespaces = True
-
-    def _mount_orders(self) -> "MountOrders":
-        """Return the part that mounts into live jails, imported at its first order."""
-        from sbx.isolation.broker.mount_orders import MountOrders
-
-        if self._mounts is None:
-            self._mounts = MountOrders(self._loop, self._jails)
-        return self._mounts
 
     def _on_runtime_exit(self) -> None:
         self._loop.serving = False

@@ -19,9 +19,11 @@ the kernel knows better. Failures of the kernel's files are OSError. Imports onl
 library, and little of that.
 """
 
+import os
 from collections.abc import Collection
 from typing import NamedTuple
 
+from sbx.isolation.cgroups import controlfile, groups
 from sbx.isolation.cgroups.contract import (
     CgroupEvents,
     CgroupLimits,
@@ -33,6 +35,7 @@ from sbx.isolation.cgroups.contract import (
 )
 from sbx.isolation.cgroups.probe import (
     CONTROLLERS,
+    LEAF,
     CgroupCapabilities,
     Missing,
     probe,
@@ -50,10 +53,14 @@ __all__ = [
     "JailGroup",
     "Missing",
     "SandboxGroup",
+    "move_to_leaf_cgroup",
     "open_hierarchy",
     "probe",
     "scope_command",
 ]
+
+_DELEGATED = "user.delegate"  # an extended attribute; systemd.resource-control(5), Delegate=
+_DELEGATED_CONTROLLERS = {"memory", "tasks", "cpu"}
 
 
 def open_hierarchy(
@@ -153,3 +160,43 @@ class NoJail:
 
     def remove(self, deadline_s: float) -> None:
         pass
+
+
+def move_to_leaf_cgroup() -> str | None:
+    """Move this process, if it is alone in a group that systemd delegated, into a leaf below it,
+    and return the leaf. Return None if nothing changes. Call this before a broker is started.
+
+    A group of cgroup v2 that hands controllers down may hold no process. While a service of systemd
+    sits in the group of its unit, its broker needs a separate scope: the limits of the unit
+    (MemoryMax=, TasksMax=) would hold for no jail, and the unit would not show them.
+    """
+    capabilities = probe()
+    if not _only_our_process(capabilities):
+        return None
+    group = f"{next(iter(capabilities.controllers.values()))}/{groups.runtime_name('service')}"
+    leaf = f"{group}/{LEAF}"
+    try:
+        groups.make([group, leaf])
+        controlfile.write(f"{leaf}/cgroup.procs", "0")
+    except OSError:  # then the broker gets a scope, as anywhere else
+        groups.remove([group], lambda _: None, 0)
+        return None
+    return leaf
+
+
+def _only_our_process(own: CgroupCapabilities) -> bool:
+    if own.version != 2 or own.at_root or set(own.members) != {os.getpid()}:
+        return False
+    return own.controllers.keys() >= _DELEGATED_CONTROLLERS and _is_delegated(
+        own.controllers["memory"]
+    )
+
+
+def _is_delegated(group: str) -> bool:
+    """Return whether systemd leaves the group alone: without Delegate=yes it may change it again. A
+    user's own systemd (252, measured) marks nothing, but hands the cpu controller down only to
+    units that it delegates to."""
+    try:
+        return os.getxattr(group, _DELEGATED) == b"1"
+    except OSError:
+        return os.geteuid() != 0 and os.environ.get("SYSTEMD_EXEC_PID") == str(os.getpid())

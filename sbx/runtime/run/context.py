@@ -166,7 +166,7 @@ class Context:
     @property
     def processes(self) -> list[int]:
         """The host pids of what runs inside; none while there is no live kernel."""
-        return self._kernel.processes() if self._kernel is not None and self.alive else []
+        return self._kernel.jail.processes() if self._kernel is not None and self.alive else []
 
     @property
     def busy(self) -> bool:

@@ -133,10 +133,7 @@ def _write(at: Path, data: bytes) -> int:
 
 def _list(at: Path, max_depth: int) -> Listing:
     walk = _Walk(at, max_depth)
-    listing = Listing(islice((entry for _, entry in walk), _ENTRIES_MAX))
-    listing.complete = walk.complete and len(listing) < _ENTRIES_MAX
-    listing.sort(key=lambda entry: entry.path)
-    return listing
+    return _listing(walk, (entry for _, entry in walk), _ENTRIES_MAX)
 
 
 def _find(at: Path, pattern: str, kind: Kind | None, limit: int) -> Listing:
@@ -147,7 +144,11 @@ def _find(at: Path, pattern: str, kind: Kind | None, limit: int) -> Listing:
         if kind in (None, entry.kind)
         and fnmatch.fnmatchcase(relative if "/" in pattern else entry.name, pattern)
     )
-    listing = Listing(islice(matching, limit))
+    return _listing(walk, matching, limit)
+
+
+def _listing(walk: "_Walk", entries: Iterator[FileEntry], limit: int) -> Listing:
+    listing = Listing(islice(entries, limit))
     listing.complete = walk.complete and len(listing) < limit
     listing.sort(key=lambda entry: entry.path)
     return listing

@@ -71,17 +71,9 @@ class HostSession:
         self._grace_s = grace_s
         self._python = self._context("python", had_kernel=lost)
         self._commands = self._context("commands")
-        self._files = HostFiles(directory)
         self._own = ExtraFiles()
-        self._uploads: ToolUploads = uploads if uploads is not None else self._own
-
-    @property
-    def files(self) -> HostFiles:
-        return self._files
-
-    @property
-    def uploads(self) -> ToolUploads:
-        return self._uploads
+        self.files = HostFiles(directory)
+        self.uploads: ToolUploads = uploads if uploads is not None else self._own
 
     @property
     def busy(self) -> bool:
