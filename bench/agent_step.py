@@ -18,9 +18,9 @@ from bench import paths
 from bench.samples import Bench, NotMeasured, Progress, Samples
 from sbx import Runtime, Settings
 from sbx.agent.agent import Agent
+from sbx.agent.history import StoredHistory
 from sbx.agent.messages import Message, Response, ToolCall
 from sbx.agent.models import TextDelta
-from sbx.agent.stored_history import StoredHistory
 from sbx.agent.tools.tool import ToolDefinition
 from sbx.aio import SystemClock
 from sbx.protocol.agent import AgentRunEnd, StepEnd, ToolEnd

@@ -109,8 +109,8 @@ class FakeSandbox:
         return [run.code for run in self.runs]
 
 
-class FakeRehearsal:
-    def __init__(self, sandbox: "RehearsingSandbox", command: str) -> None:
+class FakeDryRun:
+    def __init__(self, sandbox: "DryRunSandbox", command: str) -> None:
         self.run = done(f"tried {command}")
         self.changes = (FileChange("/workspace/a", "added", None, 1, "+1"),)
         self.truncated = False
@@ -129,21 +129,21 @@ class FakeRehearsal:
             self.state = "discarded"
 
 
-class RehearsingSandbox(FakeSandbox):
+class DryRunSandbox(FakeSandbox):
     """`changes_meanwhile`: how many commits find that the workspace has changed."""
 
     def __init__(self, changes_meanwhile: int = 0) -> None:
         super().__init__()
         self.changes_meanwhile = changes_meanwhile
-        self.rehearsals: list[FakeRehearsal] = []
+        self.dry_runs: list[FakeDryRun] = []
         self.refuses: Callable[[], Exception] | None = None
 
-    async def rehearse(
+    async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> FakeRehearsal:
+    ) -> FakeDryRun:
         if self.refuses is not None:
             raise self.refuses()
-        self.rehearsals.append(made := FakeRehearsal(self, command))
+        self.dry_runs.append(made := FakeDryRun(self, command))
         return made
 
 
@@ -187,7 +187,7 @@ class FakeChanges:
             self.state = "dropped"
 
 
-class ChangingSandbox(RehearsingSandbox):
+class ChangingSandbox(DryRunSandbox):
     """A project: every call that may change files is tried first. `begun` are all that were."""
 
     sandboxed = True

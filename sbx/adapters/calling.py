@@ -3,26 +3,17 @@
 import json
 import secrets
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from sbx.agent.messages import ToolCall
-from sbx.agent.sandbox import ToolSandbox
-from sbx.agent.tools.following import unheard
+from sbx.agent.sandbox import Conversations, ToolSandbox, one_of
+from sbx.agent.tools.execution import unheard
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
 from sbx.errors import BadRequest
 from sbx.sync.blocking import BlockingConversation, beneath
 
-
-@runtime_checkable
-class MultiConversationSandbox(Protocol):
-    """A sandbox of several conversations: `AsyncSandbox`, local or remote."""
-
-    def conversation(self, name: str) -> ToolSandbox: ...
-
-
-AnySandbox = BlockingConversation | ToolSandbox | MultiConversationSandbox
-_DEFAULT_CONVERSATION = "default"
+AnySandbox = BlockingConversation | ToolSandbox | Conversations
 
 
 class ToolCaller:
@@ -34,11 +25,9 @@ class ToolCaller:
     """
 
     def __init__(self, sandbox: AnySandbox, tools: Tools | None = None) -> None:
-        if isinstance(sandbox, MultiConversationSandbox) and not isinstance(
-            sandbox, BlockingConversation
-        ):
-            sandbox = sandbox.conversation(_DEFAULT_CONVERSATION)
-        self._sandbox: BlockingConversation | ToolSandbox = sandbox
+        self._sandbox: BlockingConversation | ToolSandbox = (
+            sandbox if isinstance(sandbox, BlockingConversation) else one_of(sandbox)
+        )
         self._tools = tools or Tools()
 
     def definitions(self) -> tuple[ToolDefinition, ...]:

@@ -1,23 +1,20 @@
 """The agent: a loop over a model and its tools, with a sandbox, approvals and a history.
 
-    agent.py       the loop
+    agent.py       the loop, its options and its budget
     step.py        one step: the answer of the model, the results of its calls
     calls.py       the calls of one answer: permission, approval, the tool, its events
     changing.py    try a call on a copy, so that a user approves its effect
-    dry_run.py     the same for the commands of a sandbox without a project
-    prompt.py      the system prompt
     compaction.py  summaries of long histories
-    budget.py      the limits of a run
-    events.py      the queue of events of a run
     messages.py    the messages of a conversation
-    models/          one interface of a model with three implementations
-    tools/           the tools of a model, and the effect of each call
-    approvals.py  the user's yes or no to a call
-    history.py    the store of messages, and the rules for a complete history
-    export.py     a history as JSON, to move it to another sbx
-    copy_file.py  copy a file from one sandbox to another
-    settings.py   the settings of the model and the sandbox
-    chats.py      the agents of a service: one run per conversation, followed by clients
+    models/        one interface of a model with three implementations
+    tools/         the tools of a model, and the effect of each call
+    approvals.py   the user's yes or no to a call
+    history.py     the messages in memory or in the store, and the rules for a complete history
+    export.py      a history as JSON, to move it to another sbx
+    sandbox.py     the sandbox that the tools act on
+    settings.py    the settings of the model and the sandbox
+    chats.py       the agents of a service: one run per conversation, followed by clients
+    mcp.py         the tools as an MCP server
 
 The package imports lower rows and never the runtime. It uses a sandbox in this process, a remote
 one and a fake in the same way (sandbox.py).
@@ -32,19 +29,18 @@ The public names of the package are here. Each one is imported when it is first 
 
 TYPE_CHECKING = False  # type checkers assume True; importing typing would cost 20 ms
 if TYPE_CHECKING:
-    from sbx.agent.agent import Agent
+    from sbx.agent.agent import Agent, Budget
     from sbx.agent.approvals import Approvals
-    from sbx.agent.budget import Budget
-    from sbx.agent.copy_file import hand
     from sbx.agent.history import MemoryHistory
     from sbx.agent.messages import Message
     from sbx.agent.models.anthropic import AnthropicModel
     from sbx.agent.models.factory import make_model
     from sbx.agent.models.openai import OpenAIModel
     from sbx.agent.models.replay import Recorder, ReplayModel
+    from sbx.agent.sandbox import copy_file
     from sbx.agent.settings import AgentSettings, read_agent_settings
+    from sbx.agent.tools.approval_rules import Permissions
     from sbx.agent.tools.function_tool import tool
-    from sbx.agent.tools.permissions import Permissions
     from sbx.agent.tools.registry import Tools, builtin
 
 __all__ = [
@@ -61,7 +57,7 @@ __all__ = [
     "ReplayModel",
     "Tools",
     "builtin",
-    "hand",
+    "copy_file",
     "make_model",
     "read_agent_settings",
     "tool",
@@ -72,16 +68,16 @@ _HOMES = {
     "AgentSettings": "settings",
     "AnthropicModel": "models.anthropic",
     "Approvals": "approvals",
-    "Budget": "budget",
+    "Budget": "agent",
     "MemoryHistory": "history",
     "Message": "messages",
     "OpenAIModel": "models.openai",
-    "Permissions": "tools.permissions",
+    "Permissions": "tools.approval_rules",
     "Recorder": "models.replay",
     "ReplayModel": "models.replay",
     "Tools": "tools.registry",
     "builtin": "tools.registry",
-    "hand": "copy_file",
+    "copy_file": "sandbox",
     "make_model": "models.factory",
     "read_agent_settings": "settings",
     "tool": "tools.function_tool",

@@ -13,32 +13,61 @@ receives it as a result and continues.
 import asyncio
 import inspect
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
 from sbx.agent.approvals import AgentContext, Approvals
-from sbx.agent.budget import UNBOUNDED, Budget
-from sbx.agent.calls import HERE, AgentToolCalls
+from sbx.agent.calls import HERE, AgentToolCalls, Tell
 from sbx.agent.changing import ReadSetting, ask_always
 from sbx.agent.compaction import WHEN_LONG, Compaction
-from sbx.agent.events import AgentEvents, Tell
 from sbx.agent.history import MemoryHistory, MessageHistory, Thread
-from sbx.agent.messages import Message, Response, carried
+from sbx.agent.messages import Message, Response, TokenUsage, carried
 from sbx.agent.models import Model
-from sbx.agent.prompt import SYSTEM, DescribeFiles, made_fresh
-from sbx.agent.sandbox import Conversations, ToolSandbox, is_sandboxed, one_of
-from sbx.agent.step import ModelAnswers, Step, results_of
-from sbx.agent.tools.permissions import Permissions
+from sbx.agent.sandbox import Conversations, ToolSandbox, in_project, is_sandboxed, one_of
+from sbx.agent.step import ModelAnswers, Step, SystemPrompt, results_of
+from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.aio import run_to_completion
 from sbx.errors import BadRequest, Broken, Conflict, SbxError
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, AgentRunStart, Json, Reason, StepEnd
+from sbx.protocol.files import Upload
 from sbx.telemetry.host_paths import without_host_paths
+from sbx.workspace.uploads import uploads_told
 
+SYSTEM = """\
+You work in a sandbox: your own /workspace, a Python kernel that keeps its variables between calls,
+and a shell. Do the task with the tools. Look at data before you rely on what it holds. When code
+fails, read the traceback, mend the cause and run it again. When you are done, answer in a few plain
+words, with the figures that were asked for and the paths of the files that you made."""
+
+DescribeFiles = Callable[[Sequence[Upload]], str]
 CompletionCheck = Callable[[Response], bool | Awaitable[bool]]
 OnStep = Callable[[Step], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """None means no limit. `tokens` limits input and output together. It is checked after each
+    answer, so the last answer may exceed it. `seconds` limits the wall-clock time, including all
+    waits; running calls are interrupted when it is over."""
+
+    tokens: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "seconds"):
+            if (limit := getattr(self, name)) is not None and not limit > 0:
+                raise BadRequest(f"the {name} of a budget must be above 0", code="invalid_budget")
+
+    def spent(self, usage: TokenUsage) -> bool:
+        return self.tokens is not None and usage.total >= self.tokens
+
+
+UNBOUNDED = Budget()
 
 
 class AgentOptions(TypedDict, total=False):
@@ -85,7 +114,7 @@ class Agent:
         self._tools = tools or Tools()
         self._approvals = approvals
         self._permissions = permissions or Permissions()
-        self._prompt = made_fresh(system, self._sandbox, describe_files)
+        self._prompt = _fresh_prompt(system, self._sandbox, describe_files)
         self._budget = budget
         self._compaction = compaction
         self._place = place
@@ -122,7 +151,7 @@ class Agent:
         request = _request(message, how)
         if self._task is not None:
             raise Conflict("this agent is answering already", code="run_in_progress")
-        self._aborted, events = False, AgentEvents()
+        self._aborted, events = False, _EventQueue()
         self._task = asyncio.create_task(self._run(request, events.tell))
         try:
             async for event in events.until(self._task):
@@ -238,3 +267,39 @@ def _request(message: str | Message | None, how: AgentOptions) -> _Request:
 
 async def _result(value: object) -> object:
     return await value if inspect.isawaitable(value) else value
+
+
+def _fresh_prompt(base: str, sandbox: ToolSandbox, describe: DescribeFiles | None) -> SystemPrompt:
+    """Return a function that builds the prompt. It is called before each request to the model,
+    because files come and go while an agent works."""
+    describe_files = describe or partial(uploads_told, apart=in_project(sandbox))
+
+    async def prompt() -> str:
+        files = describe_files(await sandbox.uploads.list())
+        return f"{base}\n\n{files}" if base else files
+
+    return prompt
+
+
+class _EventQueue:
+    """The events of a run, for one reader. `tell` adds an event at once and never waits for the
+    reader. The output of the run limits the size of the queue."""
+
+    def __init__(self) -> None:
+        self._queue: deque[AgentEvent] = deque()
+        self._changed = asyncio.Event()
+
+    def tell(self, event: AgentEvent) -> None:
+        self._queue.append(event)
+        self._changed.set()
+
+    async def until(self, task: "asyncio.Task[Any]") -> AsyncGenerator[AgentEvent, None]:
+        """Yield all events until the task has ended and the queue is empty."""
+        task.add_done_callback(lambda _: self._changed.set())
+        while True:
+            while self._queue:
+                yield self._queue.popleft()
+            if task.done():
+                return
+            self._changed.clear()
+            await self._changed.wait()

@@ -4,8 +4,8 @@
     decision   wait for the user, or for the denial by `timeout`, `abort` or `restart`
     decide     make the first decision; later callers get this one
 
-The records (approval_records.py) settle which decision is first. The waiting objects in memory only
-receive it. A caller cannot see or decide calls outside its bounds: for that caller they do not
+The records (sbx/store/approvals.py) settle which decision is first. The waiting objects in memory
+only receive it. A caller cannot see or decide calls outside its bounds: for that caller they do not
 exist.
 """
 
@@ -13,10 +13,9 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from sbx.agent.approval_records import ApprovalStore, MemoryRecords
 from sbx.agent.tools.approval_rules import ApprovalRule, matches, rule_for
 from sbx.agent.tools.tool import Arguments
 from sbx.aio import Clock, SystemClock, run_to_completion
@@ -31,6 +30,9 @@ from sbx.protocol.approvals import (
     Remember,
     StoredApprovalRule,
 )
+
+if TYPE_CHECKING:
+    from sbx.store.approvals import ApprovalStore
 
 TIMEOUT_S = 600.0
 _RULE_MAX = 16 << 10  # characters
@@ -89,16 +91,17 @@ class Pending:
 
 
 class Approvals:
-    """The approvals of one process. Its records may be those of a whole service."""
+    """The approvals of one process. `records` may be those of a whole service; by default they are
+    in memory."""
 
     def __init__(
         self,
-        records: ApprovalStore | None = None,
+        records: "ApprovalStore | None" = None,
         clock: Clock | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._records: ApprovalStore = MemoryRecords() if records is None else records
+        self._records = _in_memory() if records is None else records
         self._clock: Clock = clock or SystemClock()
         self._timeout_s = timeout_s
         # Weak: a caller that no longer waits is forgotten; the records keep the call.
@@ -114,7 +117,7 @@ class Approvals:
         tool_call_id: str,
         tool_name: str,
         tool_args: Arguments,
-        rehearsal: dict[str, Any] | None = None,
+        dry_run: dict[str, Any] | None = None,
         may_be_remembered: bool = True,
     ) -> Pending:
         """Record the call and make it ready for a decision. Announce it only after this returns.
@@ -136,7 +139,7 @@ class Approvals:
             user_id=place.user_id,
             agent_id=place.agent_id,
             project_id=place.project_id,
-            rehearsal=rehearsal,
+            dry_run=dry_run,
         )
         if tool_call_id in self._waiting:
             raise Conflict(f"the call {tool_call_id} already waits for a decision")
@@ -319,6 +322,14 @@ class Approvals:
     def _tell(self, tool_call_id: str, decision: ApprovalDecision) -> None:
         if (pending := self._waiting.pop(tool_call_id, None)) is not None:
             pending.tell(decision)
+
+
+def _in_memory() -> "ApprovalStore":
+    from sbx.store.approvals import (
+        ApprovalStore,  # here: an agent without approvals needs no SQLite
+    )
+
+    return ApprovalStore()
 
 
 def _rule(

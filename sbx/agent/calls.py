@@ -20,21 +20,28 @@ from functools import partial
 from typing import Literal
 
 from sbx.agent.approvals import AgentContext, Approvals, Pending
-from sbx.agent.changing import ChangeTrial, ReadSetting, ask_always, compared, of_rehearsal
+from sbx.agent.changing import (
+    ChangeTrial,
+    DryRunCommand,
+    ReadSetting,
+    ask_always,
+    command_of,
+    compared,
+    dry_run_or_none,
+    needs_network,
+    of_dry_run,
+)
 from sbx.agent.compaction import IMAGES_TOLD_SIZE
-from sbx.agent.dry_run import DryRunCommand, command_of, needs_network, rehearsed
-from sbx.agent.events import Tell
 from sbx.agent.history import ENDED
 from sbx.agent.messages import ToolCall
-from sbx.agent.sandbox import InProject, KeepsChanges, Rehearses, ToolSandbox, is_sandboxed
-from sbx.agent.tools.approval_rules import COMMAND_TOOL, subject
-from sbx.agent.tools.permissions import Permissions
+from sbx.agent.sandbox import ToolChanges, ToolSandbox, commands_allowed, is_sandboxed
+from sbx.agent.tools.approval_rules import COMMAND_TOOL, Permissions, subject
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.results import failed
-from sbx.agent.tools.tool import Arguments, Emit, Ruling, ToolResult
+from sbx.agent.tools.tool import Arguments, Effect, Emit, Ruling, ToolResult
 from sbx.aio import run_to_completion
 from sbx.errors import SbxError, TooLarge, Unavailable
-from sbx.protocol.agent import Json, ToolApproval, ToolEnd, ToolOutput, ToolStart
+from sbx.protocol.agent import AgentEvent, Json, ToolApproval, ToolEnd, ToolOutput, ToolStart
 from sbx.protocol.approvals import ABORT, ApprovalDecision
 
 HERE = AgentContext("local", "default")
@@ -60,7 +67,9 @@ _TOO_MANY = ToolResult("Error (too_many_calls): this was not done. Make fewer ca
 CALLS_MAX = 128  # per answer
 AT_ONCE = 16  # the limit of waiting runs in a conversation
 
+Tell = Callable[[AgentEvent], None]
 _Action = Callable[[], Awaitable[ToolResult]]
+_Begin = Callable[[Effect], Awaitable[ToolChanges]]
 
 
 class AgentToolCalls:
@@ -158,8 +167,8 @@ class AgentToolCalls:
             if self._approvals is None:
                 return self._started(call, lambda: _now(_NOBODY))
             command = command_of(call.call.name, arguments) if self._sandboxed else None
-            if command is not None and isinstance(self._sandbox, Rehearses):
-                return partial(self._made_after_rehearsal, call, ruling, command, self._sandbox)
+            if command is not None and hasattr(self._sandbox, "dry_run"):
+                return partial(self._run_after_dry_run, call, ruling, command)
             return partial(self._made_after_approval, call, await self._asked(call))
         except SbxError as error:
             refused = failed(error)
@@ -185,22 +194,22 @@ class AgentToolCalls:
 
     def _trying_it(
         self, call: "_Call", ruling: Ruling
-    ) -> tuple[KeepsChanges, Literal["write", "code", "command"]] | None:
-        """Return the sandbox that tries this call on a copy, and the kind of the trial. None means
-        that the call is made directly. That applies to a call that only reads, to a command that is
-        allowed or needs the network, and to a call that may act outside the sandbox and must be
+    ) -> tuple[_Begin, Literal["write", "code", "command"]] | None:
+        """Return the function that starts a trial of this call on a copy, and the kind of the
+        trial. Return None for a call that is made directly: one that only reads, a command that is
+        allowed or needs the network, and a call that may act outside the sandbox and must be
         approved before it runs."""
-        box, tool = self._sandbox, self._tools.get(call.call.name)
+        tool, begin = self._tools.get(call.call.name), getattr(self._sandbox, "begin", None)
         effect = tool.effect(call.arguments)
-        if effect == "read" or not isinstance(box, KeepsChanges) or not self._sandboxed:
+        if effect == "read" or begin is None or not self._sandboxed:
             return None
-        if isinstance(box, InProject) and box.commands_allowed:
+        if commands_allowed(self._sandbox):
             return None
         if effect == "command" and (ruling == "allow" or _reaches_out(call)):
             return None
         if ruling == "ask" and not tool.confined:
             return None
-        return box, effect
+        return begin, effect
 
     def _started(self, call: "_Call", action: _Action) -> _Action:
         self._tell_start(call)
@@ -239,29 +248,29 @@ class AgentToolCalls:
         decision = await self._decided(call, pending)
         return await self._made(call) if decision.approved else _denied(decision)
 
-    async def _made_after_rehearsal(
-        self, call: "_Call", ruling: Ruling, command: DryRunCommand, sandbox: Rehearses
+    async def _run_after_dry_run(
+        self, call: "_Call", ruling: Ruling, command: DryRunCommand
     ) -> ToolResult:
-        """Rehearse a command and commit the changes of the rehearsal after approval. The command
+        """Dry-run a command and commit the changes of the dry run after approval. The command
         does not run a second time. If the workspace has changed meanwhile, change nothing. A second
-        rehearsal would need another call with another id: a second yes to this id, sent twice or
+        dry run would need another call with another id: a second yes to this id, sent twice or
         late, must never approve an effect that the user has not seen."""
         async with self._trying:
             with call.timed():
-                rehearsal = await rehearsed(sandbox, command)
-            if rehearsal is None:
+                dry_run = await dry_run_or_none(self._sandbox, command)
+            if dry_run is None:
                 return await self._made_after_approval(call, await self._asked(call))
-            result = partial(self._tools.told, call.call, rehearsal.run, self._sandbox, of=call.of)
+            result = partial(self._tools.told, call.call, dry_run.run, self._sandbox, of=call.of)
             try:
-                return await self._settled(call, ruling, of_rehearsal(rehearsal, result))
+                return await self._settled(call, ruling, of_dry_run(dry_run, result))
             finally:
-                await run_to_completion(rehearsal.discard())
+                await run_to_completion(dry_run.discard())
 
     async def _made_after_trial(
         self,
         call: "_Call",
         ruling: Ruling,
-        sandbox: KeepsChanges,
+        begin: _Begin,
         effect: Literal["write", "code", "command"],
     ) -> ToolResult:
         """Run any other tool on a copy of the project. Hold its output back until it is clear
@@ -270,7 +279,7 @@ class AgentToolCalls:
             allowed = ruling == "allow" or (await self._changes()).mode == "allow"
             try:
                 with call.timed():
-                    changes = await sandbox.begin(effect)
+                    changes = await begin(effect)
             except (TooLarge, Unavailable):
                 return await self._made_untried(call, allowed=allowed and ruling != "ask")
             try:
@@ -316,7 +325,7 @@ class AgentToolCalls:
                 return _CHANGED
             return await trial.result()
 
-    async def _asked(self, call: "_Call", rehearsal: Json | None = None) -> Pending:
+    async def _asked(self, call: "_Call", dry_run: Json | None = None) -> Pending:
         assert self._approvals is not None
         pending = await self._approvals.ask(
             self._place,
@@ -324,11 +333,11 @@ class AgentToolCalls:
             tool_call_id=call.call.id,
             tool_name=call.call.name,
             tool_args=call.arguments,
-            rehearsal=rehearsal,
+            dry_run=dry_run,
             may_be_remembered=call.may_be_remembered,
         )
         call.pending = pending
-        self._tell_start(call, rehearsal=rehearsal)
+        self._tell_start(call, dry_run=dry_run)
         return pending
 
     async def _decided(self, call: "_Call", pending: Pending) -> ApprovalDecision:
@@ -340,7 +349,7 @@ class AgentToolCalls:
         call.pending = None
         self._tell(ToolApproval(call.call.id, decision.approved, decision.by, decision.remembered))
 
-    def _tell_start(self, call: "_Call", *, rehearsal: Json | None = None) -> None:
+    def _tell_start(self, call: "_Call", *, dry_run: Json | None = None) -> None:
         call.open = True
         expires_at = None if call.pending is None else call.pending.approval.expires_at
         self._tell(
@@ -350,7 +359,7 @@ class AgentToolCalls:
                 call.arguments,
                 approval_required=expires_at is not None,
                 expires_at=expires_at,
-                rehearsal=rehearsal,
+                dry_run=dry_run,
                 sandboxed=self._sandboxed,
             )
         )

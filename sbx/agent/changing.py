@@ -1,18 +1,21 @@
 """Try a tool call on a copy before it takes effect, so that the user decides by its effect.
 
-A sandbox over a project does that for every call (`KeepsChanges`), other sandboxes only for
-commands (`Rehearses`). Both yield a `ChangeTrial`: the result, the changes, and functions that
+A sandbox over a project does that for every call (`begin`), other sandboxes only for
+commands (`dry_run`). Both yield a `ChangeTrial`: the result, the changes, and functions that
 commit or discard them.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from sbx.agent.sandbox import FileChange, ToolChanges, ToolDryRun
+from sbx.agent.sandbox import FileChange, ToolChanges, ToolDryRun, ToolSandbox
+from sbx.agent.tools.approval_rules import COMMAND_TOOL
 from sbx.agent.tools.results import cut
 from sbx.agent.tools.tool import ToolResult
 from sbx.aio import run_to_completion
-from sbx.errors import Conflict, NotFound
+from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.protocol.agent import Json
 from sbx.protocol.changes import ChangesSetting
 from sbx.protocol.runs import Run
@@ -82,15 +85,15 @@ async def compared(
     )
 
 
-def of_rehearsal(rehearsal: ToolDryRun, told: Callable[[], Awaitable[ToolResult]]) -> ChangeTrial:
+def of_dry_run(dry_run: ToolDryRun, told: Callable[[], Awaitable[ToolResult]]) -> ChangeTrial:
     """Return the trial of a command that ran on a separate copy."""
     return ChangeTrial(
         told,
-        _shown(rehearsal.run, rehearsal.changes, rehearsal.truncated, rehearsal.left_out),
-        not rehearsal.changes and not rehearsal.truncated,
+        _shown(dry_run.run, dry_run.changes, dry_run.truncated, dry_run.left_out),
+        not dry_run.changes and not dry_run.truncated,
         lambda _prefixes: False,
-        rehearsal.commit,
-        rehearsal.discard,
+        dry_run.commit,
+        dry_run.discard,
     )
 
 
@@ -121,3 +124,46 @@ def _shown(
             {"path": path, "program": program} for path, program in host_executables.items()
         ]
     return shown
+
+
+# -- dry runs of commands --------------------------------------------------------------------------
+
+# Programs that always use the network, as a separate word anywhere in the command. A dry run has
+# no network and would only show how they fail. Other programs that need it fail in the dry run.
+_NETWORK = re.compile(
+    r"(?<![\w./-])(?:curl|wget|ssh|scp|sftp|rsync|ftp|telnet|nc|ncat|ping|dig|nslookup"
+    r"|git\s+(?:\S+\s+){0,8}?(?:clone|fetch|pull|push|ls-remote)"
+    r"|(?:pip[\d.]*|uv|pipx|poetry|npm|npx|pnpm|yarn|cargo|go|gem|apt|apt-get|conda)"
+    r"\s+(?:\S+\s+){0,8}?(?:install|download|add|get|sync|update|upgrade|ci|publish)"
+    r"|npx)(?![\w.-])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DryRunCommand:
+    text: str
+    cwd: str | None
+    timeout: float | None
+
+
+def command_of(tool: str, arguments: Mapping[str, Any]) -> DryRunCommand | None:
+    """Return the command that a call would run. Return None if the call is not a command or needs
+    the network."""
+    if tool != COMMAND_TOOL or needs_network(arguments["command"]):
+        return None
+    return DryRunCommand(arguments["command"], arguments.get("cwd"), arguments.get("timeout"))
+
+
+def needs_network(command: str) -> bool:
+    return _NETWORK.search(command) is not None
+
+
+async def dry_run_or_none(sandbox: ToolSandbox, command: DryRunCommand) -> ToolDryRun | None:
+    """Dry-run the command. Return None if that is impossible: too large, too many, or no means.
+    The user is then asked without a dry run, and an error in the call itself shows when it
+    runs."""
+    dry_run: Callable[..., Awaitable[ToolDryRun]] = getattr(sandbox, "dry_run")  # noqa: B009
+    try:
+        return await dry_run(command.text, timeout=command.timeout, cwd=command.cwd)
+    except (BadRequest, Conflict, Unavailable):
+        return None

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cachetools import TTLCache
 
@@ -36,6 +36,9 @@ from sbx.protocol.approvals import ABORT, RESTART, TIMEOUT
 from sbx.telemetry import metrics
 from sbx.telemetry.host_paths import without_host_paths
 
+if TYPE_CHECKING:
+    from sbx.agent.agent import Agent
+
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 5.0
 _ABORT_S = 10.0  # grace period of an aborted agent; then its task is cancelled
@@ -43,16 +46,6 @@ _EVENT_SIZE = 400  # bytes, the approximate overhead of one event
 _ABORTED = AgentRunEnd("aborted", "", {})
 
 Key = tuple[str, ...]  # the owner first, the conversation last
-
-
-class Runner(Protocol):
-    """The object that a run drives: an Agent. After `abort` its events end soon, with a RunEnd."""
-
-    def stream(
-        self, message: str | None, /, *, max_steps: int, run_id: str
-    ) -> AsyncGenerator[AgentEvent, None]: ...
-
-    def abort(self) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +78,7 @@ class ChatRun:
         self.end: AgentRunEnd | None = None
         self.aborted = False
         self.log: EventLog[Json] = EventLog(replay_bytes)
-        self._agent: Runner | None = None
+        self._agent: Agent | None = None
         self._task: asyncio.Task[None] | None = None
 
     def events(self, after: int = 0) -> AsyncGenerator[tuple[int, Json], None]:
@@ -118,13 +111,13 @@ class ChatRun:
     # -- the task of the run ---------------------------------------------------------------------
 
     def _begin(
-        self, agent: Runner, resources: AsyncExitStack, on_over: Callable[["ChatRun"], None]
+        self, agent: "Agent", resources: AsyncExitStack, on_over: Callable[["ChatRun"], None]
     ) -> None:
         self._agent = agent
         self._task = asyncio.create_task(self._live(agent, resources, on_over), name=self.run_id)
 
     async def _live(
-        self, agent: Runner, resources: AsyncExitStack, on_over: Callable[["ChatRun"], None]
+        self, agent: "Agent", resources: AsyncExitStack, on_over: Callable[["ChatRun"], None]
     ) -> None:
         """Record the end only after the resources of the agent are closed, so that a client that
         sees the end can start the next run at once."""
@@ -138,7 +131,7 @@ class ChatRun:
             self._finish(self.end or _ABORTED)
             on_over(self)  # before any client reads the end
 
-    async def _driven(self, agent: Runner) -> AgentRunEnd:
+    async def _driven(self, agent: "Agent") -> AgentRunEnd:
         ask = self.ask
         if self.aborted:  # while it was opened
             return _ABORTED
@@ -197,7 +190,7 @@ class Chats:
 
     def __init__(
         self,
-        open: Callable[[ChatRun], AbstractAsyncContextManager[Runner]],
+        open: "Callable[[ChatRun], AbstractAsyncContextManager[Agent]]",
         clock: Clock,
         *,
         most: int = 200,

@@ -4,12 +4,15 @@
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol, runtime_checkable
 
+from sbx.errors import BadRequest, TooLarge
 from sbx.protocol.dry_runs import FileChange as FileChange
 from sbx.protocol.files import FileEntry, Kind, Listing, Upload
 from sbx.protocol.runs import Event, Run
+
+COPIED_MAX = 64 << 20  # bytes of a file that goes from one sandbox to another
 
 
 class ToolRun(Protocol):
@@ -37,8 +40,20 @@ class ToolUploads(Protocol):
 
 @runtime_checkable
 class ToolSandbox(Protocol):
-    """A caller that starts a run and stops following it calls `give_up`, which interrupts the
-    run."""
+    """A caller that starts a run and stops following it calls `give_up`, which interrupts the run.
+
+    A sandbox may have further members; most have only some of them.
+
+        dry_run(command, *, timeout, cwd)   return a `ToolDryRun`
+        checkpoint()                        return an object with `restore` and `discard`
+        save_result(name, content)          store a figure or a long result outside of the user's
+                                            files, and return the path at which tools find it; other
+                                            sandboxes keep them below /workspace/uploads/generated
+        sandboxed, commands_allowed         of a project; see the functions of these names
+        begin(effect)                       of a project: start a trial and return `ToolChanges`;
+                                            raise TooLarge and Unavailable if the project cannot be
+                                            copied
+    """
 
     @property
     def files(self) -> ToolFiles: ...
@@ -68,36 +83,21 @@ def one_of(sandbox: ToolSandbox | Conversations) -> ToolSandbox:
     return sandbox.conversation("default")
 
 
-@runtime_checkable
-class SavesResults(Protocol):
-    """A sandbox with a separate place for files that the user did not request: figures and long
-    results. Other sandboxes keep them below /workspace/uploads/generated."""
-
-    async def save_result(self, name: str, content: bytes, /) -> str:
-        """Store the content. Return the path at which tools and code find it."""
-        ...
-
-
-@runtime_checkable
-class InProject(Protocol):
-    """A sandbox over a directory of the user."""
-
-    @property
-    def sandboxed(self) -> bool:
-        """Return False if it acts on the host itself, so that every path of the host is
-        reachable."""
-        ...
-
-    @property
-    def commands_allowed(self) -> bool:
-        """Return whether cells may start processes. If not, commands and cells run in different
-        jails."""
-        ...
+def in_project(sandbox: ToolSandbox) -> bool:
+    """Return whether this is a sandbox over a directory of the user."""
+    return hasattr(sandbox, "commands_allowed")
 
 
 def is_sandboxed(sandbox: ToolSandbox) -> bool:
-    """Return whether there is isolation: without it the tools act on the host itself."""
-    return not isinstance(sandbox, InProject) or sandbox.sandboxed
+    """Return whether there is isolation: without it the tools act on the host itself, and every
+    path of the host is reachable."""
+    return bool(getattr(sandbox, "sandboxed", True))
+
+
+def commands_allowed(sandbox: ToolSandbox) -> bool:
+    """Return whether cells of a project may start processes. If not, commands and cells run in
+    different jails."""
+    return bool(getattr(sandbox, "commands_allowed", False))
 
 
 class ToolDryRun(Protocol):
@@ -106,9 +106,7 @@ class ToolDryRun(Protocol):
     run: Run
     changes: Sequence[FileChange]
     truncated: bool  # the list is incomplete; a commit also makes the missing changes
-    left_out: Sequence[
-        str
-    ]  # paths that are not committed or were not copied: FIFOs, sockets and others
+    left_out: Sequence[str]  # uncommitted or uncopied paths: FIFOs, sockets and others
 
     async def commit(self) -> None:
         """Make exactly the same changes, all or none. Raise Conflict `workspace_changed`."""
@@ -117,15 +115,6 @@ class ToolDryRun(Protocol):
     async def discard(self) -> None:
         """Delete the copy. A second call does nothing."""
         ...
-
-
-@runtime_checkable
-class Rehearses(Protocol):
-    """A sandbox that supports rehearsals."""
-
-    async def rehearse(
-        self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> ToolDryRun: ...
 
 
 class ToolChangeSet(Protocol):
@@ -165,27 +154,37 @@ class ToolChanges(Protocol):
         ...
 
 
-@runtime_checkable
-class KeepsChanges(Protocol):
-    """A sandbox over a project that shows the changes of a call before it makes them."""
+async def copy_file(
+    source: ToolSandbox | Conversations,
+    path: str,
+    target: ToolSandbox | Conversations,
+    to: str | None = None,
+    *,
+    max_bytes: int = COPIED_MAX,
+) -> str:
+    """Copy the file at `path` in `source` to `to` in `target`, and return that path. Without `to`
+    the file keeps its name and goes to the working directory. An existing file is replaced.
 
-    async def begin(self, effect: Literal["write", "code", "command"], /) -> ToolChanges:
-        """Start a trial. Raise TooLarge and Unavailable if the project cannot be copied."""
-        ...
+    Raise TooLarge `file_too_large` above `max_bytes`, BadRequest `not_a_file`, and the errors of
+    reading and writing. The size is checked before and after the read, because code in the sandbox
+    may write to the file meanwhile.
+    """
+    source, target = one_of(source), one_of(target)
+    entry = await source.files.stat(path)
+    if entry.kind != "file":
+        raise BadRequest(f"{path} is not a file but a {entry.kind}", code="not_a_file")
+    _check(path, entry.size or 0, max_bytes)
+    content = await source.files.read_bytes(path)
+    _check(path, len(content), max_bytes)
+    to = to or PurePosixPath(path).name
+    await target.files.write(to, content)
+    return to
 
 
-class ToolCheckpoint(Protocol):
-    """The files of a workspace as they were at one moment."""
-
-    async def restore(self) -> Sequence[FileChange]:
-        """Restore this state and return the changes."""
-        ...
-
-    async def discard(self) -> None: ...
-
-
-@runtime_checkable
-class Restores(Protocol):
-    """A sandbox whose files can be restored."""
-
-    async def checkpoint(self) -> ToolCheckpoint: ...
+def _check(path: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise TooLarge(
+            f"{path} has {size} bytes, and the limit for copies between sandboxes is {limit}",
+            code="file_too_large",
+            details={"limit": limit},
+        )

@@ -2,11 +2,11 @@
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from sbx.agent.calls import AgentToolCalls
+from sbx.agent.calls import AgentToolCalls, Tell
 from sbx.agent.compaction import (
     Compaction,
     estimated,
@@ -15,7 +15,6 @@ from sbx.agent.compaction import (
     to_cover,
     view,
 )
-from sbx.agent.events import Tell
 from sbx.agent.history import Thread
 from sbx.agent.messages import (
     Message,
@@ -27,7 +26,6 @@ from sbx.agent.messages import (
     without_images,
 )
 from sbx.agent.models import Model, TextDelta
-from sbx.agent.prompt import SystemPrompt
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
 from sbx.errors import BadRequest, Denied, Unavailable
 from sbx.protocol import agent as events
@@ -36,6 +34,8 @@ BROKEN_OFF = "\n[broken off here]"
 GO_ON = "Your answer was cut off, it was too long. Go on exactly where it stopped."
 _EMPTY_MAX = 3  # consecutive answers without text and calls
 _log = logging.getLogger(__name__)
+
+SystemPrompt = Callable[[], Awaitable[str]]  # called before each request to the model
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 from sbx.agent.settings import AgentSettings
 from sbx.api import agent_v1, errors, sessions_v1, v1
 from sbx.api.auth import OperatorDep, ServiceDep, caller
-from sbx.api.index import Index
 from sbx.api.middleware import RequestLimitsMiddleware
 from sbx.api.server.settings import ServiceSettings
 from sbx.api.v1 import bay
@@ -110,13 +109,12 @@ def create_app(
 
 
 def _mount(app: FastAPI) -> None:
-    """Not by `include_router`: how FastAPI finds its way through nested routers took 0.4 ms of each
-    call (0.165, measured), a third of what a short one takes in all."""
+    """Add all routes, those of runs first: each route before the right one takes 1 µs of a call.
+    `include_router` is not used: FastAPI 0.165 takes 0.4 ms to find a route in nested routers."""
+    frequent = (v1.runs.router, bay.runs.router, sessions_v1.runs.router)
     routers = (*v1.routers, *bay.routers, *sessions_v1.routers, *agent_v1.routers)
-    routes = [route for router in routers for route in router.routes]
-    app.router.routes.append(v1.FastRunRoute())  # before the same route by FastAPI
-    app.router.routes.append(Index(routes))
-    app.router.routes.extend(routes)
+    for router in sorted(routers, key=lambda router: router not in frequent):
+        app.router.routes.extend(router.routes)
 
     @app.get(
         "/health",

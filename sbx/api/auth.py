@@ -1,8 +1,8 @@
 """Who calls: the owner of a bearer key, the bounds of a token, or the user behind the socket.
 
-Nobody is anonymous and no header names an owner. The order is: `Authorization: Bearer`, the cookie
-that a login set, and without both, on a Unix socket only, the peer's uid as linux tells it
-(SO_PEERCRED; the server puts it into the scope's extension `sbx.peer`).
+No request is anonymous and no header names an owner. The order is: `Authorization: Bearer`, the
+cookie of a login, and without both, on a Unix socket only, the uid of the peer from Linux
+(SO_PEERCRED; the server puts it into the extension `sbx.peer` of the scope).
 """
 
 from collections.abc import AsyncIterator
@@ -24,42 +24,32 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def service(request: HTTPConnection) -> Service:
-    """All that this process holds."""
-    found: Service = request.app.state.service
-    return found
+    service: Service = request.app.state.service
+    return service
 
 
 async def _service(request: Request) -> Service:
-    return service(request)  # a dependency that is not async would be called in a thread
+    return service(request)  # FastAPI would call a synchronous dependency in a thread
 
 
-async def caller(request: Request) -> Caller:
-    """See `known`."""
-    return await known(request)
+async def caller(request: HTTPConnection) -> Caller:
+    """Return the caller of a request or WebSocket. See `authenticate`.
 
-
-async def known(request: HTTPConnection) -> Caller:
-    """Who calls, also by a WebSocket. Raises Denied `unauthorized`, and `forbidden` for a page of
-    another origin with a cookie.
-
-    Found once for a request, whose state keeps it: it is asked for before a body is read.
+    The state of the request keeps it: the middleware needs it before it reads a body.
     """
-    found: Caller | None = getattr(request.state, "caller", None)
-    if found is None:
-        found = request.state.caller = await authenticate(request)
-    return found
+    caller: Caller | None = getattr(request.state, "caller", None)
+    if caller is None:
+        caller = request.state.caller = await authenticate(request)
+    return caller
 
 
 async def authenticate(request: HTTPConnection) -> Caller:
-    """As `known`, found anew: whoever stays for long may have been known and be so no more."""
-    return await _caller(request)
-
-
-async def _caller(request: HTTPConnection) -> Caller:
+    """Return the caller now: in a long stream a key may have been revoked meanwhile. Raise Denied
+    `unauthorized`, and `forbidden` for a page of another origin with a cookie."""
     access = service(request).access
-    given = request.headers.get("authorization")
-    if given is not None:
-        scheme, _, bearer = given.partition(" ")
+    header = request.headers.get("authorization")
+    if header is not None:
+        scheme, _, bearer = header.partition(" ")
         if scheme.lower() != "bearer" or not bearer.strip():
             raise _unauthorized("the Authorization header must say: Bearer <key>")
         return _with_place(await access.from_bearer(bearer.strip()), request)
@@ -82,7 +72,7 @@ def _with_place(caller: Caller, request: HTTPConnection) -> Caller:
 
 
 async def operator(caller: Annotated[Caller, Depends(caller)]) -> Caller:
-    """A caller who runs this service. Raises Denied `forbidden` for all others."""
+    """Return a caller that operates this service. Raise Denied `forbidden` for all others."""
     if not caller.operator:
         raise Denied(
             "this is for the operator of the service",
@@ -92,8 +82,8 @@ async def operator(caller: Annotated[Caller, Depends(caller)]) -> Caller:
     return caller
 
 
-async def held() -> AsyncIterator[AsyncExitStack]:
-    """What a streamed reply needs until its last byte is out, whether or not the client stays."""
+async def _exit_stack() -> AsyncIterator[AsyncExitStack]:
+    """Yield a stack for the resources of a streamed reply, which closes after its last byte."""
     async with AsyncExitStack() as stack:
         yield stack
 
@@ -101,12 +91,12 @@ async def held() -> AsyncIterator[AsyncExitStack]:
 CallerDep = Annotated[Caller, Depends(caller)]
 OperatorDep = Annotated[Caller, Depends(operator)]
 ServiceDep = Annotated[Service, Depends(_service)]
-HeldDep = Annotated[AsyncExitStack, Depends(held)]
+StackDep = Annotated[AsyncExitStack, Depends(_exit_stack)]
 
 
 def check_origin(request: HTTPConnection) -> None:
-    """A browser sends a SameSite cookie also to other ports of the same host: whoever listens
-    there could otherwise change things with it. Raises Denied `forbidden`."""
+    """Raise Denied `forbidden` for a page of another origin. A browser sends a SameSite cookie also
+    to other ports of the same host, and a page from there could otherwise use it."""
     origin = request.headers.get("origin")
     if origin is None:
         return

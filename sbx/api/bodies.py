@@ -4,17 +4,61 @@ FastAPI reads and parses the body of a route before it asks for the caller. A la
 occupy memory for a client without a key.
 """
 
-from typing import Any, Literal, TypeVar
+from collections.abc import AsyncIterator
+from typing import Any, Literal, Self, TypeVar
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from sbx.errors import BadRequest
+from sbx.service.models import ConversationView
 
 Model = TypeVar("Model", bound=BaseModel)
+RAW_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
 
 
 class OkBody(BaseModel):
     status: Literal["ok"] = "ok"
+
+
+class InterruptReply(BaseModel):
+    """`interrupted` is false if nothing ran."""
+
+    interrupted: bool
+
+
+class RunErrorBody(BaseModel):
+    name: str
+    value: str
+    traceback: str
+
+
+class ConversationBody(BaseModel):
+    """`files` and `bytes` count the uploads and the files of the code together."""
+
+    conversation_id: str
+    created_at: float
+    status: Literal["idle", "ready", "busy"]
+    files: int
+    bytes: int
+
+    @classmethod
+    def of(cls, view: ConversationView) -> Self:
+        return cls(
+            conversation_id=view.name,
+            created_at=view.created_at,
+            status=view.status,
+            files=view.files,
+            bytes=view.bytes,
+        )
 
 
 class NotRecorded(BaseModel):
@@ -53,3 +97,20 @@ def documented_body(model: type[BaseModel]) -> dict[str, Any]:
     """Return the `openapi_extra` of a route that reads `model` by itself."""
     schema = model.model_json_schema()
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def raw_body(request: Request) -> AsyncIterator[bytes]:
+    """Yield the bytes of a body. Raise BadRequest `truncated_body` if it is cut off."""
+    try:
+        async for chunk in request.stream():
+            yield chunk
+    except ClientDisconnect:
+        raise BadRequest(
+            "the body ended before its end", code="truncated_body", hint="send it again"
+        ) from None
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects. Its body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,15 +1,17 @@
-"""Files on their way out: ranges, conditions, names; never more than a piece of one in memory."""
+"""Downloads: ranges, conditions, file names; never more than one piece of a file in memory."""
 
 import asyncio
 import re
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from email.utils import formatdate, parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote
 
 from fastapi import Request, Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from sbx.api.bodies import disconnected
 from sbx.api.errors import error_response
 from sbx.api.shares import Slot, share
 from sbx.errors import BadRequest
@@ -20,25 +22,25 @@ _BYTES: dict[str, Any] = {
 }
 SENT: dict[int | str, dict[str, Any]] = {
     200: _BYTES,
-    206: {**_BYTES, "description": "The range that was asked for"},
-    304: {"description": "What the caller has is still the same"},
+    206: {**_BYTES, "description": "The requested range"},
+    304: {"description": "The caller's copy is current"},
 }
-"""What `files_response` may answer but for errors, for the document of a route."""
+"""The successful replies of `files_response`, for the OpenAPI document of a route."""
 
 _STALLED_S = 60.0  # without the client taking one piece
 _RANGE = re.compile(r"bytes=[ \t]*(\d{0,18})-(\d{0,18})[ \t]*", re.ASCII)
 _PLAIN = re.compile(r"[^A-Za-z0-9 ._()+@-]")
-_SAFE = "!#$&+-.^_`|~"  # what RFC 5987 leaves as it is, beside letters and digits
+_SAFE = "!#$&+-.^_`|~"  # and letters and digits, which RFC 5987 does not quote
 
 
 def files_response(
     request: Request, stream: FileStream, *, name: str, etag: str | None = None
 ) -> Response:
-    """The file of `stream` as an attachment called `name`: whole, one range of it (206, 416), or
-    304 when the caller has it. Takes over `stream` and closes it when it is sent. Raises
-    Unavailable `too_many_downloads`.
+    """Return the file of `stream` as an attachment `name`: all of it, one range (206, 416), or 304
+    if the caller has it. Take over `stream`, and close it at the end. Raise Unavailable
+    `too_many_downloads`.
 
-    `etag` is what tells its content apart, without quotes; None: its size and time.
+    `etag` identifies the content, without quotes; None: its size and time.
     """
     tag = f'"{etag}"' if etag else f'W/"{stream.size:x}-{stream.modified_s:.6f}"'
     headers = {
@@ -51,88 +53,110 @@ def files_response(
         "cache-control": "private, no-cache",
     }
     if _unchanged(request, tag):
-        return RangeResponse(stream, 0, 0, status=304, headers=headers, told=False)
+        return RangeResponse(stream, 0, 0, status=304, headers=headers)
     start, end = 0, stream.size
     status = 200
-    if (asked := _asked_range(request, tag, stream)) is not None:
-        if (found := _found(asked, stream.size)) is None:
+    if (requested := _requested_range(request, tag, stream)) is not None:
+        if (bounds := _bounds(requested, stream.size)) is None:
             return _not_satisfiable(request, stream)
-        start, end = found
+        start, end = bounds
         status = 206
         headers["content-range"] = f"bytes {start}-{end - 1}/{stream.size}"
     headers["content-length"] = str(end - start)
     if request.method == "HEAD":
-        return RangeResponse(stream, start, end - start, status=status, headers=headers, told=False)
+        return RangeResponse(stream, 0, 0, status=status, headers=headers)
     try:
-        held = share(request, "downloads")
+        place = share(request, "downloads")
     except BaseException:
         stream.close()
         raise
-    return RangeResponse(stream, start, end - start, status=status, headers=headers, held=held)
+    return RangeResponse(stream, start, end, status=status, headers=headers, place=place)
 
 
 def attachment(name: str) -> str:
-    """Content-Disposition with any name: RFC 5987's form, and a plain one for old readers."""
+    """Return a Content-Disposition by RFC 5987, with a name in plain ASCII for old clients."""
     plain = _PLAIN.sub("_", name)[:200]
     exact = quote(name.encode("utf-8", "surrogateescape"), safe=_SAFE)
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{exact}"
 
 
-class RangeResponse(Response):
-    """The bytes of a stream. Ends early when the client has gone, or takes nothing any more; closes
-    the stream in any case."""
+class PiecesResponse(Response):
+    """Pieces of bytes as they come. It ends early if the client disconnects, or stalls. An error
+    after the first byte cuts the connection."""
+
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        *,
+        headers: Mapping[str, str],
+        media_type: str = "application/octet-stream",
+        status: int = 200,
+    ) -> None:
+        super().__init__(None, status, headers, media_type)
+        if "content-length" not in headers:
+            del self.headers["content-length"]
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.ensure_future(disconnected(receive))
+        sending = asyncio.ensure_future(self._send(send))
+        try:
+            await asyncio.wait((gone, sending), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            for task in (gone, sending):
+                task.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await task
+            await self._pieces.aclose()
+
+    async def _send(self, send: Send) -> None:
+        head = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **head})
+        async for piece in self._pieces:
+            async with asyncio.timeout(_STALLED_S):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class RangeResponse(PiecesResponse):
+    """The bytes of a stream from `start` to `end`. Closes the stream in any case."""
 
     def __init__(
         self,
         stream: FileStream,
         start: int,
-        length: int,
+        end: int,
         *,
         status: int,
-        headers: dict[str, str],
-        told: bool = True,
-        held: Slot | None = None,
+        headers: Mapping[str, str],
+        place: Slot | None = None,
     ) -> None:
-        super().__init__(None, status, headers, "application/octet-stream")
+        super().__init__(_range(stream, start, end), headers=headers, status=status)
         if status == 304:
             del self.headers["content-type"]
         self._stream = stream
-        self._start = start
-        self._length = length if told else 0
-        self._held = held
+        self._place = place
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.ensure_future(_gone(receive))
         try:
-            head: Message = {
-                "type": "http.response.start",
-                "status": self.status_code,
-                "headers": self.raw_headers,
-            }
-            await send(head)
-            sent = 0
-            if self._length:
-                async for chunk in self._stream.chunks(self._start, self._length):
-                    if gone.done():
-                        return
-                    sent += len(chunk)
-                    async with asyncio.timeout(_STALLED_S):
-                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            if sent < self._length:
-                raise RuntimeError("a file became shorter while it was sent")
-            await send({"type": "http.response.body", "body": b""})
+            await super().__call__(scope, receive, send)
         finally:
-            gone.cancel()
-            with suppress(asyncio.CancelledError):
-                await gone
             await self._stream.aclose()
-            if self._held is not None:
-                self._held.end()
+            if self._place is not None:
+                self._place.end()
 
 
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _range(stream: FileStream, start: int, end: int) -> AsyncGenerator[bytes, None]:
+    rest = end - start
+    if not rest:
+        return
+    async for chunk in stream.chunks(start, rest):
+        rest -= len(chunk)
+        yield chunk
+    if rest:
+        raise RuntimeError("a file became shorter while it was sent")
 
 
 def _not_satisfiable(request: Request, stream: FileStream) -> Response:
@@ -154,11 +178,11 @@ def _unchanged(request: Request, tag: str) -> bool:
     return any(one.strip().removeprefix("W/") in ("*", weak) for one in known.split(","))
 
 
-def _asked_range(
+def _requested_range(
     request: Request, tag: str, stream: FileStream
 ) -> tuple[int | None, int | None] | None:
-    """First and last byte as asked; None where all is to be sent, which is also the answer to
-    several ranges and to what is no range (RFC 9110, 14.2)."""
+    """Return the first and last byte of the request. Return None to send the whole file, also for
+    several ranges and for an invalid range (RFC 9110, 14.2)."""
     if (match := _RANGE.fullmatch(request.headers.get("range", ""))) is None:
         return None
     if (condition := request.headers.get("if-range")) is not None and not _same(
@@ -182,9 +206,9 @@ def _same(condition: str, tag: str, stream: FileStream) -> bool:
         return False
 
 
-def _found(asked: tuple[int | None, int | None], size: int) -> tuple[int, int] | None:
-    """The range as (start, end), the end not in it; None where no byte of the file is in it."""
-    first, last = asked
+def _bounds(requested: tuple[int | None, int | None], size: int) -> tuple[int, int] | None:
+    """Return the range as (start, end), end excluded; None if it has no byte of the file."""
+    first, last = requested
     if first is None:
         assert last is not None
         return (max(0, size - last), size) if last and size else None

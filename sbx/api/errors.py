@@ -42,7 +42,7 @@ _STATUS_OF_CODE = {
     "too_many_chats": 429,
     "too_many_downloads": 429,
     "too_many_followers": 429,
-    "too_many_cargos": 429,
+    "too_many_workspaces": 429,
     "too_many_idempotency_keys": 429,
     "too_many_sandboxes": 429,
     "too_many_searches": 429,

@@ -17,6 +17,7 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from sbx.api.auth import authenticate
+from sbx.api.bodies import disconnected
 from sbx.api.errors import broken, error_body, status_of
 from sbx.api.shares import Slot, share
 from sbx.errors import BadRequest, Denied, SbxError, Unavailable
@@ -157,7 +158,7 @@ class _Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[FOLLOWING] = True
-        gone = asyncio.ensure_future(_gone(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         denied = asyncio.ensure_future(_denied(self._request))
         coming: asyncio.Future[tuple[int, bytes]] | None = None
         number = 0
@@ -196,11 +197,6 @@ class _Stream(Response):
                     await close()
             if self._held is not None:
                 self._held.end()
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _denied(request: Request | None) -> Denied:

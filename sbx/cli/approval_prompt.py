@@ -60,7 +60,7 @@ class ApprovalPrompts:
 
     async def _ask(self, event: ToolStart) -> None:
         async with self._turn:
-            show_rehearsal(event, self._telling)
+            show_dry_run(event, self._telling)
             if self._read is None:
                 report.note("stdin is not a terminal, so the call is denied without a question")
                 await self._decide(event, Answer(False), by="nobody")
@@ -85,35 +85,35 @@ class ApprovalPrompts:
             )
 
 
-def show_rehearsal(event: ToolStart, telling: AgentPrinter) -> None:
+def show_dry_run(event: ToolStart, telling: AgentPrinter) -> None:
     """Show the result of the dry run of a call, so that the user can decide."""
-    rehearsal = event.rehearsal
-    if rehearsal is None:
+    dry_run = event.dry_run
+    if dry_run is None:
         telling.head("this call had no dry run:", "a yes applies it to the files directly")
         return
     outcome = (
-        f"exit code {rehearsal['exit_code']}"
-        if rehearsal["exit_code"] is not None
-        else rehearsal["status"]
+        f"exit code {dry_run['exit_code']}"
+        if dry_run["exit_code"] is not None
+        else dry_run["status"]
     )
     # For a tool that only writes a file, the diff shows everything.
     if "path" not in event.tool_args:
         network = "" if _is_cell(event) else ", without network"
         telling.head(f"dry run on a copy of the files{network}:", str(outcome))
-    if rehearsal["output"]:
-        telling.block(rehearsal["output"], mark="|", most=_OUTPUT_LINES)
-    changes: Sequence[Mapping[str, Any]] = rehearsal["changes"]
+    if dry_run["output"]:
+        telling.block(dry_run["output"], mark="|", most=_OUTPUT_LINES)
+    changes: Sequence[Mapping[str, Any]] = dry_run["changes"]
     telling.head("it would change no file" if not changes else "it would change:")
     for change in changes:
         show_change(change, telling)
-    for entry in rehearsal.get("host_executables", ()):
+    for entry in dry_run.get("host_executables", ()):
         path, program = one_line(entry["path"]), one_line(entry["program"])
         telling.block(f"{path}  (new, and {program} would obey it on this host)", mark="!")
-    if rehearsal["truncated"]:
+    if dry_run["truncated"]:
         telling.block("… and more changes that are not shown: a yes applies them, too")
-    for path in rehearsal.get("left_out", ()):
+    for path in dry_run.get("left_out", ()):
         telling.block(
-            f"{one_line(path)}  (not in the copy: not a file, not readable, or attached)", mark="!"
+            f"{one_line(path)}  (not in the copy: not a file, not readable, or mounted)", mark="!"
         )
 
 
@@ -140,8 +140,8 @@ async def ask(event: ToolStart, read: Read) -> Answer:
     except for the changes of a command.
     """
     forget_typed()
-    question = "Make these changes?" if event.rehearsal is not None else "Allow this?"
-    may_be_remembered = event.rehearsal is None or "command" in event.tool_args
+    question = "Make these changes?" if event.dry_run is not None else "Allow this?"
+    may_be_remembered = event.dry_run is None or "command" in event.tool_args
     choices = "[y]es, [n]o, [a]lways" if may_be_remembered else "[y]es, [n]o"
     while True:
         write(STDERR, f"{question} {choices}: ")

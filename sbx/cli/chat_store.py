@@ -7,14 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sbx.agent.approvals import AgentContext, Approvals
-from sbx.agent.history import MessageHistory, repair_history
+from sbx.agent.history import MessageHistory, StoredHistory, repair_history
 from sbx.agent.sandbox import ToolSandbox
-from sbx.agent.stored_history import StoredHistory
 from sbx.aio import SystemClock
 from sbx.errors import BadRequest, Conflict, NotFound
 from sbx.protocol.changes import ChangesMode, ChangesSetting
 from sbx.store import Store, chats
-from sbx.store.approvals import StoredApprovals
+from sbx.store.approvals import ApprovalStore
 from sbx.store.chats import ChatRow
 from sbx.store.messages import Messages
 
@@ -127,7 +126,7 @@ def _is_there(row: ChatRow) -> bool:
 async def approvals_of(store: Store, options: ChatSelection) -> Approvals:
     """Return the approvals. Deny the pending ones of an earlier process, and add the denials to the
     history for the model."""
-    approvals = Approvals(StoredApprovals(store), CLOCK, timeout_s=options.approval_timeout_s)
+    approvals = Approvals(ApprovalStore(store), CLOCK, timeout_s=options.approval_timeout_s)
     reasons: dict[str, dict[str, str]] = {}
     for denied in await approvals.recover():
         if denied.decision is not None:

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from sbx.agent.agent import Agent
 from sbx.agent.messages import Message
 from sbx.agent.models import Model
-from sbx.agent.tools.permissions import Permissions
+from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Permission
 from sbx.cli import approval_prompt, report, terminal

@@ -15,7 +15,7 @@ audit = typer.Typer(help="Check the audit log.", rich_markup_mode=None)
 class GcTask(StrEnum):
     IDLE = "idle_session"
     EXPIRED = "expired_sandbox"
-    CARGO = "orphan_cargo"
+    WORKSPACE = "orphan_cargo"
     CONTAINER = "orphan_container"
 
 

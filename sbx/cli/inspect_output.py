@@ -29,17 +29,17 @@ def show(document: _Document) -> None:
     if conversations:
         write(STDOUT, "\n")
         print_table(("conversation", "state", "files", "size", "made"), conversations)
-    if document["attachments"]:
+    if document["mounts"]:
         write(STDOUT, "\n")
         print_table(
-            ("attached at", "directory", "access"),
+            ("mounted at", "directory", "access"),
             [
                 (
-                    attachment["target"],
-                    attachment["source"] or "(of the host)",
-                    "read-only" if attachment["read_only"] else "writable",
+                    mount["target"],
+                    mount["source"] or "(of the host)",
+                    "read-only" if mount["read_only"] else "writable",
                 )
-                for attachment in document["attachments"]
+                for mount in document["mounts"]
             ],
         )
     for kernel in document["kernels"]:
@@ -98,7 +98,7 @@ def _of_sandbox(document: _Document) -> Iterator[tuple[str, str]]:
     yield "made", moments.since(box["created_at"])
     yield "expires", moments.since(box["expires_at"]) or "never"
     yield "idle", f"closed {moments.since(end)}" if (end := box["idle_expires_at"]) else ""
-    yield "cargo", box["cargo_id"]
+    yield "workspace", box["cargo_id"]
     yield "may", ", ".join(box["capabilities"])
     yield "limits", ", ".join(f"{name} {value}" for name, value in document["limits"].items())
     yield "network", _network(document["network"])

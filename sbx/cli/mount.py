@@ -1,4 +1,4 @@
-"""`sbx attach`, `detach` and `lift`: actions of the operator on a live sandbox."""
+"""`sbx mount`, `unmount` and `unfreeze`: actions of the operator on a live sandbox."""
 
 import os
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ from sbx.cli import connect, exits, report
 from sbx.cli.terminal import STDOUT, one_line, write
 
 
-def attach(
+def mount(
     sandbox_id: connect.Id,
     source: Annotated[
         str | None,
@@ -27,42 +27,42 @@ def attach(
     socket: connect.Socket = None,
     key: connect.Key = None,
 ) -> int:
-    """Attach a directory of the host to a live sandbox, and print its path inside.
+    """Mount a directory of the host into a live sandbox, and print its path inside.
 
-    Without SOURCE, list the attached directories. This command is for the operator of the service:
-    the setting attach_dirs of the service lists the directories that may be attached. The directory
-    is read-only. It stays attached until sbx detach, the deletion of the sandbox, or the end of the
+    Without SOURCE, list the mounted directories. This command is for the operator of the service:
+    the setting mount_dirs of the service lists the directories that may be mounted. The directory
+    is read-only. It stays mounted until sbx unmount, the deletion of the sandbox, or the end of the
     service. --write needs a policy with shared = true and host_executables = "allow", and an
     existing directory in /workspace/shared of the sandbox.
     """
-    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "attachments")
+    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "mounts")
     if source is None:
         reply = connect.ask(socket, key, lambda client: client.request("GET", path))
         return _listed(reply["items"], as_json=as_json)
     request = {"source": os.path.abspath(source), "target": target, "read_only": not writable}
-    attachment = connect.ask(socket, key, lambda client: client.request("POST", path, json=request))
-    report.outcome(attachment, one_line(attachment["target"]), as_json=as_json)
+    reply = connect.ask(socket, key, lambda client: client.request("POST", path, json=request))
+    report.outcome(reply, one_line(reply["target"]), as_json=as_json)
     return exits.Exit.OK
 
 
-def detach(
+def unmount(
     sandbox_id: connect.Id,
     target: Annotated[
-        str, typer.Argument(help="The path inside, from sbx attach.", metavar="TARGET")
+        str, typer.Argument(help="The path inside, from sbx mount.", metavar="TARGET")
     ],
     as_json: connect.Json = False,
     socket: connect.Socket = None,
     key: connect.Key = None,
 ) -> int:
-    """Detach a directory. Files in it that are open stay open."""
-    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "attachments")
+    """Unmount a directory. Files in it that are open stay open."""
+    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "mounts")
     request = {"target": target}
     connect.ask(socket, key, lambda client: client.request("DELETE", path, params=request))
-    report.outcome({"detached": target}, one_line(target), as_json=as_json)
+    report.outcome({"unmounted": target}, one_line(target), as_json=as_json)
     return exits.Exit.OK
 
 
-def lift(
+def unfreeze(
     sandbox_id: connect.Id,
     as_json: connect.Json = False,
     socket: connect.Socket = None,
@@ -73,11 +73,11 @@ def lift(
     This command is for the operator of the service. sbx logs shows which credential was used, and
     where.
     """
-    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "lift")
+    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "unfreeze")
     reply = connect.ask(socket, key, lambda client: client.request("POST", path))
     if as_json:
         report.document(reply)
-    elif reply["lifted"]:
+    elif reply["unfrozen"]:
         write(STDOUT, f"{one_line(sandbox_id)}\n")
     else:
         report.note(f"{sandbox_id} was not frozen")
@@ -86,7 +86,7 @@ def lift(
 
 def _listed(items: list[dict[str, Any]], *, as_json: bool) -> int:
     if as_json:
-        report.document({"attachments": items})
+        report.document({"mounts": items})
     elif items:
         from sbx.cli.tables import print_table
 
@@ -96,5 +96,5 @@ def _listed(items: list[dict[str, Any]], *, as_json: bool) -> int:
         ]
         print_table(("seen at", "directory", "access"), rows)
     else:
-        report.note("nothing is attached")
+        report.note("nothing is mounted")
     return exits.Exit.OK

@@ -47,7 +47,7 @@ _KILLED = {
         "write less, or use a policy that allows more",
     ),
     Cause.CPU: ("it used more CPU than the policy allows", None),
-    Cause.TRIPWIRE: (
+    Cause.HONEYTOKEN: (
         "a planted credential was used, and the sandbox is frozen",
         "look at the runs of the sandbox; an operator may unfreeze it, or delete it",
     ),

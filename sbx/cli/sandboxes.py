@@ -71,8 +71,8 @@ def create(
             metavar="KEY=VALUE",
         ),
     ] = None,
-    cargo: Annotated[
-        str | None, typer.Option(help="An existing cargo for its files.", metavar="ID")
+    workspace_id: Annotated[
+        str | None, typer.Option(help="An existing workspace for its files.", metavar="ID")
     ] = None,
     as_json: connect.Json = False,
     socket: connect.Socket = None,
@@ -91,8 +91,8 @@ def create(
         request["env"] = variables(env)
     if narrow:
         request["narrower"] = _narrower(narrow)
-    if cargo is not None:
-        request["cargo_id"] = cargo
+    if workspace_id is not None:
+        request["cargo_id"] = workspace_id
 
     box = connect.ask(
         socket, key, lambda client: client.request("POST", "/v1/sandboxes", json=request)

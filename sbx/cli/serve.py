@@ -32,10 +32,10 @@ def serve(
         list[Path] | None,
         typer.Option(help="A directory of policies. Repeatable.", metavar="DIR"),
     ] = None,
-    attach_dirs: Annotated[
+    mount_dirs: Annotated[
         list[Path] | None,
         typer.Option(
-            help="The operator may attach this directory, or one below it, to live sandboxes."
+            help="The operator may mount this directory, or one below it, into live sandboxes."
             " Repeatable.",
             metavar="DIR",
         ),
@@ -114,7 +114,7 @@ def serve(
             "listen": listen,
             "data_dir": data_dir,
             "policy_dirs": policies or None,
-            "attach_dirs": attach_dirs or None,
+            "mount_dirs": mount_dirs or None,
             "project_dirs": project_dirs or None,
             "project_owners": project_owners or None,
             "socket_group": socket_group,

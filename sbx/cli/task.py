@@ -6,8 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
-from sbx.agent.agent import Agent
-from sbx.agent.budget import Budget
+from sbx.agent.agent import Agent, Budget
 from sbx.agent.models import Model
 from sbx.agent.settings import AgentSettings
 from sbx.cli import report

@@ -3,14 +3,19 @@
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from sbx.agent.messages import Message, Response, ToolCall
 from sbx.agent.models import Model, TextDelta
-from sbx.agent.sandbox import FileChange, Restores, ToolCheckpoint, ToolSandbox
+from sbx.agent.sandbox import FileChange, ToolSandbox
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
 from sbx.errors import NotFound, SbxError, Unavailable
 from sbx.protocol.dry_runs import CHECKPOINTS_MAX
+
+if TYPE_CHECKING:
+    from sbx.client.dry_runs import RemoteCheckpoint
+    from sbx.runtime.snapshots.checkpoints import Checkpoint
 
 
 class Undo:
@@ -19,14 +24,14 @@ class Undo:
     def __init__(self, sandbox: ToolSandbox, tools: Tools) -> None:
         self._sandbox = sandbox
         self._tools = tools
-        self._checkpoints: deque[ToolCheckpoint] = deque()
+        self._checkpoints: deque[Checkpoint | RemoteCheckpoint] = deque()
         self._refusal: SbxError | None = None
 
     async def before(self, calls: Sequence[ToolCall]) -> None:
         """Take a checkpoint before these calls. If that fails, `back` raises the reason."""
         if not any(self._acts(call) for call in calls):
             return
-        if not isinstance(self._sandbox, Restores):
+        if not hasattr(self._sandbox, "checkpoint"):
             self._refusal = Unavailable(
                 "changes of files on this host cannot be undone", code="no_undo"
             )

@@ -86,7 +86,7 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
         narrower: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
-        cargo_id: str | None = None,
+        workspace_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> RemoteSandbox:
         """A new sandbox; nothing starts before its first use.
@@ -105,7 +105,7 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
             "narrower": dict(narrower) if narrower is not None else None,
             "env": dict(env) if env is not None else None,
             "ttl": None if ttl_s is None else round(ttl_s),
-            "cargo_id": cargo_id,
+            "cargo_id": workspace_id,
         }
         body = {name: value for name, value in asked.items() if value is not None}
         try:
@@ -234,24 +234,24 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
         path = f"{_sandbox(sandbox_id)}{target('runs', run_id, 'interrupt')}"
         return bool((await self._json("POST", path))["interrupted"])
 
-    # -- cargos -----------------------------------------------------------------------------------
+    # -- workspaces -------------------------------------------------------------------------------
 
-    async def cargos(self, *, limit: int = 50, cursor: str | None = None) -> Page[Json]:
+    async def workspaces(self, *, limit: int = 50, cursor: str | None = None) -> Page[Json]:
         """Workspaces that outlive a sandbox."""
         told = await self.request("GET", "/v1/cargos", params={"limit": limit, "cursor": cursor})
         return records.page(told, dict)
 
-    async def create_cargo(
+    async def create_workspace(
         self, size_limit_mb: int = 1024, *, idempotency_key: str | None = None
     ) -> Json:
-        """A workspace of its own, for `create(cargo_id=…)`."""
+        """A workspace of its own, for `create(workspace_id=…)`."""
         body = {"size_limit_mb": size_limit_mb}
         made: Json = await self._post_once("/v1/cargos", body, idempotency_key)
         return made
 
-    async def delete_cargo(self, cargo_id: str) -> None:
+    async def delete_workspace(self, workspace_id: str) -> None:
         """Raises Conflict while a sandbox uses it."""
-        await self.request("DELETE", target("v1", "cargos", cargo_id))
+        await self.request("DELETE", target("v1", "cargos", workspace_id))
 
     # -- sessions ---------------------------------------------------------------------------------
 
@@ -327,11 +327,11 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
         """It opens nothing any more."""
         await self.request("DELETE", target("v1", "admin", "tokens", token_id))
 
-    async def lift(self, sandbox_id: str) -> bool:
-        """Let a sandbox run again whose trip-wire was sprung, whoever owns it; False where none
+    async def unfreeze(self, sandbox_id: str) -> bool:
+        """Let a sandbox run again whose honeytoken was sprung, whoever owns it; False where none
         was."""
-        path = target("v1", "admin", "sandboxes", sandbox_id, "lift")
-        return bool((await self._json("POST", path))["lifted"])
+        path = target("v1", "admin", "sandboxes", sandbox_id, "unfreeze")
+        return bool((await self._json("POST", path))["unfrozen"])
 
     async def collect(self, tasks: Sequence[str] | None = None) -> Json:
         """Collect now what is idle, expired or left over."""

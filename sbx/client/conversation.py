@@ -8,7 +8,7 @@ from typing import Any
 from sbx.client import checks
 from sbx.client.commands import RemoteCommands
 from sbx.client.contexts import RemoteContexts
-from sbx.client.dry_runs import RemoteCheckpoint, RemoteRehearsal, checkpoint, rehearse
+from sbx.client.dry_runs import RemoteCheckpoint, RemoteDryRun, checkpoint, dry_run
 from sbx.client.errors import failure
 from sbx.client.files import RemoteFiles, RemoteUploads
 from sbx.client.http import connection_lost, query, target
@@ -244,13 +244,13 @@ class RemoteConversation:
 
     # -- what a command would do, and undoing -----------------------------------------------------
 
-    async def rehearse(
+    async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> RemoteRehearsal:
+    ) -> RemoteDryRun:
         """Run a shell command on a frozen copy of the files, in a jail of its own and without
         network: what it printed, and what it would change. `commit` makes that real, all or none.
         """
-        return await rehearse(self._talk, command, timeout, cwd)
+        return await dry_run(self._talk, command, timeout, cwd)
 
     async def checkpoint(self) -> RemoteCheckpoint:
         """The files as they are now; `restore` makes them so again, all or none. The last few are

@@ -1,4 +1,4 @@
-"""Rehearsals and checkpoints of a conversation over there, as the embedded ones."""
+"""Dry runs and checkpoints of a conversation over there, as the embedded ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ from sbx.protocol.runs import Run
 
 
 @dataclass(slots=True, eq=False)
-class RemoteRehearsal:
-    """A command that was run on a frozen copy, in a service; see `sbx.runtime.Rehearsal`."""
+class RemoteDryRun:
+    """A command that was run on a frozen copy, in a service; see `sbx.runtime.DryRun`."""
 
     id: str
     run: Run
@@ -27,7 +27,7 @@ class RemoteRehearsal:
 
     async def commit(self) -> None:
         """Make the very same changes, all or none. Raises Conflict `workspace_changed` when what it
-        touches is not as it was, NotFound `rehearsal_not_found`."""
+        touches is not as it was, NotFound `dry_run_not_found`."""
         await self._talk.call_until_done(f"{self._path}/commit", b"")
 
     async def discard(self) -> None:
@@ -36,7 +36,7 @@ class RemoteRehearsal:
 
     @property
     def _path(self) -> str:
-        return f"{self._talk.path}/rehearsals{target(self.id)}"
+        return f"{self._talk.path}/dry_runs{target(self.id)}"
 
 
 @dataclass(slots=True, eq=False)
@@ -60,18 +60,18 @@ class RemoteCheckpoint:
         return f"{self._talk.path}/checkpoints{target(self.id)}"
 
 
-async def rehearse(
+async def dry_run(
     talk: ConversationCalls, command: str, timeout: float | None, cwd: str | None
-) -> RemoteRehearsal:
+) -> RemoteDryRun:
     """When the caller goes the connection is cut, and the service leaves nothing of it."""
     ask: dict[str, Any] = {"command": checks.text(command, "command")}
     if (seconds := checks.timeout(timeout)) is not None:
         ask["timeout"] = seconds
     if cwd is not None:
         ask["cwd"] = checks.path(cwd)
-    told = await talk.call_until_done(f"{talk.path}/rehearsals", encoded(ask))
+    told = await talk.call_until_done(f"{talk.path}/dry_runs", encoded(ask))
     try:
-        return RemoteRehearsal(
+        return RemoteDryRun(
             str(told["id"]),
             run_from_json(told["run"]),
             _changes(told),
@@ -97,7 +97,7 @@ async def _delete(talk: ConversationCalls, path: str) -> None:
     try:
         await talk.call("DELETE", path, again=True)
     except errors.NotFound as error:
-        if error.code not in ("rehearsal_not_found", "checkpoint_not_found"):
+        if error.code not in ("dry_run_not_found", "checkpoint_not_found"):
             raise
 
 

@@ -20,7 +20,7 @@ class SandboxInfo:
     id: str
     status: str
     policy: str
-    cargo_id: str
+    workspace_id: str
     capabilities: tuple[str, ...]
     created_at: float
     expires_at: float | None
@@ -57,7 +57,7 @@ def sandbox_info(told: Any) -> SandboxInfo:
             id=told["id"],
             status=told["status"],
             policy=told["profile"],
-            cargo_id=told["cargo_id"],
+            workspace_id=told["cargo_id"],
             capabilities=tuple(told["capabilities"]),
             created_at=seconds(told["created_at"]),
             expires_at=_maybe(told["expires_at"]),
@@ -66,9 +66,9 @@ def sandbox_info(told: Any) -> SandboxInfo:
     )
 
 
-def attachment(told: Any) -> Mount:
+def mount(told: Any) -> Mount:
     return _read(
-        "an attachment",
+        "a mount",
         lambda: Mount(told["source"], told["target"], bool(told["read_only"])),
     )
 

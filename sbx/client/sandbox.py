@@ -11,10 +11,10 @@ from sbx import errors
 from sbx.client.commands import RemoteCommands
 from sbx.client.contexts import RemoteContexts
 from sbx.client.conversation import RemoteConversation
-from sbx.client.dry_runs import RemoteCheckpoint, RemoteRehearsal
+from sbx.client.dry_runs import RemoteCheckpoint, RemoteDryRun
 from sbx.client.files import RemoteFiles, RemoteUploads
 from sbx.client.http import HttpClient, query, target
-from sbx.client.records import SandboxInfo, attachment, sandbox_info
+from sbx.client.records import SandboxInfo, mount, sandbox_info
 from sbx.client.runs import OnInput
 from sbx.client.talk import SandboxState
 from sbx.client.terminals import RemoteTerminals
@@ -124,11 +124,11 @@ class RemoteSandbox:
         """Interrupt the cell that runs now; False when none does."""
         return await self._default.interrupt()
 
-    async def rehearse(
+    async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> RemoteRehearsal:
-        """Run a shell command on a frozen copy; see `RemoteConversation.rehearse`."""
-        return await self._default.rehearse(command, timeout=timeout, cwd=cwd)
+    ) -> RemoteDryRun:
+        """Run a shell command on a frozen copy; see `RemoteConversation.dry_run`."""
+        return await self._default.dry_run(command, timeout=timeout, cwd=cwd)
 
     async def checkpoint(self) -> RemoteCheckpoint:
         """The files as they are now, to be put back; see `RemoteConversation.checkpoint`."""
@@ -190,39 +190,39 @@ class RemoteSandbox:
             found = self._conversations[name] = RemoteConversation(self._held, name)
         return found
 
-    async def attach(
+    async def mount(
         self, source: str | Path, target: str | None = None, *, read_only: bool = True
     ) -> str:
         """Show one more directory of the service's host inside, also in kernels that live; the path
         there, /mnt/NAME unless `target` says otherwise. For the operator, and of what the
-        service's setting `attach_dirs` names; until it is detached, or the service ends.
+        service's setting `mount_dirs` names; until it is unmounted, or the service ends.
 
-        Raises Denied `forbidden` and `not_granted`, and as `AsyncSandbox.attach`.
+        Raises Denied `forbidden` and `not_granted`, and as `AsyncSandbox.mount`.
         """
         self._held.check()
         asked = {"source": str(source), "target": target, "read_only": read_only}
         body = json.dumps(asked).encode()
-        reply = await self._wire.call("POST", f"{self._operated}/attachments", body=body)
-        return attachment(reply.json()).target
+        reply = await self._wire.call("POST", f"{self._operated}/mounts", body=body)
+        return mount(reply.json()).target
 
-    async def detach(self, target: str) -> None:
-        """Show it no more. Raises NotFound `not_attached`, Denied `forbidden`."""
+    async def unmount(self, target: str) -> None:
+        """Show it no more. Raises NotFound `not_mounted`, Denied `forbidden`."""
         self._held.check()
         asked = query({"target": target})
-        await self._wire.call("DELETE", f"{self._operated}/attachments{asked}")
+        await self._wire.call("DELETE", f"{self._operated}/mounts{asked}")
 
-    async def attachments(self) -> tuple[Mount, ...]:
-        """What is attached now, by the path inside. For the operator."""
+    async def mounts(self) -> tuple[Mount, ...]:
+        """What is mounted now, by the path inside. For the operator."""
         self._held.check()
-        reply = await self._wire.call("GET", f"{self._operated}/attachments")
-        return tuple(attachment(one) for one in reply.json()["items"])
+        reply = await self._wire.call("GET", f"{self._operated}/mounts")
+        return tuple(mount(one) for one in reply.json()["items"])
 
-    async def lift(self) -> bool:
-        """Let kernels start again after a trip-wire was sprung; False where none was. For the
+    async def unfreeze(self) -> bool:
+        """Let kernels start again after a honeytoken was sprung; False where none was. For the
         operator."""
         self._held.check()
-        reply = await self._wire.call("POST", f"{self._operated}/lift")
-        return bool(reply.json()["lifted"])
+        reply = await self._wire.call("POST", f"{self._operated}/unfreeze")
+        return bool(reply.json()["unfrozen"])
 
     async def start(self) -> Receipt:
         """Start the kernel of `default` now instead of at its first run."""

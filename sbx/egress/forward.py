@@ -1,7 +1,7 @@
 """One request and its reply, read and written anew: nothing goes through that h11 did not take in.
 
 Both directions run at once, since a server may answer before it has heard all. What is sent is
-searched for placeholders and trip-wires; what a host with secrets answers has placeholders in the
+searched for placeholders and honeytokens; what a host with secrets answers has placeholders in the
 place of values, and is asked for in a coding that can be searched.
 """
 
@@ -22,7 +22,7 @@ from sbx.egress.stream import ProxyStream
 from sbx.egress.veil import Compressed, RedactingStream, Sniffer
 
 _INTERIM_MAX = 16  # replies 1xx before the one that counts
-_OVERLAP = 512  # bytes of a body that a trip-wire may lie across
+_OVERLAP = 512  # bytes of a body that a honeytoken may lie across
 _SEARCHED_AT_ONCE = 16 << 10  # bytes of a reply; the others wait that long
 _BODILESS = frozenset({204, 304})
 _ARCHIVES = frozenset(

@@ -80,7 +80,7 @@ class ConnectionLimits:
     reading: FairQueue  # of heads
     patience: Timeouts
     record: Callable[[EgressDecision], None]
-    tripwires: Callable[[str], str | None]
+    honeytokens: Callable[[str], str | None]
     clock: Callable[[], float]
 
     def reads(self, host: str) -> bool:
@@ -88,7 +88,7 @@ class ConnectionLimits:
         return self.vault.concerns(host) or has_rules(self.network, host)
 
     def look(self, where: str, text: bytes) -> None:
-        """Raises Refused for a placeholder or a trip-wire in something that was said inside."""
+        """Raises Refused for a placeholder or a honeytoken in something that was said inside."""
         try:
             self.vault.check(where, text)
         except SecretMisuse as error:
@@ -96,8 +96,10 @@ class ConnectionLimits:
         self.trip(where, text)
 
     def trip(self, where: str, text: bytes) -> None:
-        if name := self.tripwires(text.decode("latin-1")):
-            raise EgressDenied("tripwire", f"{where} holds what nobody should have found ({name})")
+        if name := self.honeytokens(text.decode("latin-1")):
+            raise EgressDenied(
+                "honeytoken", f"{where} holds what nobody should have found ({name})"
+            )
 
 
 def misplaced(error: SecretMisuse) -> EgressDenied:

@@ -61,7 +61,7 @@ class Egress:
         directory: Path,
         owner: tuple[int, int] | None,
         record: Callable[[EgressDecision], None],
-        tripwires: Callable[[str], str | None] | None = None,
+        honeytokens: Callable[[str], str | None] | None = None,
         lookup: Lookup = system_lookup,
         outside: ssl.SSLContext | None = None,
         patience: Timeouts | None = None,
@@ -93,7 +93,7 @@ class Egress:
             reading=FairQueue(),
             patience=patience,
             record=record,
-            tripwires=tripwires or (lambda _: None),
+            honeytokens=honeytokens or (lambda _: None),
             clock=clock,
         )
         try:

@@ -40,14 +40,14 @@ class EgressSocket:
         policy: Policy,
         data: DataDirectory,
         record: "Callable[[EgressDecision], None]",
-        tripwires: Callable[[str], str | None] | None = None,
+        honeytokens: Callable[[str], str | None] | None = None,
     ) -> None:
         self.log: deque[EgressDecision] = deque(maxlen=_REMEMBERED)
         self._sandbox = sandbox
         self._policy = policy
         self._data = data
         self._record = record
-        self._tripwires = tripwires
+        self._honeytokens = honeytokens
         self._opening = asyncio.Lock()
         self._starts = 0
         self._name: str | None = None
@@ -98,7 +98,7 @@ class EgressSocket:
             directory=directory,
             owner=owner,
             record=self._decided,
-            tripwires=self._tripwires,
+            honeytokens=self._honeytokens,
         )
         certificates = opened.certificates
         if certificates is not None:

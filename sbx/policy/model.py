@@ -10,7 +10,7 @@
     ├── walls        which walls are required (hard) or replaceable by weaker ones (best-effort)
     ├── imports      the modules that a cell may import; convenience only, the walls protect
     ├── pool         how its kernels are started, and how many are kept ready
-    ├── tripwire     fake credentials, whose use freezes a sandbox
+    ├── honeytoken     fake credentials, whose use freezes a sandbox
     └── expect       examples that are checked at load and executed by tests/escape
 
 Values of these models are canonical: sets are sorted, and redundant entries are dropped. The
@@ -375,7 +375,7 @@ class Policy(Table):
     walls: WallsPolicy = WallsPolicy()
     imports: Imports = Imports()
     pool: PoolPolicy = PoolPolicy()
-    tripwire: HoneytokenPolicy = HoneytokenPolicy()
+    honeytoken: HoneytokenPolicy = HoneytokenPolicy()
     expect: Annotated[tuple[Expect, ...], Field(max_length=checks.MOST_ENTRIES)] = ()
 
     def __hash__(self) -> int:

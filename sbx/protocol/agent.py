@@ -29,7 +29,7 @@ class AgentTextDelta:
 class ToolStart:
     """`expires_at` (seconds of the epoch) is set if the call needs an approval.
 
-    `rehearsal` is the result of the call on a copy of the files, if it was tried on one: status,
+    `dry_run` is the result of the call on a copy of the files, if it was tried on one: status,
     exit_code, output, changes.
     """
 
@@ -38,7 +38,7 @@ class ToolStart:
     tool_args: Mapping[str, Any]
     approval_required: bool = False
     expires_at: float | None = None
-    rehearsal: Json | None = None
+    dry_run: Json | None = None
     sandboxed: bool = True
     type: Literal["tool_start"] = field(default="tool_start", init=False)
 
@@ -117,7 +117,7 @@ _KINDS: dict[str, type] = {
 def to_json(event: AgentEvent) -> Json:
     data = asdict(event)
     if isinstance(event, ToolStart):
-        for key in ("expires_at", "rehearsal"):
+        for key in ("expires_at", "dry_run"):
             if data[key] is None:
                 del data[key]
     return {"type": event.type, **{key: value for key, value in data.items() if key != "type"}}

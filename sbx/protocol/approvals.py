@@ -44,7 +44,7 @@ class Approval:
     """One call and its decision; it is pending without a `decision`. `seq` is its position in
     lists.
 
-    `rehearsal` is the result of the call on a copy of the files, if it was tried on one.
+    `dry_run` is the result of the call on a copy of the files, if it was tried on one.
     """
 
     tool_call_id: str
@@ -58,7 +58,7 @@ class Approval:
     user_id: str | None = None
     agent_id: str | None = None
     project_id: str | None = None
-    rehearsal: Mapping[str, Any] | None = None
+    dry_run: Mapping[str, Any] | None = None
     decision: ApprovalDecision | None = None
     seq: int = 0
 
@@ -72,8 +72,8 @@ class Approval:
             "created_at": self.created_at,
             "expires_at": self.expires_at,
         }
-        if self.rehearsal is not None:
-            data["rehearsal"] = dict(self.rehearsal)
+        if self.dry_run is not None:
+            data["dry_run"] = dict(self.dry_run)
         return data
 
 

@@ -37,7 +37,7 @@ class CommandCause(StrEnum):
     CPU = "cpu"
     DISK = "disk"
     OUTPUT = "output"
-    TRIPWIRE = "tripwire"  # a planted credential was used in its sandbox
+    HONEYTOKEN = "honeytoken"  # a planted credential was used in its sandbox
     DESCRIPTORS = "descriptors"  # its jail had more pipes or epoll instances than a jail may have
     CRASHED = "crashed"  # the kernel of its jail died by itself
     INTERRUPTED = "interrupted"  # a cell that did not end was killed together with its kernel

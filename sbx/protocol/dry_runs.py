@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-REHEARSALS_MAX = 4  # of one conversation at a time
+DRY_RUNS_MAX = 4  # of one conversation at a time
 CHECKPOINTS_MAX = 4
-LIFETIME_S = 600.0  # of a rehearsal
+LIFETIME_S = 600.0  # of a dry run
 CHANGES_MAX = 200  # that are listed individually
 
 ChangeKind = Literal["added", "changed", "removed"]
@@ -30,7 +30,7 @@ class FileChange:
     kind: ChangeKind
     size_before: int | None
     size_after: int | None
-    diff: str | None = None
+    diff: str | None
 
 
 def to_json(change: FileChange) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A directory of the host that is attached to a live sandbox."""
+"""A directory of the host that is mounted to a live sandbox."""
 
 from dataclasses import dataclass
 

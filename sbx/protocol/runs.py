@@ -34,8 +34,12 @@ class Cause(StrEnum):
     DISK = "disk"
     OUTPUT = "output"
     CRASHED = "crashed"
-    TRIPWIRE = "tripwire"  # it used a planted credential
+    HONEYTOKEN = "honeytoken"  # it used a planted credential
     DESCRIPTORS = "descriptors"  # it had more pipes or epoll instances than a jail may have
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Cause | None":
+        return cls.HONEYTOKEN if value == "tripwire" else None  # in stores of version 6 and earlier
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,9 @@ class TerminalStatus:
     columns: int
     running: bool
     created_at: float
-    attached: int = 0
-    exit_code: int | None = None
-    reason: str = ""
+    attached: int
+    exit_code: int | None
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from sbx.runtime.run.context import SANDBOX_GONE, Context, StartKernel
 from sbx.runtime.run.contexts import Contexts, ContextStore
 from sbx.runtime.run.stdin import OnInput
 from sbx.runtime.snapshots.checkpoints import Checkpoint, Checkpoints
-from sbx.runtime.snapshots.dry_run import DryRun, Rehearsals
+from sbx.runtime.snapshots.dry_run import DryRun, DryRuns
 from sbx.runtime.snapshots.snapshots import Snapshots
 
 
@@ -45,7 +45,7 @@ class Conversation:
     `open_files` and `start` are its sandbox's: how files are opened, how a kernel is launched.
     """
 
-    rehearsals: Rehearsals
+    dry_runs: DryRuns
     checkpoints: Checkpoints
 
     def __init__(
@@ -108,15 +108,13 @@ class Conversation:
 
     def copy_by(self, copies: Snapshots, start: StartKernel) -> None:
         """Once, by its sandbox: how its files are copied, and what a jail over a copy starts by."""
-        self.rehearsals = Rehearsals(
-            self.name, self._policy, self.opened, copies, start, self._grace_s
-        )
+        self.dry_runs = DryRuns(self.name, self._policy, self.opened, copies, start, self._grace_s)
         self.checkpoints = Checkpoints(self.opened, copies)
 
     @property
     def ending(self) -> list[Context]:
-        """Whatever may have a kernel: its contexts, and those of rehearsals that are made."""
-        return [*self.contexts.ending, *self.rehearsals.contexts]
+        """Whatever may have a kernel: its contexts, and those of dry runs that are made."""
+        return [*self.contexts.ending, *self.dry_runs.contexts]
 
     @property
     def alive(self) -> bool:
@@ -135,7 +133,7 @@ class Conversation:
         return (
             any(one.busy for one in self.contexts.ending)
             or self.terminals.attached > 0
-            or self.rehearsals.busy
+            or self.dry_runs.busy
             or self.checkpoints.busy
         )
 
@@ -325,16 +323,16 @@ class Conversation:
 
     # -- what a command would do, and undoing ---------------------------------------------------
 
-    async def rehearse(
+    async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> DryRun:
         """Run a shell command on a frozen copy of the files, in a jail of its own and without
         network: what it printed, and what it would change. `commit` makes that real, all or none.
 
         Cancelled, or failed, it leaves nothing. Raises as `start_shell`, Conflict
-        `too_many_rehearsals`, TooLarge `workspace_too_large`, Unavailable `no_space`.
+        `too_many_dry_runs`, TooLarge `workspace_too_large`, Unavailable `no_space`.
         """
-        return await self.rehearsals.rehearse(command, timeout=timeout, cwd=cwd)
+        return await self.dry_runs.create(command, timeout=timeout, cwd=cwd)
 
     async def checkpoint(self) -> Checkpoint:
         """The files as they are now; `restore` makes them so again, all or none. The last few are
@@ -409,7 +407,7 @@ class Conversation:
         finally:
             try:
                 await _all((self.commands.close(), self.terminals.end()))
-                await _all((self.rehearsals.close(), self.checkpoints.close()))
+                await _all((self.dry_runs.close(), self.checkpoints.close()))
             finally:
                 await self._close_files()
 

@@ -6,7 +6,7 @@
               the proxy can read (`at_proxy`); a value is found across pieces and lines too, in
               any case, also as base64 or hexadecimal digits. What is packed is not looked into:
               an archive, a compressed body
-    sprung    once: `on_sprung` ends every kernel; none starts until `lift`
+    sprung    once: `on_sprung` ends every kernel; none starts until `unfreeze`
 
 Nobody who does what a sandbox is for has a use for these values, but code that prints all its
 variables meets them as well: `watch` in the policy says where that is to count.
@@ -35,7 +35,7 @@ from sbx.policy.model import HoneytokenPolicy
 from sbx.workspace.secret_files import secret_at
 
 CREDENTIALS = "/tmp/.aws/credentials"  # noqa: S108  # inside
-CODE = "tripwire"
+CODE = "honeytoken"
 _ALPHABET = string.ascii_letters + string.digits
 _STREAMS_MAX = 256  # commands at once of which the last piece is remembered
 _SHOWN_MAX = 200
@@ -43,9 +43,9 @@ _SHOWN_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class TokenTriggered:
-    """What was used (`wire`, the name of a variable or of a host), where, and when."""
+    """What was used (`token`, the name of a variable or of a host), where, and when."""
 
-    wire: str
+    token: str
     where: str
     at: float
 
@@ -110,11 +110,11 @@ class Honeytokens:
     # -- used -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises Conflict `tripwire` once one has sprung."""
+        """Raises Conflict `honeytoken` once one has sprung."""
         if self.sprung is not None:
-            raise refusal(self.sprung.wire, self.sprung.where)
+            raise refusal(self.sprung.token, self.sprung.where)
 
-    def lift(self) -> None:
+    def unfreeze(self) -> None:
         """Let kernels start again; the values stay."""
         self.sprung = None
 
@@ -161,7 +161,7 @@ class FileReader:
         self._loop = asyncio.get_running_loop()
 
     def read(self, piece: bytes) -> None:
-        """Raises Conflict `tripwire` when a value is complete with this piece."""
+        """Raises Conflict `honeytoken` when a value is complete with this piece."""
         text = self._tail + _unbroken(piece.decode("latin-1"))
         if self._wires._seen(text, "files", self._what) is not None:
             self._wires.check()
@@ -193,7 +193,7 @@ async def reader_of(wires: Honeytokens | None, what: str) -> FileReader | None:
 
 
 async def look(wires: Honeytokens | None, what: str, content: bytes) -> None:
-    """Raises Conflict `tripwire` for a file that has a planted value."""
+    """Raises Conflict `honeytoken` for a file that has a planted value."""
     if (reader := await reader_of(wires, what)) is not None:
         reader.read(content)
 
@@ -232,13 +232,13 @@ class _Output:
         return self._wires._seen(text, "output", "an output") is not None
 
 
-def refusal(wire: str, where: str) -> errors.Conflict:
-    """What everything gets that would start something in a sandbox whose trip-wire was sprung."""
+def refusal(token: str, where: str) -> errors.Conflict:
+    """What everything gets that would start something in a sandbox whose honeytoken was sprung."""
     return errors.Conflict(
-        f"this sandbox is frozen: {wire[:_SHOWN_MAX]}, a planted credential, was used in {where}",
+        f"this sandbox is frozen: {token[:_SHOWN_MAX]}, a planted credential, was used in {where}",
         code=CODE,
-        hint="look at what ran in it; an operator may lift this (sbx lift), or delete it",
-        details={"wire": wire, "where": where},
+        hint="look at what ran in it; an operator may unfreeze this (sbx unfreeze), or delete it",
+        details={"token": token, "where": where},
     )
 
 

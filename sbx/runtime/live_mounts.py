@@ -1,7 +1,7 @@
-"""Directories of the host that were attached to a sandbox while it lives.
+"""Directories of the host that were mounted into a sandbox while it lives.
 
 Each is seen in every kernel of the sandbox, whichever path it came by, and in those that start
-later, until it is detached or the sandbox is closed; a service keeps them for a sandbox that it
+later, until it is unmounted or the sandbox is closed; a service keeps them for a sandbox that it
 closes and opens again, for as long as its own process lives. How it is done is known to
 `sbx.isolation.broker.live_mounts`.
 """
@@ -28,13 +28,13 @@ from sbx.workspace.allowed_paths import Check, MountSources
 _log = logging.getLogger(__name__)
 TOP = "/mnt"
 SHARED = "/workspace/shared"
-ATTACHED_MAX = 32
+MOUNTS_MAX = 32
 _TARGET = re.compile(rf"(?:{TOP}|{SHARED})/[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class _Attached:
+class _Mounted:
     """`identity`: (device, inode) of the source."""
 
     told: Mount
@@ -58,7 +58,7 @@ class LiveMounts:
         sources: MountSources | None = None,
     ) -> None:
         """`shares`: whether there is a /workspace/shared. `guarded`: whether the policy keeps host
-        executables from code inside, so that nothing is attached to be written to. `possible`:
+        executables from code inside, so that nothing is mounted to be written to. `possible`:
         whether the broker has power over the mounts of a jail that lives. `check` refuses
         directories that no sandbox may see. `sources`: the allowed ones; None allows each."""
         self._shares = shares
@@ -67,16 +67,16 @@ class LiveMounts:
         self._check = check
         self._sources = sources
         self._lock = asyncio.Lock()
-        self._there: dict[str, _Attached] = {}
+        self._there: dict[str, _Mounted] = {}
         self._kernels: dict[Kernel, set[str]] = {}  # what each of them shows; the live ones
-        self._dry_runs: set[Kernel] = set()  # which see nothing that is attached later
+        self._dry_runs: set[Kernel] = set()  # which see nothing that is mounted later
 
     @property
     def there(self) -> tuple[Mount, ...]:
-        """What is attached, by the path inside."""
+        """What is mounted, by the path inside."""
         return tuple(self._there[target].told for target in sorted(self._there))
 
-    async def attach(
+    async def mount(
         self, source: str | Path, target: str | None = None, *, read_only: bool = True
     ) -> Mount:
         """Show the directory `source` at `target`, `/mnt/NAME` unless it is said: with the name
@@ -84,12 +84,12 @@ class LiveMounts:
 
         What is to be written to goes to `/workspace/shared/NAME`, an empty directory that was made
         there before, by a policy that shares: elsewhere Landlock lets nothing be written. What
-        belongs to root is never attached so.
+        belongs to root is never mounted so.
 
         Raises BadRequest `invalid_target` and `invalid_source`, Denied `directory_forbidden`,
-        `attachment_not_guarded`,
-        `source_of_root` and `not_granted`, Conflict `already_attached`, `too_many_attached` and
-        `target_moved`, Unavailable `attach_unavailable`, `attach_failed` and `sockets_not_masked`.
+        `mount_not_guarded`,
+        `source_of_root` and `not_granted`, Conflict `already_mounted`, `too_many_mounts` and
+        `target_moved`, Unavailable `mount_unavailable`, `mount_failed` and `sockets_not_masked`.
         It is seen nowhere then.
         """
         path = Path(source)
@@ -103,20 +103,20 @@ class LiveMounts:
         if not read_only and self._guarded:
             raise errors.Denied(
                 f"code inside could create files in {path} that programs of the host obey",
-                code="attachment_not_guarded",
-                hint="attach it read-only, or make it the workspace; a policy with"
+                code="mount_not_guarded",
+                hint="mount it read-only, or make it the workspace; a policy with"
                 ' host_executables = "allow" allows it',
             )
         told = Mount(str(path), target, read_only)
-        return await run_to_completion(self._attach(_Attached(told, identity)))
+        return await run_to_completion(self._mount(_Mounted(told, identity)))
 
-    async def detach(self, target: str) -> None:
-        """Show it no more: what is open of it stays open. Raises NotFound `not_attached`, and what
+    async def unmount(self, target: str) -> None:
+        """Show it no more: what is open of it stays open. Raises NotFound `not_mounted`, and what
         the broker does."""
-        await run_to_completion(self._detach(target))
+        await run_to_completion(self._unmount(target))
 
     async def mount_into(self, kernel: Kernel) -> None:
-        """Show a kernel that has started what is attached. It ends where that fails."""
+        """Show a kernel that has started what is mounted. It ends where that fails."""
         self._register(kernel)
         if self._there or self._lock.locked():
             try:
@@ -128,10 +128,10 @@ class LiveMounts:
                 raise
 
     async def mount_into_dry_run(self, kernel: Kernel, written: Sequence[Path]) -> list[str]:
-        """Show the kernel of a dry run the attachments through which it cannot act on anything,
+        """Show the kernel of a dry run the mounts through which it cannot act on anything,
         and return the paths of the others. It ends where that fails.
 
-        An attachment is shown when it is read-only, holds no socket and no FIFO, and live code
+        A mount is shown when it is read-only, holds no socket and no FIFO, and live code
         cannot make one there. `written`: further directories that live code writes to.
         """
         self._dry_runs.add(kernel)
@@ -140,10 +140,10 @@ class LiveMounts:
         if self._there or self._lock.locked():
             try:
                 async with self._lock:
-                    attached = list(self._there.values())
-                    sources = [Path(one.told.source) for one in attached if not one.told.read_only]
+                    mounted = list(self._there.values())
+                    sources = [Path(one.told.source) for one in mounted if not one.told.read_only]
                     sources += written
-                    for one in attached:
+                    for one in mounted:
                         if await in_thread(_is_inert, one, sources):
                             await self._show(one, kernel)
                         else:
@@ -158,19 +158,19 @@ class LiveMounts:
         self._kernels[kernel] = set()
         self._dry_runs &= self._kernels.keys()
 
-    async def _attach(self, one: _Attached) -> Mount:
+    async def _mount(self, one: _Mounted) -> Mount:
         async with self._lock:
             if one.target in self._there:
                 raise errors.Conflict(
-                    f"something is attached at {one.target} already",
-                    code="already_attached",
-                    hint="detach it first, or choose another name",
+                    f"something is mounted at {one.target} already",
+                    code="already_mounted",
+                    hint="unmount it first, or choose another name",
                 )
-            if len(self._there) >= ATTACHED_MAX:
+            if len(self._there) >= MOUNTS_MAX:
                 raise errors.Conflict(
-                    f"a sandbox has at most {ATTACHED_MAX} directories attached",
-                    code="too_many_attached",
-                    details={"limit": ATTACHED_MAX},
+                    f"a sandbox has at most {MOUNTS_MAX} directories mounted",
+                    code="too_many_mounts",
+                    details={"limit": MOUNTS_MAX},
                 )
             try:
                 for kernel in self._live():
@@ -184,15 +184,15 @@ class LiveMounts:
             self._there[one.target] = one
             return one.told
 
-    async def _detach(self, target: str) -> None:
+    async def _unmount(self, target: str) -> None:
         async with self._lock:
             if target not in self._there:
-                raise not_attached(target)
+                raise not_mounted(target)
             for kernel in self._live():
                 await self._hide(target, kernel)
             del self._there[target]
 
-    async def _show(self, one: _Attached, kernel: Kernel) -> None:
+    async def _show(self, one: _Mounted, kernel: Kernel) -> None:
         shown = self._kernels.get(kernel, set())
         if one.target in shown:
             return
@@ -232,7 +232,7 @@ class LiveMounts:
     def _check_target(self, target: str, *, read_only: bool) -> None:
         if not _TARGET.fullmatch(target):
             raise errors.BadRequest(
-                f"nothing can be attached at {target!r}",
+                f"nothing can be mounted at {target!r}",
                 code="invalid_target",
                 hint=f"{TOP}/NAME or {SHARED}/NAME: letters, digits and ._- with a letter first",
             )
@@ -241,7 +241,7 @@ class LiveMounts:
             raise errors.BadRequest(
                 f"this sandbox has no {SHARED}",
                 code="invalid_target",
-                hint=f"attach at {TOP}/NAME, or use a policy with shared = true",
+                hint=f"mount at {TOP}/NAME, or use a policy with shared = true",
             )
         if not read_only and not shared:
             raise errors.BadRequest(
@@ -251,15 +251,15 @@ class LiveMounts:
             )
 
 
-def not_attached(target: str) -> errors.NotFound:
-    return errors.NotFound(f"nothing is attached at {target[:200]!r}", code="not_attached")
+def not_mounted(target: str) -> errors.NotFound:
+    return errors.NotFound(f"nothing is mounted at {target[:200]!r}", code="not_mounted")
 
 
 def _name_of(source: Path) -> str:
-    return _NOT_IN_A_NAME.sub("-", source.name).lstrip("._-")[:64] or "attached"
+    return _NOT_IN_A_NAME.sub("-", source.name).lstrip("._-")[:64] or "mounted"
 
 
-def _is_inert(one: _Attached, written: Sequence[Path]) -> bool:
+def _is_inert(one: _Mounted, written: Sequence[Path]) -> bool:
     """Return whether a dry run may see it. Below /workspace Landlock lets FIFOs be written to."""
     if not one.told.read_only or not one.target.startswith(f"{TOP}/"):
         return False
@@ -290,14 +290,14 @@ def _identity(
         raise errors.Denied(
             f"{source} belongs to root, and nothing inside may write to it",
             code="source_of_root",
-            hint="attach it read-only, or give the directory to another user",
+            hint="mount it read-only, or give the directory to another user",
         )
     return found.st_dev, found.st_ino
 
 
 def _unusable(source: Path, why: str) -> errors.BadRequest:
     return errors.BadRequest(
-        f"{source} cannot be attached: {why}",
+        f"{source} cannot be mounted: {why}",
         code="invalid_source",
         hint="name a directory of the host by its own absolute path, and not by a symlink",
     )

@@ -17,8 +17,7 @@ from sbx.errors import SbxError
 from sbx.isolation.broker.client import HostIds
 from sbx.isolation.plan import Interpreter
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.order import LaunchRequest
-from sbx.kernels.pool.warm_pool import PrewarmedKernel, PrewarmSpec, destroy
+from sbx.kernels.pool.warm_pool import LaunchRequest, PrewarmedKernel, PrewarmSpec, destroy
 from sbx.kernels.pool.zygotes import Key
 from sbx.policy import Policy
 from sbx.runtime.files.disk_limit import limited
@@ -152,7 +151,7 @@ def prewarm_spec(
     and where a sandbox has parts of its own around it that cannot be made ahead."""
     if decided != loaded or decided.network.mode != "none" or decided.environment is not None:
         return None
-    if decided.tripwire.enabled:
+    if decided.honeytoken.enabled:
         return None
     return PrewarmSpec((decided, of), partial(make_home, means, decided, of))
 

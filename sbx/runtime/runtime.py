@@ -128,7 +128,7 @@ class Runtime:
     @property
     def mount_sources(self) -> MountSources:
         """The directories that a client of a service may have mounted."""
-        return MountSources(self.settings.attach_dirs, writable=not self.confined)
+        return MountSources(self.settings.mount_dirs, writable=not self.confined)
 
     @property
     def own_paths(self) -> OwnPaths:

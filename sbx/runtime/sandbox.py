@@ -51,7 +51,7 @@ from sbx.runtime.run.context import StartKernel
 from sbx.runtime.run.contexts import Contexts
 from sbx.runtime.run.stdin import OnInput
 from sbx.runtime.snapshots.checkpoints import Checkpoint
-from sbx.runtime.snapshots.dry_run import DryRun, is_rehearsal, offline
+from sbx.runtime.snapshots.dry_run import DryRun, is_dry_run, offline
 from sbx.runtime.snapshots.snapshots import Snapshots
 from sbx.workspace import allowed_paths, check_name
 from sbx.workspace.rights import refuse_rights
@@ -105,17 +105,17 @@ class AsyncSandbox:
         self._directory = directory or means.data.new_name()
         self._conversations: dict[str, Conversation] = {}
         self._watcher: Watcher | None = None
-        self.tripwires: Honeytokens | None = None
-        if policy.tripwire.enabled:
-            key = means.data.path / "tripwire_key"
-            self.tripwires = Honeytokens(policy.tripwire, self.id, key, self._on_sprung)
+        self.honeytokens: Honeytokens | None = None
+        if policy.honeytoken.enabled:
+            key = means.data.path / "tripwire_key"  # another name would give other tokens
+            self.honeytokens = Honeytokens(policy.honeytoken, self.id, key, self._on_sprung)
         self._freezing: asyncio.Task[None] | None = None
         self._had_kernel = False
         self._outlet: EgressSocket | None = None
         if policy.network.mode == "proxy":
-            wires = self.tripwires.at_proxy if self.tripwires is not None else None
+            wires = self.honeytokens.at_proxy if self.honeytokens is not None else None
             self._outlet = EgressSocket(self.id, policy, means.data, self._decided, wires)
-        self._attachments = LiveMounts(
+        self._mounts = LiveMounts(
             policy.shared and workspace is None,
             guarded=policy.host_executables != "allow",
             possible=means.capabilities.own_namespaces,
@@ -262,11 +262,11 @@ class AsyncSandbox:
         """Interrupt the cell that runs now; False when none does."""
         return await self._default.interrupt()
 
-    async def rehearse(
+    async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> DryRun:
-        """Run a shell command on a frozen copy; see `Conversation.rehearse`."""
-        return await self._default.rehearse(command, timeout=timeout, cwd=cwd)
+        """Run a shell command on a frozen copy; see `Conversation.dry_run`."""
+        return await self._default.dry_run(command, timeout=timeout, cwd=cwd)
 
     async def checkpoint(self) -> Checkpoint:
         """The files as they are now, to be put back; see `Conversation.checkpoint`."""
@@ -346,8 +346,8 @@ class AsyncSandbox:
                 hint="make a sandbox for each, so that neither sees the other's changes unasked",
             )
         made = self._conversations[name] = self._make_conversation(name)
-        made.files.tripwires = made.uploads.tripwires = self.tripwires
-        made.files.partials.tripwires = self.tripwires
+        made.files.honeytokens = made.uploads.honeytokens = self.honeytokens
+        made.files.partials.honeytokens = self.honeytokens
         made.copy_by(self._copies, self._starter_of(name))
         return made
 
@@ -365,33 +365,33 @@ class AsyncSandbox:
             whole=self._whole,
         )
 
-    async def attach(
+    async def mount(
         self, source: str | Path, target: str | None = None, *, read_only: bool = True
     ) -> str:
         """Show one more directory of the host inside, also in kernels that live; the path there.
-        See `LiveMounts.attach`."""
+        See `LiveMounts.mount`."""
         check_process(self._pid)
         self._check_open()
-        told = await self._attachments.attach(source, target, read_only=read_only)
+        told = await self._mounts.mount(source, target, read_only=read_only)
         return told.target
 
-    async def detach(self, target: str) -> None:
-        """Show it no more; see `LiveMounts.detach`."""
+    async def unmount(self, target: str) -> None:
+        """Show it no more; see `LiveMounts.unmount`."""
         check_process(self._pid)
         self._check_open()
-        await self._attachments.detach(target)
+        await self._mounts.unmount(target)
 
-    async def attachments(self) -> tuple[Mount, ...]:
-        """What is attached now, by the path inside."""
-        return self._attachments.there
+    async def mounts(self) -> tuple[Mount, ...]:
+        """What is mounted now, by the path inside."""
+        return self._mounts.there
 
-    async def lift(self) -> bool:
-        """Let kernels start again after a trip-wire was sprung; False where none was."""
+    async def unfreeze(self) -> bool:
+        """Let kernels start again after a honeytoken was sprung; False where none was."""
         check_process(self._pid)
         self._check_open()
-        if self.tripwires is None or self.tripwires.sprung is None:
+        if self.honeytokens is None or self.honeytokens.sprung is None:
             return False
-        self.tripwires.lift()
+        self.honeytokens.unfreeze()
         return True
 
     async def start(self) -> Receipt:
@@ -502,7 +502,7 @@ class AsyncSandbox:
 
     def _walls_of(self, context: str) -> tuple[Policy, Key | None]:
         """The policy of the kernels of this context, and by which zygote they may be forked."""
-        if is_rehearsal(context) and self.policy.network.mode != "none":
+        if is_dry_run(context) and self.policy.network.mode != "none":
             return offline(self.policy), None
         return self.policy, self._key
 
@@ -510,7 +510,7 @@ class AsyncSandbox:
         if self.policy.environment is not None:
             await in_thread(check_there, self.policy, self._interpreter)
         policy, key = self._walls_of(context)
-        wires = self.tripwires
+        wires = self.honeytokens
         if wires is not None:
             wires.check()
             await wires.plant()
@@ -534,28 +534,30 @@ class AsyncSandbox:
         if wires is not None:
             wires.watch_output(kernel)
             if wires.sprung is not None:  # while this one started
-                await kernel.kill(Cause.TRIPWIRE)
+                await kernel.kill(Cause.HONEYTOKEN)
                 wires.check()
-        if is_rehearsal(context):
+        if is_dry_run(context):
             written = [] if self._workspace is None else [self._workspace]
-            opened.left_out += await self._attachments.mount_into_dry_run(kernel, written)
+            opened.left_out += await self._mounts.mount_into_dry_run(kernel, written)
         else:
-            await self._attachments.mount_into(kernel)
+            await self._mounts.mount_into(kernel)
         if self._watcher is not None:
             self._watcher.watch(kernel)
         return kernel
 
     def _on_sprung(self, sprung: TokenTriggered) -> None:
         """A planted credential was used: end every kernel, by a task of its own."""
-        _log.warning("a trip-wire of %s was sprung: %s, in %s", self.id, sprung.wire, sprung.where)
+        _log.warning(
+            "a honeytoken of %s was sprung: %s, in %s", self.id, sprung.token, sprung.where
+        )
         for talk in self._conversations.values():
             for one in talk.ending:
-                one.mark_killed(Cause.TRIPWIRE)
+                one.mark_killed(Cause.HONEYTOKEN)
         self._freezing = asyncio.create_task(self._freeze())
 
     async def _freeze(self) -> None:
         every = [one for talk in self._conversations.values() for one in talk.ending]
-        ends = (one.kill_for(Cause.TRIPWIRE) for one in every)
+        ends = (one.kill_for(Cause.HONEYTOKEN) for one in every)
         for end in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(end, Exception):
                 _log.error("a kernel of the frozen %s is left", self.id, exc_info=end)

@@ -92,7 +92,7 @@ class Settings(BaseSettings):
 
     `data_dir`: where workspaces lie; None is a private temporary directory, gone with the runtime.
     `environments`: where those lie that `sbx env` makes, and policies name as `env:NAME`.
-    `attach_dirs`: directories of which, and of what lies below them, a service may attach some to
+    `mount_dirs`: directories of which, and of what lies below them, a service may mount some into
     sandboxes that live; one that was started as root does so read-only, and a program that embeds
     sbx decides by itself.
     `project_dirs`: directories of which, and of what lies below them, one may be the working
@@ -112,12 +112,12 @@ class Settings(BaseSettings):
     `uid_range`: first host uid and how many, from which a root broker gives each sandbox its own.
 
     What follows counts for a service, which keeps sandboxes: how many of them and of live kernels
-    there may be, in all and per owner; how many cargos an owner may have beside those that
-    sandboxes made; how many runs may wait in a conversation; after how long without use a kernel
-    is ended; how often leftovers are collected (0: only when asked to); how
-    long files outlive their sandbox's expiry, and tombstones their sandbox; how many runs the
-    history of a sandbox keeps; below how many bytes of available memory idle kernels are ended
-    (None: a tenth of it, 1 GiB at most).
+    there may be, in all and per owner; how many workspaces an owner may have in addition to those
+    that sandboxes made; how many runs may wait in a conversation; after how long without use a
+    kernel is ended; how often leftovers are collected (0: only when asked to); how long files
+    outlive their sandbox's expiry, and tombstones their sandbox; how many runs the history of a
+    sandbox keeps; below how many bytes of available memory idle kernels are ended (None: a tenth
+    of it, 1 GiB at most).
     Raises BadRequest `invalid_settings`, naming the one that is wrong.
     """
 
@@ -135,7 +135,7 @@ class Settings(BaseSettings):
         _FIRST_UID,
         _UIDS,
     )
-    attach_dirs: tuple[Path, ...] = ()
+    mount_dirs: tuple[Path, ...] = ()
     project_dirs: tuple[Path, ...] = ()
     project_owners: tuple[Annotated[int, BeforeValidator(_uid), Field(ge=0)], ...] = ()
     allow_host_mode: bool = False
@@ -148,7 +148,7 @@ class Settings(BaseSettings):
 
     sandboxes_max: _Count = 1000
     sandboxes_per_owner: _Count = 200
-    cargos_per_owner: _Count = 500
+    workspaces_per_owner: _Count = 500
     kernels_max: _Count = 100
     kernels_per_owner: _Count = 50
     queue_max: _Count = 16

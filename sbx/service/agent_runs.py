@@ -15,21 +15,22 @@ from functools import partial
 from sbx.agent.agent import Agent
 from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.chats import ChatAsk, ChatRun, Key
-from sbx.agent.history import MemoryHistory, MessageHistory
+from sbx.agent.history import MemoryHistory, MessageHistory, StoredHistory
 from sbx.agent.messages import Response, ToolCall
 from sbx.agent.models import Model
 from sbx.agent.models.factory import make_model
 from sbx.agent.models.replay import ReplayModel
-from sbx.agent.sandbox import InProject, ToolCheckpoint, ToolDryRun, ToolSandbox
+from sbx.agent.sandbox import ToolSandbox, commands_allowed
 from sbx.agent.settings import AgentSettings
-from sbx.agent.stored_history import StoredHistory
-from sbx.agent.tools.permissions import Mode, Permissions
+from sbx.agent.tools.approval_rules import Mode, Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Arguments, Effect, Ruling, Tool
 from sbx.errors import SbxError, Unavailable
 from sbx.protocol.languages import check_language
 from sbx.protocol.runs import Event
 from sbx.runtime.conversation import Conversation
+from sbx.runtime.snapshots.checkpoints import Checkpoint
+from sbx.runtime.snapshots.dry_run import DryRun
 from sbx.service.auth import Caller
 from sbx.service.models import SandboxView
 from sbx.service.projects.projects import Project
@@ -284,12 +285,12 @@ class AgentSandbox:
     async def give_up(self, run: AgentRun, /) -> None:
         await run.give_up()
 
-    async def rehearse(
+    async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> ToolDryRun:
-        return await self._conversation.rehearse(command, timeout=timeout, cwd=cwd)
+    ) -> DryRun:
+        return await self._conversation.dry_run(command, timeout=timeout, cwd=cwd)
 
-    async def checkpoint(self) -> ToolCheckpoint:
+    async def checkpoint(self) -> Checkpoint:
         return await self._conversation.checkpoint()
 
     async def close(self) -> None:
@@ -328,7 +329,7 @@ class ScopedPermissions(Permissions):
             return "deny"
         ruling = Permissions.of(self, tool, arguments)
         asks = ruling == "changes" or (ruling == "ask" and effect == "command")
-        if asks and isinstance(self.sandbox, InProject) and self.sandbox.commands_allowed:
+        if asks and commands_allowed(self.sandbox):
             return "allow"
         return ruling
 

@@ -8,9 +8,8 @@ from contextlib import AsyncExitStack, aclosing, suppress
 
 from sbx.agent.approvals import Approvals
 from sbx.agent.chats import ChatRun, Chats
-from sbx.agent.history import repair_history
+from sbx.agent.history import StoredHistory, repair_history
 from sbx.agent.settings import AgentSettings
-from sbx.agent.stored_history import StoredHistory
 from sbx.agent.tools.registry import Tools
 from sbx.errors import Conflict, NotFound, SbxError
 from sbx.protocol.approvals import RESTART
@@ -24,7 +23,7 @@ from sbx.service.projects.projects import Project
 from sbx.service.service import Service
 from sbx.store import agent_runs, chats
 from sbx.store.agent_runs import AgentRunRow
-from sbx.store.approvals import StoredApprovals
+from sbx.store.approvals import ApprovalStore
 from sbx.store.chats import ChatRow
 from sbx.store.messages import MessageRow, Messages
 
@@ -48,7 +47,7 @@ class Agents:
         self.tools = Tools()
         self.messages = Messages(service.store, service.clock)
         self.approvals = Approvals(
-            StoredApprovals(service.store, service.pending),
+            ApprovalStore(service.store, service.pending),
             service.clock,
             timeout_s=valid.approval_timeout if valid is not None else _APPROVAL_TIMEOUT_S,
         )

@@ -47,9 +47,9 @@ class SandboxHooks:
     not wanted any more by then; `starting` is entered around the start of a kernel in a context of
     it, and may refuse it; `started` is told of the walls around each that did; `lost` says whether
     the context had a kernel that was ended unasked; `contexts` remembers which there are; `decided`
-    hears what its proxy let through, or did not, and `sprung` which trip-wire. `exists` says
+    hears what its proxy let through, or did not, and `sprung` which honeytoken. `exists` says
     whether there is a conversation of this name, and `limit` how many hold their files open.
-    `attachments` are there longer than this sandbox is open. All sandboxes of the owner share
+    `mounts` are there longer than this sandbox is open. All sandboxes of the owner share
     `frame_budget`.
     """
 
@@ -65,7 +65,7 @@ class SandboxHooks:
     limit: OpenFilesLimit
     decided: "Callable[[EgressDecision], None]"
     sprung: Callable[[TokenTriggered], None]
-    attachments: LiveMounts
+    mounts: LiveMounts
     frame_budget: FrameBudget
 
 
@@ -98,7 +98,7 @@ class KeptSandbox(AsyncSandbox):
         )
         self._place = place
         self._frame_budget = place.frame_budget
-        self._attachments = place.attachments
+        self._mounts = place.mounts
         self._uids = uids
 
     async def prepare(self) -> None:

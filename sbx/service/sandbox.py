@@ -24,9 +24,9 @@ from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import RunError
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.open_limit import OpenFilesLimit
-from sbx.runtime.honeytokens import CODE as TRIPWIRE
+from sbx.runtime.honeytokens import CODE as HONEYTOKEN
 from sbx.runtime.honeytokens import TokenTriggered, refusal
-from sbx.runtime.live_mounts import LiveMounts, not_attached
+from sbx.runtime.live_mounts import LiveMounts, not_mounted
 from sbx.runtime.prewarm import PrewarmedSandbox
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.contexts import ContextStore
@@ -51,7 +51,15 @@ from sbx.workspace import allowed_paths
 CONVERSATIONS_MAX = 1000
 _TOUCHED_EVERY_S = 60.0
 _MIB = 1 << 20
-_NO_FAILURE = {"stopped", "closed", "too_many_kernels", "sandbox_expired", "not_found", "tripwire"}
+_NO_FAILURE = {
+    "stopped",
+    "closed",
+    "too_many_kernels",
+    "sandbox_expired",
+    "not_found",
+    "honeytoken",
+}
+_FROZEN = {HONEYTOKEN, "tripwire"}  # stores of version 6 and earlier have the second code
 _log = logging.getLogger(__name__)
 
 STOPPED = RunError("SandboxStopped", "the sandbox was stopped while this ran", "")
@@ -102,7 +110,7 @@ class ServiceSandbox:
         self._lock = asyncio.Lock()
         self.naming = asyncio.Lock()  # held while a conversation is made or deleted
         self._policies: tuple[Policy, Policy] | None = None
-        self._attachments: LiveMounts | None = None
+        self._mounts: LiveMounts | None = None
         self._conversations: dict[str, ConversationRow] | None = {} if new else None
         # Beside `default`, by conversation.
         self._contexts: dict[str, set[str]] | None = {} if new else None
@@ -229,7 +237,7 @@ class ServiceSandbox:
         try:
             loaded, decided = await self.policy()
             await self.conversations()
-            attachments = await self._known_attachments()
+            mounts = await self._live_mounts()
             if self._contexts is None:
                 self._contexts = await contexts.of_sandbox(keep.store, self.id)
             async with AsyncExitStack() as undo:
@@ -239,7 +247,7 @@ class ServiceSandbox:
                 if self.cargo.uid is None and keep.runtime.capabilities.root:
                     uid = await own_uid(keep.store, self.cargo.id, keep.settings.uid_range)
                     self._change_cargo(uid=uid)
-                place = self._place(attachments)
+                place = self._place(mounts)
                 self.box = await open_kept(keep.runtime, loaded, decided, place, home)
                 undo.pop_all()
         except errors.SbxError as error:
@@ -247,7 +255,7 @@ class ServiceSandbox:
             raise
         self.touch()
 
-    def _place(self, attachments: LiveMounts) -> SandboxHooks:
+    def _place(self, mounts: LiveMounts) -> SandboxHooks:
         return SandboxHooks(
             id=self.id,
             directory=self.cargo.directory,
@@ -261,7 +269,7 @@ class ServiceSandbox:
             limit=self._keep.open_limit,
             decided=self._decisions.add,
             sprung=self._sprung,
-            attachments=attachments,
+            mounts=mounts,
             frame_budget=self._keep.frame_budgets.of(self.row.owner),
         )
 
@@ -318,42 +326,42 @@ class ServiceSandbox:
         if self.row.stopped:
             self._remember(stopped=False, failure=self.row.failure)
 
-    # -- attachments ----------------------------------------------------------------------------
+    # -- mounts ----------------------------------------------------------------------------
 
     @property
-    def attached(self) -> tuple[Mount, ...]:
-        """What is attached to it, also while it is closed."""
-        return self._attachments.there if self._attachments is not None else ()
+    def mounted(self) -> tuple[Mount, ...]:
+        """What is mounted to it, also while it is closed."""
+        return self._mounts.there if self._mounts is not None else ()
 
-    async def attach(self, source: str, target: str | None, *, read_only: bool) -> Mount:
-        """See `LiveMounts.attach`. Nothing starts, nor is it opened, for this: its next kernels
+    async def mount(self, source: str, target: str | None, *, read_only: bool) -> Mount:
+        """See `LiveMounts.mount`. Nothing starts, nor is it opened, for this: its next kernels
         show it too."""
         self.check(Act.USE)
-        attachments = await self._known_attachments()
-        made = await attachments.attach(source, target, read_only=read_only)
-        self.tell("attached", target=made.target, read_only=made.read_only)
+        mounts = await self._live_mounts()
+        made = await mounts.mount(source, target, read_only=read_only)
+        self.tell("mounted", target=made.target, read_only=made.read_only)
         return made
 
-    async def detach(self, target: str) -> None:
-        """See `LiveMounts.detach`."""
-        if self._attachments is None:
-            raise not_attached(target)
-        await self._attachments.detach(target)
-        self.tell("detached", target=target)
+    async def unmount(self, target: str) -> None:
+        """See `LiveMounts.unmount`."""
+        if self._mounts is None:
+            raise not_mounted(target)
+        await self._mounts.unmount(target)
+        self.tell("unmounted", target=target)
 
-    async def _known_attachments(self) -> LiveMounts:
+    async def _live_mounts(self) -> LiveMounts:
         """Those that there are for as long as this process lives, however often it is closed."""
         _, policy = await self.policy()
-        if self._attachments is None:
+        if self._mounts is None:
             runtime = self._keep.runtime
-            self._attachments = LiveMounts(
+            self._mounts = LiveMounts(
                 policy.shared,
                 guarded=policy.host_executables != "allow",
                 possible=runtime.capabilities.own_namespaces,
                 check=partial(allowed_paths.check, own=runtime.own_paths),
                 sources=runtime.mount_sources,
             )
-        return self._attachments
+        return self._mounts
 
     # -- conversations --------------------------------------------------------------------------
 
@@ -445,7 +453,8 @@ class ServiceSandbox:
         if self.frozen:
             assert self.row.failure is not None
             details = self.row.failure.get("details", {})
-            raise refusal(details.get("wire", ""), details.get("where", ""))
+            token = details.get("token", details.get("wire", ""))
+            raise refusal(token, details.get("where", ""))
         self.starts += 1
         try:
             await self._keep.kernels.make_room(self)
@@ -476,26 +485,26 @@ class ServiceSandbox:
 
     @property
     def frozen(self) -> bool:
-        """Whether a trip-wire was sprung: no kernel starts until an operator lifts that."""
-        return self.row.failure is not None and self.row.failure.get("code") == TRIPWIRE
+        """Whether a honeytoken was sprung: no kernel starts until an operator unfreezes that."""
+        return self.row.failure is not None and self.row.failure.get("code") in _FROZEN
 
     def _sprung(self, sprung: TokenTriggered) -> None:
         """At once: its kernels are still on their way out."""
-        told = {"wire": sprung.wire, "where": sprung.where}
+        told = {"token": sprung.token, "where": sprung.where}
         self._remember(stopped=False, failure=refusal(**told).to_dict())
-        self.tell("tripwire", **told)
+        self.tell("honeytoken", **told)
         if self._keep.audit is not None:
-            self._keep.audit.note("sbx", "tripwire", self.id, owner=self.row.owner, **told)
+            self._keep.audit.note("sbx", "honeytoken", self.id, owner=self.row.owner, **told)
 
-    def lift(self) -> bool:
+    def unfreeze(self) -> bool:
         """Let it start kernels again; False where it was not frozen."""
         if not self.frozen:
             return False
         self.row = replace(self.row, failure=None)
         self._remember(stopped=False, failure=None)
-        if self.box is not None and self.box.tripwires is not None:
-            self.box.tripwires.lift()
-        self.tell("lifted")
+        if self.box is not None and self.box.honeytokens is not None:
+            self.box.honeytokens.unfreeze()
+        self.tell("unfrozen")
         return True
 
     def _failed(self, error: errors.SbxError) -> None:
@@ -663,7 +672,7 @@ class ServiceSandbox:
 
     def _remember(self, *, stopped: bool, failure: Mapping[str, Any] | None) -> None:
         if self.frozen:
-            failure = self.row.failure  # a stop, or another failure, does not lift that
+            failure = self.row.failure  # a stop, or another failure, does not unfreeze that
         self.row = replace(
             self.row, stopped=stopped, failure=dict(failure) if failure is not None else None
         )

@@ -83,7 +83,7 @@ class Sandboxes:
         self._recording = recording
         self._registry = SandboxIndex(settings)
         self.kernels = KernelLimit(settings.kernels_max, settings.kernels_per_owner, self.every)
-        self._cargos = Workspaces(store, clock, runtime, settings.cargos_per_owner)
+        self._cargos = Workspaces(store, clock, runtime, settings.workspaces_per_owner)
         self.open_limit = OpenFilesLimit()
         self._keep = ServiceDependencies(
             store,
@@ -339,12 +339,12 @@ class Sandboxes:
             await stop(one.id, None)
         await one.stop()
 
-    async def lift(self, caller: Caller, sandbox_id: str) -> bool:
-        """Let a sandbox start kernels again whose trip-wire was sprung, whoever owns it; False
+    async def unfreeze(self, caller: Caller, sandbox_id: str) -> bool:
+        """Let a sandbox start kernels again whose honeytoken was sprung, whoever owns it; False
         where none was. An operator's only. Raises NotFound."""
-        return self._registry.get_as_operator(caller, sandbox_id).lift()
+        return self._registry.get_as_operator(caller, sandbox_id).unfreeze()
 
-    async def attach(
+    async def mount(
         self,
         caller: Caller,
         sandbox_id: str,
@@ -353,24 +353,24 @@ class Sandboxes:
         *,
         read_only: bool = True,
     ) -> Mount:
-        """Show a directory of the host inside, whoever owns the sandbox, until it is detached or
-        this process ends. An operator's only, below the setting `attach_dirs`.
+        """Show a directory of the host inside, whoever owns the sandbox, until it is unmounted or
+        this process ends. An operator's only, below the setting `mount_dirs`.
 
         Raises NotFound, Conflict `sandbox_expired`, Denied `not_granted`, and as
-        `Attachments.attach`.
+        `LiveMounts.mount`.
         """
         one = self._registry.get_as_operator(caller, sandbox_id)
-        return await one.attach(source, target, read_only=read_only)
+        return await one.mount(source, target, read_only=read_only)
 
-    async def detach(self, caller: Caller, sandbox_id: str, target: str) -> None:
-        """Show it no more. An operator's only. Raises NotFound, also `not_attached`."""
-        await self._registry.get_as_operator(caller, sandbox_id).detach(target)
+    async def unmount(self, caller: Caller, sandbox_id: str, target: str) -> None:
+        """Show it no more. An operator's only. Raises NotFound, also `not_mounted`."""
+        await self._registry.get_as_operator(caller, sandbox_id).unmount(target)
 
-    def attached(self, caller: Caller, sandbox_id: str) -> Sequence[Mount]:
-        """What is attached, of a sandbox that the caller sees or operates. Raises NotFound."""
+    def mounted(self, caller: Caller, sandbox_id: str) -> Sequence[Mount]:
+        """What is mounted, of a sandbox that the caller sees or operates. Raises NotFound."""
         if caller.operator:
-            return self._registry.get_as_operator(caller, sandbox_id).attached
-        return self._registry.found(caller, sandbox_id).attached
+            return self._registry.get_as_operator(caller, sandbox_id).mounted
+        return self._registry.found(caller, sandbox_id).mounted
 
     async def delete(self, caller: Caller, sandbox_id: str, *, cause: str = "requested") -> None:
         """End it, with the files that are its own; a second time does nothing. Raises NotFound

@@ -59,7 +59,7 @@ class Workspaces:
         self.by_id.pop(cargo_id, None)
 
     async def create(self, caller: Caller, size_limit_mb: int | None) -> WorkspaceView:
-        """Raises BadRequest, NotFound for a token, Unavailable `too_many_cargos`."""
+        """Raises BadRequest, NotFound for a token, Unavailable `too_many_workspaces`."""
         if size_limit_mb is not None and not 1 <= size_limit_mb <= _SIZE_MAX_MB:
             raise errors.BadRequest(
                 f"size_limit_mb is a number from 1 to {_SIZE_MAX_MB}",
@@ -86,7 +86,7 @@ class Workspaces:
         if mine + self._making[owner] >= self._per_owner:
             raise errors.Unavailable(
                 f"there are {self._per_owner} cargos of this owner, and there may be no more",
-                code="too_many_cargos",
+                code="too_many_workspaces",
                 hint="delete some that are not needed any more",
                 details={"limit": self._per_owner, "retry_after_s": _RETRY_AFTER_S},
             )

@@ -32,7 +32,7 @@ from typing import Any, Self, TypeVar
 from sbx.errors import SbxError, Unavailable
 from sbx.store import database, marks
 from sbx.store.marks import Mark
-from sbx.store.migrations import Migration, shipped
+from sbx.store.migrations import Migration, migrate, shipped
 from sbx.store.worker import Worker
 
 FILE_NAME = "store.sqlite"
@@ -84,6 +84,15 @@ class Store:
         """
         steps = shipped() if migrations is None else migrations
         return await cls._opened(path, steps, None, None)
+
+    @classmethod
+    def in_memory(cls) -> Self:
+        """Open a store that ends with this object. It has no file and no thread: an act runs in the
+        event loop, where it takes microseconds. Foreign keys are not enforced."""
+        connection = database.connect(":memory:")
+        migrate(connection, shipped())
+        worker = Worker(connection, "", threaded=False)
+        return cls(Path(":memory:"), worker, worker)
 
     @classmethod
     async def _opened(

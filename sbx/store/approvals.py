@@ -14,7 +14,7 @@ from sbx.protocol.approvals import Approval, ApprovalDecision, ApprovalScope, St
 from sbx.store import Store
 from sbx.store.pending import PendingWrites
 
-ARGS_MAX = 4 << 20  # characters of JSON: of the arguments of a call, and of its rehearsal
+ARGS_MAX = 4 << 20  # characters of JSON: of the arguments of a call, and of its dry run
 DECIDED_MAX = 1000  # that are kept of one chat
 RULES_MAX = 1000  # of one chat or project
 _PAGE_MAX = 8 << 20  # characters of JSON that one query gives, or else one approval
@@ -28,11 +28,13 @@ _RULE = (
 )
 
 
-class StoredApprovals:
-    """What `sbx.agent.approvals` keeps its records in, over a restart too."""
+class ApprovalStore:
+    """The approvals of a service or, without a `store`, of one process, in memory. In memory every
+    conversation counts as a chat: the agent of a program has no row for it."""
 
-    def __init__(self, store: Store, pending: PendingWrites | None = None) -> None:
-        self._store = store
+    def __init__(self, store: Store | None = None, pending: PendingWrites | None = None) -> None:
+        self._in_memory = store is None
+        self._store = store = store or Store.in_memory()
         self._pending = pending or PendingWrites(store)
         self._dropped: set[str] = set()  # rules that hold no longer, until the store has it
 
@@ -42,7 +44,11 @@ class StoredApprovals:
         Raises NotFound for a conversation that has no chat; Conflict for an id that is in use;
         TooLarge.
         """
-        args, rehearsal = _written(approval.tool_args), _written(approval.rehearsal)
+        args, dry_run = _written(approval.tool_args), _written(approval.dry_run)
+        reach = ApprovalScope(
+            approval.owner, approval.user_id, approval.agent_id, approval.conversation_id
+        )
+        await self._ensure_chat(reach, approval.project_id)
 
         def act(on: sqlite3.Connection) -> Approval:
             if _of_id(on, approval.tool_call_id) is not None:
@@ -57,7 +63,7 @@ class StoredApprovals:
                     approval.run_id,
                     approval.tool_name,
                     args,
-                    rehearsal,
+                    dry_run,
                     approval.created_at,
                     approval.expires_at,
                     approval.owner,
@@ -159,6 +165,7 @@ class StoredApprovals:
 
         The project counts only where the conversation is one of it.
         """
+        await self._ensure_chat(reach, project_id)
         rows = await self._store.rows(
             "WITH here AS (SELECT id, conversation_id, project_id FROM chats"
             "  WHERE owner = ?1 AND (?2 IS NULL OR user_id = ?2)"
@@ -200,6 +207,18 @@ class StoredApprovals:
         )
         on_done(stored)
         return stored
+
+    async def _ensure_chat(self, reach: ApprovalScope, project_id: str | None) -> None:
+        if not self._in_memory:
+            return
+        place = (reach.owner, reach.conversation_id, reach.user_id or "", reach.agent_id or "")
+        await self._store.write(
+            lambda on: on.execute(
+                "INSERT INTO chats (id, owner, conversation_id, user_id, agent_id, project_id,"
+                " created_at, last_used_at) VALUES (?, ?, ?, ?, ?, ?, 0, 0) ON CONFLICT DO NOTHING",
+                (json.dumps(place), *place, project_id),
+            )
+        )
 
     def _rules_of(self, rows: Sequence[sqlite3.Row]) -> list[StoredApprovalRule]:
         return [_rule(row) for row in rows if row["id"] not in self._dropped]
@@ -284,7 +303,7 @@ def _approval(row: sqlite3.Row) -> Approval:
         user_id=row["user_id"],
         agent_id=row["agent_id"],
         project_id=row["project_id"],
-        rehearsal=None if row["rehearsal"] is None else json.loads(row["rehearsal"]),
+        dry_run=None if row["rehearsal"] is None else json.loads(row["rehearsal"]),
         decision=decision,
         seq=row["seq"],
     )

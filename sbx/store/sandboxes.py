@@ -171,7 +171,8 @@ def reset(on: sqlite3.Connection) -> None:
     on.execute("UPDATE sandboxes SET idle_expires_at = NULL WHERE idle_expires_at IS NOT NULL")
     on.execute(
         "UPDATE sandboxes SET failure = NULL WHERE failure IS NOT NULL"
-        " AND json_extract(failure, '$.code') IS NOT 'tripwire'"  # which only an operator lifts
+        # Only an operator unfreezes a sandbox. Earlier versions recorded `tripwire`.
+        " AND coalesce(json_extract(failure, '$.code'), '') NOT IN ('honeytoken', 'tripwire')"
     )
 
 

@@ -32,8 +32,11 @@ class Worker:
         connection: sqlite3.Connection,
         name: str,
         on_full: Callable[[], bool] | None = None,
+        *,
+        threaded: bool = True,
     ) -> None:
-        """`on_full` makes room on a full disk, and returns whether to try again.
+        """`on_full` makes room on a full disk, and returns whether to try again. Without a thread,
+        an act runs at once in the event loop.
 
         `failures` counts the attempts that SQLite refused, at COMMIT too. An act that was repeated
         after one is done twice in memory, and once in the store.
@@ -45,8 +48,10 @@ class Worker:
         self._path = str(connection.execute("PRAGMA database_list").fetchone()[2])
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._closed = False
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+            self._thread.start()
 
     async def run(self, act: Callable[[sqlite3.Connection], T], *, begin: str | None = None) -> T:
         """Do `act` in the thread, within a transaction where `begin` opens one; its result.
@@ -55,6 +60,8 @@ class Worker:
         """
         if self._closed:
             raise Closed("the store was closed")
+        if self._thread is None:
+            return self._do_now(act, begin)
         asked: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._jobs.put(_Job(act, begin, asked))
         try:
@@ -69,15 +76,32 @@ class Worker:
         if self._closed:
             _log.error("a write came after the store was closed, and is lost")
             return
-        self._jobs.put(_Job(act, begin, None))
+        job = _Job(act, begin, None)
+        if self._thread is None:
+            self._answer(job)
+        else:
+            self._jobs.put(job)
 
     async def close(self) -> None:
+        if self._thread is None:
+            self._closed = True
+            self._connection.close()
+            return
         if not self._closed:
             self._closed = True
             self._jobs.put(None)
         await asyncio.to_thread(self._thread.join, _WAIT_S)
         if self._thread.is_alive():
             _log.error("the disk does not answer; what was queued for the store may be lost")
+
+    def _do_now(self, act: Callable[[sqlite3.Connection], T], begin: str | None) -> T:
+        try:
+            result: T = self._tried(_Job(act, begin, None))
+        except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
+            failure = self._in_our_words(error)
+        else:
+            return result
+        raise failure
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:

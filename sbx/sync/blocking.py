@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from sbx.sync.contexts import AsyncContexts, BlockingContexts
     from sbx.sync.dry_runs import (
         AsyncCheckpoint,
-        AsyncRehearsal,
+        AsyncDryRun,
         BlockingCheckpoint,
-        BlockingRehearsal,
+        BlockingDryRun,
     )
     from sbx.sync.terminals import AsyncTerminals, BlockingTerminals
 
@@ -151,9 +151,9 @@ class AsyncConversation(AsyncKernel, Protocol):
     def commands(self) -> "AsyncCommands": ...
     @property
     def terminals(self) -> "AsyncTerminals": ...
-    async def rehearse(
+    async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> "AsyncRehearsal": ...
+    ) -> "AsyncDryRun": ...
     async def checkpoint(self) -> "AsyncCheckpoint": ...
     async def write_stdin(self, run_id: str, text: str | None) -> None: ...
     async def usage(self) -> SandboxUsage: ...
@@ -373,18 +373,18 @@ class BlockingConversation:
 
         return BlockingTerminals(self._loop, self._inner.terminals)
 
-    def rehearse(
+    def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> "BlockingRehearsal":
+    ) -> "BlockingDryRun":
         """Run a shell command on a frozen copy of the files, in a jail of its own and without
         network: what it printed, and what it would change. `commit` makes that real, all or none.
 
-        Raises Conflict `too_many_rehearsals`, TooLarge `workspace_too_large`.
+        Raises Conflict `too_many_dry_runs`, TooLarge `workspace_too_large`.
         """
-        from sbx.sync.dry_runs import BlockingRehearsal
+        from sbx.sync.dry_runs import BlockingDryRun
 
-        made = self._loop.call(self._inner.rehearse(command, timeout=timeout, cwd=cwd))
-        return BlockingRehearsal(self._loop, made)
+        made = self._loop.call(self._inner.dry_run(command, timeout=timeout, cwd=cwd))
+        return BlockingDryRun(self._loop, made)
 
     def checkpoint(self) -> "BlockingCheckpoint":
         """The files as they are now; `restore` makes them so again, all or none. The last few are

@@ -104,24 +104,24 @@ class ConnectedSandbox(ConnectedConversation):
         """A conversation by name; made at its first use when there is none."""
         return ConnectedConversation(self._loop, self._loop.call(_named(self._box, name)))
 
-    def attach(
+    def mount(
         self, source: str | Path, target: str | None = None, *, read_only: bool = True
     ) -> str:
         """Show one more directory of the service's host inside; the path there. See
-        `RemoteSandbox.attach`."""
-        return self._loop.call(self._box.attach(source, target, read_only=read_only))
+        `RemoteSandbox.mount`."""
+        return self._loop.call(self._box.mount(source, target, read_only=read_only))
 
-    def detach(self, target: str) -> None:
+    def unmount(self, target: str) -> None:
         """Show it no more."""
-        self._loop.call(self._box.detach(target))
+        self._loop.call(self._box.unmount(target))
 
-    def attachments(self) -> tuple[Mount, ...]:
-        """What is attached now, by the path inside."""
-        return self._loop.call(self._box.attachments())
+    def mounts(self) -> tuple[Mount, ...]:
+        """What is mounted now, by the path inside."""
+        return self._loop.call(self._box.mounts())
 
-    def lift(self) -> bool:
-        """Let kernels start again after a trip-wire was sprung; False where none was."""
-        return self._loop.call(self._box.lift())
+    def unfreeze(self) -> bool:
+        """Let kernels start again after a honeytoken was sprung; False where none was."""
+        return self._loop.call(self._box.unfreeze())
 
     def stop(self) -> None:
         """End every kernel; files stay, and the next run starts another one."""
@@ -188,7 +188,7 @@ class BlockingClient(BlockingAgentCalls):
         narrower: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
-        cargo_id: str | None = None,
+        workspace_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> ConnectedSandbox:
         """A new sandbox; nothing starts before its first use."""
@@ -198,7 +198,7 @@ class BlockingClient(BlockingAgentCalls):
                 narrower=narrower,
                 env=env,
                 ttl_s=ttl_s,
-                cargo_id=cargo_id,
+                workspace_id=workspace_id,
                 idempotency_key=idempotency_key,
             )
         )
@@ -307,23 +307,23 @@ class BlockingClient(BlockingAgentCalls):
         """End this run and no other, also while it waits for its turn."""
         return self.loop.call(self._client.interrupt_run(sandbox_id, run_id))
 
-    # -- cargos and sessions ----------------------------------------------------------------------
+    # -- workspaces and sessions ------------------------------------------------------------------
 
-    def cargos(self, *, limit: int = 50, cursor: str | None = None) -> Page[Json]:
+    def workspaces(self, *, limit: int = 50, cursor: str | None = None) -> Page[Json]:
         """Workspaces that outlive a sandbox."""
-        return self.loop.call(self._client.cargos(limit=limit, cursor=cursor))
+        return self.loop.call(self._client.workspaces(limit=limit, cursor=cursor))
 
-    def create_cargo(
+    def create_workspace(
         self, size_limit_mb: int = 1024, *, idempotency_key: str | None = None
     ) -> Json:
-        """A workspace of its own, for `create(cargo_id=…)`."""
+        """A workspace of its own, for `create(workspace_id=…)`."""
         return self.loop.call(
-            self._client.create_cargo(size_limit_mb, idempotency_key=idempotency_key)
+            self._client.create_workspace(size_limit_mb, idempotency_key=idempotency_key)
         )
 
-    def delete_cargo(self, cargo_id: str) -> None:
+    def delete_workspace(self, workspace_id: str) -> None:
         """Raises Conflict while a sandbox uses it."""
-        self.loop.call(self._client.delete_cargo(cargo_id))
+        self.loop.call(self._client.delete_workspace(workspace_id))
 
     def ensure_session(
         self,
@@ -391,9 +391,9 @@ class BlockingClient(BlockingAgentCalls):
         """It opens nothing any more."""
         self.loop.call(self._client.revoke_token(token_id))
 
-    def lift(self, sandbox_id: str) -> bool:
-        """Let a sandbox run again whose trip-wire was sprung; False where none was."""
-        return self.loop.call(self._client.lift(sandbox_id))
+    def unfreeze(self, sandbox_id: str) -> bool:
+        """Let a sandbox run again whose honeytoken was sprung; False where none was."""
+        return self.loop.call(self._client.unfreeze(sandbox_id))
 
     def collect(self, tasks: Sequence[str] | None = None) -> Json:
         """Collect now what is idle, expired or left over."""

@@ -1,4 +1,4 @@
-"""Rehearsals and checkpoints without asyncio: synchronous faces of what lives on the event loop in
+"""Dry runs and checkpoints without asyncio: synchronous faces of what lives on the event loop in
 a thread."""
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from sbx.protocol.dry_runs import FileChange
 from sbx.protocol.runs import Run
 
 
-class AsyncRehearsal(Protocol):
+class AsyncDryRun(Protocol):
     """A command that was run on a frozen copy, here or in a service."""
 
     id: str
@@ -32,12 +32,12 @@ class AsyncCheckpoint(Protocol):
     async def discard(self) -> None: ...
 
 
-class BlockingRehearsal:
+class BlockingDryRun:
     """What a command did on a frozen copy of the files, and would change. `truncated`: there are
     more changes than told. `left_out`: FIFOs, sockets and the like, and what could not be read.
     `expires_at` in seconds of the epoch."""
 
-    def __init__(self, loop: Loop, inner: AsyncRehearsal) -> None:
+    def __init__(self, loop: Loop, inner: AsyncDryRun) -> None:
         self._loop = loop
         self._inner = inner
         self.id = inner.id
@@ -49,7 +49,7 @@ class BlockingRehearsal:
 
     def commit(self) -> None:
         """Make the very same changes, all or none. Raises Conflict `workspace_changed` when what it
-        touches is not as it was, NotFound `rehearsal_not_found`."""
+        touches is not as it was, NotFound `dry_run_not_found`."""
         self._loop.call(self._inner.commit())
 
     def discard(self) -> None:

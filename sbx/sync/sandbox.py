@@ -33,12 +33,12 @@ class _Box(Protocol):
     @property
     def policy(self) -> Any: ...
     def conversation(self, name: str) -> AsyncConversation: ...
-    def attach(
+    def mount(
         self, source: str | Path, target: str | None = None, *, read_only: bool = True
     ) -> Coroutine[Any, Any, str]: ...
-    def detach(self, target: str) -> Coroutine[Any, Any, None]: ...
-    def attachments(self) -> Coroutine[Any, Any, "tuple[Mount, ...]"]: ...
-    def lift(self) -> Coroutine[Any, Any, bool]: ...
+    def unmount(self, target: str) -> Coroutine[Any, Any, None]: ...
+    def mounts(self) -> Coroutine[Any, Any, "tuple[Mount, ...]"]: ...
+    def unfreeze(self) -> Coroutine[Any, Any, bool]: ...
     def stop(self) -> Coroutine[Any, Any, None]: ...
     def close(self) -> Coroutine[Any, Any, None]: ...
 
@@ -52,8 +52,8 @@ class Sandbox(BlockingConversation):
 
     With `connect` it is in a service: the path of its socket, `http://HOST:PORT`, or True for
     SBX_SOCKET or the default socket; `key` is a bearer key, None SBX_API_KEY. All methods are the
-    same; policies go by name there, no directory can be mounted from the start, and `attach` and
-    `lift` are for the service's operator.
+    same; policies go by name there, no directory can be mounted from the start, and `mount` and
+    `unfreeze` are for the service's operator.
 
     Raises NotFound `policy_not_found`, PolicyError, BadRequest `limit_widened`, CannotEnforce for
     a wall that this host cannot give, Denied `workspace_owned_by_root`; connected also Unavailable
@@ -113,25 +113,25 @@ class Sandbox(BlockingConversation):
         """End every kernel; files stay, and the next run starts another one."""
         self._loop.call(self._box.stop())
 
-    def attach(
+    def mount(
         self, source: str | Path, target: str | None = None, *, read_only: bool = True
     ) -> str:
         """Show one more directory of the host inside, also in kernels that live; the path there,
-        /mnt/NAME unless `target` says otherwise. See `AsyncSandbox.attach`; of a sandbox in a
-        service, `RemoteSandbox.attach`."""
-        return self._loop.call(self._box.attach(source, target, read_only=read_only))
+        /mnt/NAME unless `target` says otherwise. See `AsyncSandbox.mount`; of a sandbox in a
+        service, `RemoteSandbox.mount`."""
+        return self._loop.call(self._box.mount(source, target, read_only=read_only))
 
-    def detach(self, target: str) -> None:
-        """Show it no more. Raises NotFound `not_attached`."""
-        self._loop.call(self._box.detach(target))
+    def unmount(self, target: str) -> None:
+        """Show it no more. Raises NotFound `not_mounted`."""
+        self._loop.call(self._box.unmount(target))
 
-    def attachments(self) -> "tuple[Mount, ...]":
-        """What is attached now, by the path inside."""
-        return self._loop.call(self._box.attachments())
+    def mounts(self) -> "tuple[Mount, ...]":
+        """What is mounted now, by the path inside."""
+        return self._loop.call(self._box.mounts())
 
-    def lift(self) -> bool:
-        """Let kernels start again after a trip-wire was sprung; False where none was."""
-        return self._loop.call(self._box.lift())
+    def unfreeze(self) -> bool:
+        """Let kernels start again after a honeytoken was sprung; False where none was."""
+        return self._loop.call(self._box.unfreeze())
 
     @property
     def network_log(self) -> tuple[Any, ...]:

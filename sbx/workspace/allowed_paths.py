@@ -176,7 +176,7 @@ class MountSources:
         self._top_of(source)
         if not read_only and not self.writable:
             raise Denied(
-                "a service that was started as root attaches directories read-only",
+                "a service that was started as root mounts directories read-only",
                 code="not_granted",
                 hint="leave --write (read_only = false) out, or serve as the directory's owner",
             )
@@ -193,9 +193,9 @@ class MountSources:
                 return top
         allowed = ", ".join(map(str, self.within)) or "none"
         raise Denied(
-            f"{source} lies in none of the directories that this service attaches: {allowed}",
+            f"{source} lies in none of the directories that this service mounts: {allowed}",
             code="not_granted",
-            hint="name it in the setting attach_dirs (SBX_ATTACH_DIRS, sbx serve --attach-dirs)"
+            hint="name it in the setting mount_dirs (SBX_MOUNT_DIRS, sbx serve --mount-dirs)"
             " and start the service again",
         )
 
@@ -241,7 +241,11 @@ class AllowedProjects:
             outer = os.open(top, _O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
             fd = _open_below(outer, directory.relative_to(top))
         except OSError as error:
-            raise _unusable(directory, error) from None
+            replaced = error.errno in (errno.ELOOP, errno.EXDEV)
+            why = os.strerror(error.errno or errno.EIO)
+            if replaced:
+                why = "a symlink has taken its place, or one above it"
+            raise _invalid(str(directory), why) from None
         try:
             check(fd, self.own)
             self._check_status(directory, os.fstat(fd))
@@ -283,12 +287,6 @@ def _open_below(top: int, below: Path) -> int:
         return openat2.openat2(top, os.fsencode(below), _O_PATH, resolve=_RESOLVE)
     finally:
         os.close(top)
-
-
-def _unusable(directory: Path, error: OSError) -> BadRequest:
-    if error.errno in (errno.ELOOP, errno.EXDEV):
-        return _invalid(str(directory), "a symlink has taken its place, or one above it")
-    return _invalid(str(directory), os.strerror(error.errno or errno.EIO))
 
 
 def _invalid(name: str, why: str) -> BadRequest:

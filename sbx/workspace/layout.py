@@ -9,7 +9,7 @@
         uploads/                              mounted read-only on temparea
         staging/                              in no view: partly written files, partly removed trees
         commands/                             in no view: the output of background commands
-    {data}/sandboxes/{opaque}/{opaque}/files/ also a frozen copy, for a rehearsal or an undo,
+    {data}/sandboxes/{opaque}/{opaque}/files/ also a frozen copy, for a dry run or an undo,
     {data}/sandboxes/{opaque}/{opaque}/copy/  … which this empty directory marks
     {data}/egress/{opaque}/                   the socket of the proxy of a live sandbox
     {data}/unclaimed/                         directories without a row of the store (unclaimed.py)

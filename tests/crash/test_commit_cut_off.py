@@ -37,9 +37,9 @@ def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 async def commit(talk):
-    rehearsal = await talk.rehearse({EFFECT!r})
+    dry_run = await talk.dry_run({EFFECT!r})
     apply.exchange = kill  # the last of its steps, but for modes
-    await rehearsal.commit()
+    await dry_run.commit()
 """
 SERVICE = (
     KILLING

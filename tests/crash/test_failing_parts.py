@@ -20,7 +20,7 @@ from sbx.errors import BadRequest, SbxError, Unavailable
 from sbx.isolation.broker import client, process
 from sbx.isolation.broker.jail import Jail
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.pool import factory
+from sbx.kernels.pool import pools
 from sbx.kernels.pool.warm_pool import destroy
 from sbx.policy import Policy
 from tests.tiers import rows
@@ -97,7 +97,7 @@ async def test_zygote_that_hangs_in_its_imports_is_killed_and_the_cold_path_serv
     preloading: Preloading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fast path gets a share of what a start may take; the zygote itself all of it."""
-    monkeypatch.setattr(factory, "_FAST_SHARE", 0.2)  # instead of a half: a busy machine is slow
+    monkeypatch.setattr(pools, "_FAST_SHARE", 0.2)  # instead of a half: a busy machine is slow
     policy = preloading(f"{IN_THE_ZYGOTE}time.sleep(3600)")
     async with (
         Runtime(Settings(start_timeout=12)) as runtime,

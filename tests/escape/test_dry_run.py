@@ -70,7 +70,7 @@ async def shared(runtime: Runtime) -> AsyncIterator[AsyncSandbox]:
 
 async def of_python(box: AsyncSandbox, code: str) -> DryRun:
     await box.files.write("attack.py", code)
-    made = await box.rehearse("python3 attack.py")
+    made = await box.dry_run("python3 attack.py")
     assert made.run.status is Status.OK, made.run.text
     return made
 
@@ -89,7 +89,7 @@ async def test_shared_files_are_readable_and_changes_below_them_are_refused(
     shared: AsyncSandbox,
 ) -> None:
     await shared.files.write("shared/data", "seen")
-    made = await shared.rehearse("cat shared/data; echo x > shared/data; echo x > shared/new")
+    made = await shared.dry_run("cat shared/data; echo x > shared/data; echo x > shared/new")
     assert made.run.stdout == "seen"
     assert made.run.stderr.count("Read-only file system") == 2
     assert made.changes == ()
@@ -175,7 +175,7 @@ for place in places:
 
 @pytest.mark.needs("landlock")
 @pytest.mark.parametrize("target", ["/mnt/rod", "/workspace/shared/rod"])
-async def test_dry_run_reaches_no_daemon_of_the_host_in_an_attachment(
+async def test_dry_run_reaches_no_daemon_of_the_host_in_an_mount(
     shared: AsyncSandbox, top: Path, target: str
 ) -> None:
     source = top / "rod"
@@ -189,7 +189,7 @@ async def test_dry_run_reaches_no_daemon_of_the_host_in_an_attachment(
         fifo = os.open(source / "fifo", os.O_RDWR | os.O_NONBLOCK)
         held.callback(os.close, fifo)
         os.write(fifo, b"for the host")
-        await shared.attach(source, target)
+        await shared.mount(source, target)
         places = [f"{target}/{name}" for name in ("below/s", "d", "fifo")]
         made = await of_python(shared, REACH.format(places=places))
         assert made.run.stdout == ""
@@ -201,19 +201,19 @@ async def test_dry_run_reaches_no_daemon_of_the_host_in_an_attachment(
 
 
 @pytest.mark.needs("landlock")
-async def test_dry_run_sees_an_attachment_of_files_alone(shared: AsyncSandbox, top: Path) -> None:
+async def test_dry_run_sees_an_mount_of_files_alone(shared: AsyncSandbox, top: Path) -> None:
     for name in ("data", "written"):
         (top / name / "below").mkdir(parents=True)
         (top / name / "below" / "file").write_text("seen")
         os.chown(top / name, 64_000, 64_000) if os.geteuid() == 0 else None
     await shared.files.make_directory("shared/written")
-    await shared.attach(top / "data")
-    await shared.attach(top / "written" / "below")
-    made = await shared.rehearse("cat /mnt/data/below/file; cat /mnt/below/file; touch /mnt/data/x")
+    await shared.mount(top / "data")
+    await shared.mount(top / "written" / "below")
+    made = await shared.dry_run("cat /mnt/data/below/file; cat /mnt/below/file; touch /mnt/data/x")
     assert made.run.stdout == "seenseen"
     assert made.left_out == ()
-    await shared.attach(top / "written", "/workspace/shared/written", read_only=False)
-    made = await shared.rehearse("cat /mnt/data/below/file; ls /mnt shared/written")
+    await shared.mount(top / "written", "/workspace/shared/written", read_only=False)
+    made = await shared.dry_run("cat /mnt/data/below/file; ls /mnt shared/written")
     assert made.run.stdout == "seen/mnt:\ndata\n\nshared/written:\n"
     assert made.left_out == ("/mnt/below", "/workspace/shared/written")
 
@@ -228,6 +228,6 @@ async def test_dry_run_reaches_no_socket_in_a_directory_of_uploads(
             place = "/workspace/uploads/temparea"
             made = await of_python(box, REACH.format(places=[f"{place}/s"]))
             assert made.run.stdout == ""
-            made = await box.rehearse(f"cat {place}/a.csv; touch {place}/b")
+            made = await box.dry_run(f"cat {place}/a.csv; touch {place}/b")
             assert made.run.stdout == "1,2\n"
             assert "Read-only" in made.run.stderr

@@ -37,9 +37,9 @@ def home(own_temporary_directory: Path, request: pytest.FixtureRequest) -> Itera
     sbx.close()
 
 
-def _attach(directory: Path) -> None:
+def _mount(directory: Path) -> None:
     with Sandbox() as box:
-        box.attach(directory)
+        box.mount(directory)
 
 
 def _open(**directories: Path) -> None:
@@ -50,7 +50,7 @@ def _open(**directories: Path) -> None:
 ENTRIES: dict[str, Callable[[Path], None]] = {
     "workspace": lambda path: _open(workspace=path),
     "uploads": lambda path: _open(uploads=path),
-    "attachment": _attach,
+    "mount": _mount,
 }
 
 
@@ -60,7 +60,7 @@ def test_the_embedded_api_refuses(home: Path, entry: str, name: str) -> None:
     (home.parent / "link").unlink(missing_ok=True)
     (home.parent / "link").symlink_to(home)
     path = home.parent / "link" if name == "link" else Path(os.path.normpath(home / name))
-    if entry == "attachment":
+    if entry == "mount":
         path = path.resolve()  # a link is refused before, as a link
     with pytest.raises(Denied) as raised:
         ENTRIES[entry](path)

@@ -148,9 +148,9 @@ WAYS = (
     "uploads",
     "uploads beside a workspace",
     "mount of the policy",
-    "attachment",
-    "attachment below shared",
-    "writable attachment",
+    "mount",
+    "mount below shared",
+    "writable mount",
 )
 
 
@@ -172,17 +172,17 @@ async def show(runtime: Runtime, daemon: Daemon, way: str, rule: str) -> Shown:
             return Shown(box, "/uploads")
         case "mount of the policy":
             return Shown(await runtime.create(policy(rule, directory)), "/opt/shown")
-        case "attachment":
+        case "mount":
             box = await runtime.create(policy(rule))
             await box.start()
-            return Shown(box, await box.attach(directory, "/mnt/shown"))
+            return Shown(box, await box.mount(directory, "/mnt/shown"))
         case _:
             box = await runtime.create(policy(rule, host_executables="allow"))
             await box.files.make_directory("shared/shown")
             await box.start()
-            read_only = way != "writable attachment"
+            read_only = way != "writable mount"
             place = "/workspace/shared/shown"
-            return Shown(box, await box.attach(directory, place, read_only=read_only))
+            return Shown(box, await box.mount(directory, place, read_only=read_only))
 
 
 @pytest_asyncio.fixture(scope="module", params=WAYS)
@@ -344,21 +344,21 @@ async def test_request_takes_the_host_s_sockets_away(runtime: Runtime, daemon: D
     assert daemon.reached() == ["stream"]
 
 
-async def test_directory_that_cannot_be_seen_to_is_attached_only_without_unix_sockets(
+async def test_directory_that_cannot_be_seen_to_is_mounted_only_without_unix_sockets(
     runtime: Runtime,
 ) -> None:
-    """Its depth is beyond the limit: where masks are all there is, nothing is attached."""
+    """Its depth is beyond the limit: where masks are all there is, nothing is mounted."""
     with short_directory() as top:
         (top / "shown" / "/".join(["d"] * (masking.DEPTH_MAX + 2))).mkdir(parents=True)
         async with await runtime.create(policy("own")) as box:
             await box.start()
             with pytest.raises(Unavailable) as raised:
-                await box.attach(top / "shown")
+                await box.mount(top / "shown")
             assert raised.value.code == "sockets_not_masked"
             assert await attack(box, "os.listdir('/mnt/shown')") == "ENOENT"
         async with await runtime.create(policy("none")) as box:
             await box.start()
-            await box.attach(top / "shown")
+            await box.mount(top / "shown")
             assert await attack(box, "os.listdir('/mnt/shown')") == "ok"
 
 
@@ -377,7 +377,7 @@ async def test_workspace_that_cannot_be_seen_to_is_told_by_the_receipt(runtime: 
 async def test_receipt_counts_the_covers(shown: Shown) -> None:
     receipt = await shown.box.start()
     (wall,) = (wall for wall in receipt.walls if wall["name"] == "unix_sockets")
-    attached = shown.top.startswith(("/mnt", "/workspace/shared"))
-    means = "no directory of the host is shown" if attached else "masks: 4 sockets and FIFOs"
+    mounted = shown.top.startswith(("/mnt", "/workspace/shared"))
+    means = "no directory of the host is shown" if mounted else "masks: 4 sockets and FIFOs"
     assert means in wall["means"]
     assert await tell(shown.box, "__import__('os').listdir('/proc/self/fd') != []")

@@ -10,7 +10,7 @@ import pytest_asyncio
 from attacking import Fresh, attack, attack_by_shell
 
 from sbx.kernels import frames
-from sbx.kernels.kernel import TerminalCommand
+from sbx.kernels.command import TerminalCommand
 from sbx.runtime.processes.terminals import Terminal, TerminalClient
 from sbx.runtime.sandbox import AsyncSandbox
 

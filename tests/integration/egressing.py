@@ -226,7 +226,7 @@ async def way(
     secrets: Mapping[str, Secret] | None = None,
     patience: Timeouts | None = None,
     outside: ssl.SSLContext | None = None,
-    tripwires: Callable[[str], str | None] | None = None,
+    honeytokens: Callable[[str], str | None] | None = None,
 ) -> AsyncIterator[Way]:
     """An open proxy, for which names lead where `names` says."""
     decisions: list[EgressDecision] = []
@@ -249,7 +249,7 @@ async def way(
         lookup=lookup,
         patience=patience,
         outside=outside,
-        tripwires=tripwires,
+        honeytokens=honeytokens,
     )
     try:
         yield Way(egress, decisions, looked_up)

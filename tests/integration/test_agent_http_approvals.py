@@ -68,7 +68,7 @@ def told(asked: Asked) -> Response:
     return Response(f"I was told: {asked.messages[-1]['content']}")
 
 
-async def test_a_yes_makes_the_very_changes_that_were_rehearsed(
+async def test_a_yes_makes_the_very_changes_of_the_dry_run(
     at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
 ) -> None:
     directory = at.directory("yes")
@@ -76,9 +76,9 @@ async def test_a_yes_makes_the_very_changes_that_were_rehearsed(
     asked = body("yes", project_id=await project(asker, directory))
     async with aclosing(following(asker, asked)) as events:
         start = await asked_for(events)
-        (change,) = start["rehearsal"]["changes"]
+        (change,) = start["dry_run"]["changes"]
         assert (change["path"], change["kind"]) == ("/workspace/made.txt", "added")
-        assert (start["rehearsal"]["exit_code"], start["rehearsal"]["output"]) == (0, "said\n")
+        assert (start["dry_run"]["exit_code"], start["dry_run"]["output"]) == (0, "said\n")
         assert not (directory / "made.txt").exists()
 
         (waiting,) = await pending(person)
@@ -224,16 +224,16 @@ async def test_a_cell_is_asked_about_by_its_changes_and_keeps_its_variables(
     asked = body("cell", project_id=await project(asker, directory))
     async with aclosing(following(asker, asked)) as events:
         start = await asked_for(events)
-        (change,) = start["rehearsal"]["changes"]
+        (change,) = start["dry_run"]["changes"]
         assert (change["path"], change["diff"]) == (
             "/workspace/made.txt",
             "@@ -0,0 +1,1 @@\n+made",
         )
         (waiting,) = await pending(person)
-        assert waiting["rehearsal"] == start["rehearsal"]
+        assert waiting["dry_run"] == start["dry_run"]
         assert (await decide(person, start["tool_call_id"], False)).status_code == 200
         second = await asked_for(events)
-        assert second["rehearsal"]["output"].startswith("x is 5\n")
+        assert second["dry_run"]["output"].startswith("x is 5\n")
         assert list(directory.iterdir()) == []
         assert (await decide(person, second["tool_call_id"], True)).status_code == 200
         rest = await the_rest(events)
@@ -283,7 +283,7 @@ async def test_which_changes_are_asked_about_is_a_setting_of_the_conversation(
     assert (await person.get(f"{API}/conversations/none/commands")).status_code == 404
 
 
-async def test_a_workspace_that_changed_meanwhile_is_rehearsed_by_another_call(
+async def test_a_workspace_that_changed_meanwhile_gets_a_dry_run_by_another_call(
     at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
 ) -> None:
     directory = at.directory("changed")
@@ -297,7 +297,7 @@ async def test_a_workspace_that_changed_meanwhile_is_rehearsed_by_another_call(
         assert (await decide(person, call, True)).status_code == 200
         again = await asked_for(events)
         assert code_of(await decide(person, call, True)) == (409, "already_decided")
-        assert " two\n+more" in again["rehearsal"]["changes"][0]["diff"]
+        assert " two\n+more" in again["dry_run"]["changes"][0]["diff"]
         assert (await decide(person, again["tool_call_id"], True)).status_code == 200
         await the_rest(events)
     assert (directory / "notes.txt").read_text() == "one\ntwo\nmore\n"

@@ -8,9 +8,9 @@ import pytest
 
 from sbx import AsyncSandbox, Runtime, Settings
 from sbx.agent.agent import Agent
-from sbx.agent.copy_file import hand
 from sbx.agent.messages import Response, ToolCall
 from sbx.agent.models.replay import RecordedRequest, ReplayModel
+from sbx.agent.sandbox import copy_file
 from sbx.protocol.agent import ToolEnd, ToolOutput
 
 MANY = 100
@@ -40,7 +40,7 @@ async def test_abort_interrupts_the_cell_and_the_kernel_goes_on(box: AsyncSandbo
 async def test_a_file_is_handed_from_one_sandbox_to_another(runtime: Runtime) -> None:
     async with await runtime.create() as one, await runtime.create() as other:
         await one.files.write("/workspace/part.bin", b"\x00\xff")
-        path = await hand(one, "/workspace/part.bin", other)
+        path = await copy_file(one, "/workspace/part.bin", other)
         assert (await other.run(f"open({path!r}, 'rb').read()")).result == repr(b"\x00\xff")
 
 

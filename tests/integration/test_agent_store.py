@@ -13,10 +13,9 @@ from kept import ME, a_house
 
 from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.calls import AgentToolCalls
-from sbx.agent.history import Kept, repair_history
+from sbx.agent.history import Kept, StoredHistory, repair_history
 from sbx.agent.messages import Image, Message, ToolCall
-from sbx.agent.stored_history import StoredHistory
-from sbx.agent.tools.permissions import Permissions
+from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.errors import Conflict, NotFound, TooLarge
 from sbx.protocol.agent import AgentEvent, ToolStart
@@ -26,7 +25,7 @@ from sbx.service.session_rules import SessionRules
 from sbx.service.sessions import SessionAsk, Sessions
 from sbx.store import Store, agent_runs, chats, projects
 from sbx.store.agent_runs import AgentRunRow
-from sbx.store.approvals import StoredApprovals
+from sbx.store.approvals import ApprovalStore
 from sbx.store.chats import ChatRow
 from sbx.store.messages import Messages
 from sbx.store.projects import ProjectRow
@@ -297,7 +296,7 @@ async def test_a_call_is_in_the_store_before_anybody_is_told_that_it_waits(
     store: Store, path: Path
 ) -> None:
     await chats.ensure(store, replace(CHAT, conversation_id="default"))
-    approvals = Approvals(StoredApprovals(store), FakeClock())
+    approvals = Approvals(ApprovalStore(store), FakeClock())
     answers: list[asyncio.Task[Approval]] = []
 
     def tell(event: AgentEvent) -> None:
@@ -340,7 +339,7 @@ async def fill(store: Store, chat: ChatRow) -> None:
     chat = await chats.ensure(store, chat)
     await messages_of(store).append(chat.id, [{"role": "user", "content": "secret"}])
     await agent_runs.begin(store, replace(RUN, id=f"arun-{chat.id}", chat_id=chat.id))
-    approvals = StoredApprovals(store)
+    approvals = ApprovalStore(store)
     call = f"call-{chat.id}"
     where = (chat.owner, chat.conversation_id)
     await approvals.add(Approval(call, "execute_command", {}, *where, "run", 1.0, 9.0))

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sbx.agent.approval_records import ApprovalStore, MemoryRecords
 from sbx.agent.approvals import AgentContext, Approvals, Pending
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
 from sbx.protocol.approvals import ApprovalScope
 from sbx.store import Store, chats, database, projects
-from sbx.store.approvals import StoredApprovals
+from sbx.store.approvals import ApprovalStore
 from sbx.store.chats import ChatRow
 from sbx.store.pending import PendingWrites
 from sbx.store.projects import ProjectRow
@@ -59,14 +58,14 @@ class Desk:
 @pytest.fixture(params=["memory", "store"])
 async def records(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ApprovalStore]:
     if request.param == "memory":
-        yield MemoryRecords()
+        yield ApprovalStore()
         return
     async with await Store.open(tmp_path / "sbx.db") as store:
         project = ProjectRow("project-1", "me", "site", "/srv/site", True, 1.0)
         await store.write(lambda on: projects.add(on, project))
         for number, place in enumerate((HERE, THERE, SITE, SITE_TOO, YOURS)):
             await chats.ensure(store, chat(f"chat-{number}", place))
-        yield StoredApprovals(store)
+        yield ApprovalStore(store)
 
 
 @pytest.fixture
@@ -166,7 +165,7 @@ async def test_a_call_is_asked_about_once(desk: Desk) -> None:
     assert (await first.decision()).approved
 
 
-async def test_a_rehearsal_is_shown_to_whoever_lists(desk: Desk) -> None:
+async def test_a_dry_run_is_shown_to_whoever_lists(desk: Desk) -> None:
     told = {"exit_code": 0, "output": "ok", "changes": []}
     await desk.approvals.ask(
         HERE,
@@ -174,10 +173,10 @@ async def test_a_rehearsal_is_shown_to_whoever_lists(desk: Desk) -> None:
         tool_call_id="call-1",
         tool_name="execute_command",
         tool_args={"command": "touch a"},
-        rehearsal=told,
+        dry_run=told,
     )
     (found,), _ = await desk.approvals.pending(ME)
-    assert found.to_json()["rehearsal"] == told
+    assert found.to_json()["dry_run"] == told
 
 
 # -- who sees what ---------------------------------------------------------------------------------
@@ -259,7 +258,7 @@ async def test_a_rule_does_not_count_in_a_conversation_of_the_same_name(
     desk: Desk, records: ApprovalStore, place: AgentContext
 ) -> None:
     """Each user and agent of an owner may have one."""
-    if isinstance(records, StoredApprovals):
+    if not records._in_memory:
         await chats.ensure(records._store, chat("chat-alike", place))
     await desk.ask(HERE, "make test")
     await desk.approvals.decide(ME, "call-1", True, remember="exact")
@@ -420,7 +419,7 @@ async def test_a_rule_is_revoked_at_once_though_the_store_is_locked(
     async with await Store.open(tmp_path / "sbx.db") as store:
         await chats.ensure(store, chat("chat-1", HERE))
         pending = PendingWrites(store)
-        desk = Desk(Approvals(StoredApprovals(store, pending), FakeClock()), FakeClock())
+        desk = Desk(Approvals(ApprovalStore(store, pending), FakeClock()), FakeClock())
         asked = await desk.ask()
         await desk.approvals.decide(ME, asked.approval.tool_call_id, True, remember="exact")
         (rule,), _ = await desk.approvals.rules(ME)

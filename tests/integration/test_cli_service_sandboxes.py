@@ -82,7 +82,7 @@ def test_create_takes_policy_ttl_env_and_what_is_narrower(service: Service) -> N
         (["--env", "MODE"], 2, "NAME=VALUE"),
         (["--narrow", "limits.memory_max"], 2, "KEY"),
         (["--narrow", "limits.memory_max=64GiB"], 2, "memory_max"),
-        (["--cargo", "ws-000000000000"], 2, "ws-000000000000"),
+        (["--workspace-id", "ws-000000000000"], 2, "ws-000000000000"),
     ],
 )
 def test_create_says_what_is_wrong(
@@ -253,9 +253,9 @@ def test_logs_that_are_followed_end_with_ctrl_c(service: Service, box: str) -> N
         ["stop", "ID"],
         ["rm", "ID"],
         ["extend", "ID", "60"],
-        ["attach", "ID", "/srv"],
-        ["detach", "ID", "/mnt/srv"],
-        ["lift", "ID"],
+        ["mount", "ID", "/srv"],
+        ["unmount", "ID", "/mnt/srv"],
+        ["unfreeze", "ID"],
         ["key", "list"],
         ["token", "list"],
         ["gc"],
@@ -275,7 +275,7 @@ def test_without_a_service_each_command_names_the_socket_and_sbx_serve(
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../admin/keys", "a\nb", "sandbox-\u202e"])
 def test_a_hostile_id_is_of_no_sandbox(service: Service, name: str) -> None:
-    for words in (["stop", name], ["exec", name, "-c", "1"], ["inspect", name], ["lift", name]):
+    for words in (["stop", name], ["exec", name, "-c", "1"], ["inspect", name], ["unfreeze", name]):
         assert "\u202e" not in refusal(service.quick(*words), 2)
 
 

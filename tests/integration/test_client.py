@@ -251,16 +251,16 @@ async def test_one_key_makes_one_sandbox(client: Client) -> None:
     await one.close()
 
 
-async def test_a_cargo_outlives_its_sandbox(client: Client) -> None:
-    cargo = await client.create_cargo(16)
-    async with await client.create(cargo_id=cargo["id"]) as box:
+async def test_workspace_outlives_its_sandbox(client: Client) -> None:
+    workspace = await client.create_workspace(16)
+    async with await client.create(workspace_id=workspace["id"]) as box:
         await box.files.write("kept", "x")
         with pytest.raises(Conflict):
-            await client.delete_cargo(cargo["id"])
-    async with await client.create(cargo_id=cargo["id"]) as box:
+            await client.delete_workspace(workspace["id"])
+    async with await client.create(workspace_id=workspace["id"]) as box:
         assert await box.files.read("kept") == "x"
-    assert cargo["id"] in [one["id"] for one in await client.cargos()]
-    await client.delete_cargo(cargo["id"])
+    assert workspace["id"] in [one["id"] for one in await client.workspaces()]
+    await client.delete_workspace(workspace["id"])
 
 
 # -- sessions --------------------------------------------------------------------------------------

@@ -576,22 +576,22 @@ async def test_a_flood_of_refused_requests_is_slowed(tmp_path: Path) -> None:
 
 
 async def test_a_trip_wire_is_seen_in_a_request(tmp_path: Path) -> None:
-    def tripwires(text: str) -> str | None:
+    def honeytokens(text: str) -> str | None:
         return "planted key" if "AKIA-PLANTED" in text else None
 
     async with (
         origin() as site,
-        way(tmp_path, allowing(f"{HOST}:{site.port}"), HERE, tripwires=tripwires) as out,
+        way(tmp_path, allowing(f"{HOST}:{site.port}"), HERE, honeytokens=honeytokens) as out,
     ):
         url = f"http://{HOST}:{site.port}/"
-        assert refusal(await out.get(f"{url}?k=AKIA-PLANTED"))["rule"] == "tripwire"
-        assert refusal(await out.get(url, "X: AKIA-PLANTED"))["rule"] == "tripwire"
-        assert refusal(await out.get(url, method="AKIA-PLANTED"))["rule"] == "tripwire"
+        assert refusal(await out.get(f"{url}?k=AKIA-PLANTED"))["rule"] == "honeytoken"
+        assert refusal(await out.get(url, "X: AKIA-PLANTED"))["rule"] == "honeytoken"
+        assert refusal(await out.get(url, method="AKIA-PLANTED"))["rule"] == "honeytoken"
         coded = base64.b64encode(b"me:AKIA-PLANTED").decode()
         told = refusal(await out.get(url, f"Authorization: Basic {coded}"))
-        assert told["rule"] == "tripwire"
+        assert told["rule"] == "honeytoken"
         body = "x" * 100_000 + "AKIA-PLANTED"
-        assert refusal(await out.get(url, method="POST", body=body))["rule"] == "tripwire"
+        assert refusal(await out.get(url, method="POST", body=body))["rule"] == "honeytoken"
         assert (await out.get(url)).startswith(b"HTTP/1.1 200")
         assert [heard.body for heard in site.heard] == [b""]
 

@@ -11,7 +11,7 @@ from model_dialects import Dialect
 from model_server import KEY, Asked, Raw, Refused, Told, model_server
 
 from sbx.agent.messages import Image, Message, Response, TokenUsage, ToolCall
-from sbx.agent.models import http_client
+from sbx.agent.models import sdk_model
 from sbx.errors import BadRequest, Denied, SbxError, Unavailable
 
 SAID = Response("a text of some length, more than can come in five events", usage=TokenUsage(3, 4))
@@ -223,7 +223,7 @@ async def test_rubbish_in_a_refusal_is_an_error_all_the_same(dialect: Dialect) -
 async def test_an_answer_beyond_all_bounds_is_an_error(
     dialect: Dialect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_client, "ANSWER_MAX", 100_000)
+    monkeypatch.setattr(sdk_model, "ANSWER_MAX", 100_000)
     endless = Raw(b'data: {"' + b"x" * 200_000, "text/event-stream")
     whole = Raw(b'{"' + b"x" * 200_000)
     async with asked_model(dialect, endless, whole) as (model, server):

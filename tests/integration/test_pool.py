@@ -22,7 +22,7 @@ from sbx.isolation.plan import Paths, ZygotePlan
 from sbx.isolation.receipt import Receipt
 from sbx.isolation.seccomp import load_filters
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.pool import factory, scaling
+from sbx.kernels.pool import pools, scaling
 from sbx.kernels.pool.factory import KernelFactory
 from sbx.kernels.pool.scaling import LEFT_ALONE_S, QUIET_S, TICK_S, UNUSED_S
 from sbx.kernels.pool.warm_pool import Pool, destroy
@@ -227,7 +227,7 @@ async def test_one_deadline_is_for_all_paths_and_leaves_the_last_its_share(
     async def hang(*_: Any) -> None:
         await asyncio.sleep(3600)
 
-    monkeypatch.setattr(factory, "_FAST_SHARE", 0.05)  # instead of a half: the rest is for the last
+    monkeypatch.setattr(pools, "_FAST_SHARE", 0.05)  # instead of a half: the rest is for the last
     async with Runtime(Settings(start_timeout=40)) as runtime:
         await runtime.warm()
         monkeypatch.setattr(BrokerClient, "enter", hang)

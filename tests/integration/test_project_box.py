@@ -296,30 +296,28 @@ async def test_nothing_is_left_of_it_but_the_directory(own_runtime: Runtime, pro
     assert (project / "main.py").exists()
 
 
-async def test_a_command_is_rehearsed_and_then_made_real(
-    box: ProjectSession, project: Path
-) -> None:
+async def test_a_dry_run_of_a_command_is_committed(box: ProjectSession, project: Path) -> None:
     before = listing(project)
-    rehearsal = await box.rehearse("echo 43 > main.py; echo new > new.txt; echo done")
-    assert rehearsal.run.stdout == "done\n"
-    assert {one.path for one in rehearsal.changes} == {"/workspace/main.py", "/workspace/new.txt"}
+    dry_run = await box.dry_run("echo 43 > main.py; echo new > new.txt; echo done")
+    assert dry_run.run.stdout == "done\n"
+    assert {one.path for one in dry_run.changes} == {"/workspace/main.py", "/workspace/new.txt"}
     assert listing(project) == before
     checkpoint = await box.checkpoint()
-    await rehearsal.commit()
+    await dry_run.commit()
     assert await box.files.read_bytes("main.py") == b"43\n"
     await checkpoint.restore()
     assert sorted(listing(project)) == sorted(before)
     assert await box.files.read_bytes("main.py") == b"answer = 42\n"
 
 
-async def test_no_rehearsal_changes_what_would_run_on_the_host(
+async def test_no_dry_run_changes_what_would_run_on_the_host(
     box: ProjectSession, project: Path
 ) -> None:
     before = {name: await box.files.read_bytes(name) for name in RUN_LATER}
     for name in RUN_LATER:
-        rehearsal = await box.rehearse(
+        dry_run = await box.dry_run(
             f"echo planted > {name}; rm -rf {name}; mv .git moved; echo on > new.txt"
         )
-        assert [one.path for one in rehearsal.changes] == ["/workspace/new.txt"], name
-        await rehearsal.discard()
+        assert [one.path for one in dry_run.changes] == ["/workspace/new.txt"], name
+        await dry_run.discard()
     assert {name: await box.files.read_bytes(name) for name in RUN_LATER} == before

@@ -18,9 +18,9 @@ from sbx.agent.agent import Agent
 from sbx.agent.approvals import Approvals
 from sbx.agent.messages import Message, Response, ToolCall
 from sbx.agent.models.replay import ReplayModel
-from sbx.agent.tools.following import followed
+from sbx.agent.tools.approval_rules import Permissions
+from sbx.agent.tools.execution import followed
 from sbx.agent.tools.function_tool import tool
-from sbx.agent.tools.permissions import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolCallRequest
 from sbx.protocol.agent import AgentEvent, ToolApproval, ToolEnd, ToolOutput, ToolStart
@@ -103,8 +103,8 @@ class Made:
     @property
     def changed(self) -> dict[str, str | None]:
         """The diffs that a person was shown, by path."""
-        assert self.start.rehearsal is not None
-        return {one["path"]: one["diff"] for one in self.start.rehearsal["changes"]}
+        assert self.start.dry_run is not None
+        return {one["path"]: one["diff"] for one in self.start.dry_run["changes"]}
 
 
 async def made(
@@ -135,7 +135,7 @@ async def made(
         async for event in stream:
             events.append(event)
             if isinstance(event, ToolStart) and event.approval_required:
-                assert answer is not None, f"asked about {event.rehearsal}"
+                assert answer is not None, f"asked about {event.dry_run}"
                 meanwhile()
                 await approvals.decide(ME, event.tool_call_id, answer)
     return Made(events)
@@ -264,8 +264,8 @@ async def test_scripts_and_commands_are_tried_on_the_same_copy(
     await made(box, script, True)
     assert (await made(box, code("open('s.txt').read()"))).end.result.find("from a script") >= 0
     moved = await made(box, command("mv s.txt moved.txt && echo done"), True)
-    assert moved.start.rehearsal is not None
-    assert (moved.start.rehearsal["exit_code"], moved.start.rehearsal["output"]) == (0, "done\n")
+    assert moved.start.dry_run is not None
+    assert (moved.start.dry_run["exit_code"], moved.start.dry_run["output"]) == (0, "done\n")
     assert (project / "moved.txt").read_text() == "from a script\n"
     assert "False" in (await made(box, code("import os; os.path.exists('s.txt')"))).end.result
 
@@ -273,8 +273,8 @@ async def test_scripts_and_commands_are_tried_on_the_same_copy(
 async def test_a_binary_file_is_told_by_its_sizes(box: ProjectSession, project: Path) -> None:
     text = "open('b.bin', 'wb').write(bytes(range(256)) * 1000)"
     result = await made(box, code(text), True)
-    assert result.start.rehearsal is not None
-    (change,) = result.start.rehearsal["changes"]
+    assert result.start.dry_run is not None
+    (change,) = result.start.dry_run["changes"]
     assert (change["size_before"], change["size_after"]) == (None, 256_000)
     assert change["diff"] == "content not shown: binary"
     assert (project / "b.bin").read_bytes() == bytes(range(256)) * 1000
@@ -339,7 +339,7 @@ async def test_thread_that_writes_all_the_time_loses_no_variables(box: ProjectSe
     await made(box, code(thread), False)
     for _ in range(5):
         looked = await made(box, code("print('kept', kept)"), False)
-        shown = looked.start.rehearsal
+        shown = looked.start.dry_run
         assert "kept 7" in (looked.printed if shown is None else shown["output"])
 
 
@@ -667,7 +667,7 @@ async def test_a_project_that_is_too_large_is_asked_about_before_the_call(
     box = ProjectSession(sandbox)
     try:
         no = await made(box, code("x = 1; open('a', 'w').write('a')"), False)
-        assert no.start.rehearsal is None
+        assert no.start.dry_run is None
         assert not (project / "a").exists()
         yes = await made(box, code("x = 2; open('a', 'w').write('a')"), True)
         assert not yes.end.is_error, yes.end.result

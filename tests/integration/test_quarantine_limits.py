@@ -103,11 +103,11 @@ async def test_items_of_a_call_stay_only_where_it_is_committed(
     assert os.listdir(project) == ["b2"]
 
 
-async def test_items_of_a_rehearsal_stay_only_where_it_is_committed(
+async def test_items_of_a_dry_run_stay_only_where_it_is_committed(
     box: AsyncSandbox, runtime: Runtime, project: Path
 ) -> None:
     """Each dry run left its items, whatever became of it."""
-    made = [await box.rehearse("echo x > .envrc") for _ in range(3)]
+    made = [await box.dry_run("echo x > .envrc") for _ in range(3)]
     assert len(items(runtime, project)) == 3
     await made[0].discard()
     assert len(items(runtime, project)) == 2

@@ -193,7 +193,7 @@ async def test_calls_from_outside_make_files_of_root(project: Path) -> None:
 
 async def test_a_dry_run_is_applied_as_root(project: Path) -> None:
     async with sandbox(project) as box:
-        tried = await box.rehearse("echo dry > made; rm main.py; mkdir below; cat sub/data")
+        tried = await box.dry_run("echo dry > made; rm main.py; mkdir below; cat sub/data")
         assert tried.run.stdout == "1"
         assert "made" not in owned(project)
         await tried.commit()

@@ -68,13 +68,13 @@ async def test_past_a_limit_of_sandboxes_there_is_nothing_half_done(tmp_path: Pa
 
 
 async def test_past_a_limit_of_cargos_an_owner_makes_none(tmp_path: Path) -> None:
-    async with a_house(tmp_path / "data", cargos_per_owner=3) as house:
+    async with a_house(tmp_path / "data", workspaces_per_owner=3) as house:
         await house.sandboxes.create(ME)  # whose own does not count
         ends = await asyncio.gather(
             *(house.sandboxes.create_cargo(ME) for _ in range(6)), return_exceptions=True
         )
         codes = sorted(getattr(end, "code", "made") for end in ends)
-        assert codes == ["made"] * 3 + ["too_many_cargos"] * 3
+        assert codes == ["made"] * 3 + ["too_many_workspaces"] * 3
         with pytest.raises(Unavailable) as full:
             await house.sandboxes.create_cargo(ME)
         assert full.value.details["limit"] == 3

@@ -351,7 +351,7 @@ async def test_who_leaves_and_reads_nothing_holds_no_connection(
 async def test_a_key_that_was_revoked_is_attached_no_more(
     served: Served, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminals, "_KNOWN_S", 0.1)
+    monkeypatch.setattr(terminals, "_CHECK_S", 0.1)
     key, text = await served.house.access.make_key(place.owner)
     terminal = await place.open()
     async with place.attach(terminal, key=text) as socket, place.attach(terminal) as other:

@@ -20,12 +20,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sbx.agent.approval_records import ApprovalStore, MemoryRecords
 from sbx.agent.approvals import AgentContext, Approvals, Pending
 from sbx.errors import Conflict
 from sbx.protocol.approvals import ApprovalDecision, ApprovalScope
 from sbx.store import Store, chats
-from sbx.store.approvals import StoredApprovals
+from sbx.store.approvals import ApprovalStore
 from sbx.store.chats import ChatRow
 from tests.fake_clock import FakeClock
 from tests.tiers import examples
@@ -43,7 +42,7 @@ class World:
         self._path = path
         self.clock = FakeClock()
         self.store: Store | None = None
-        self.records: ApprovalStore = MemoryRecords()
+        self.records = ApprovalStore()
 
     def do(self, act: Callable[[], Awaitable[T]]) -> T:
         async def bounded() -> T:
@@ -55,7 +54,7 @@ class World:
     async def open(self) -> None:
         if self._path is not None:
             self.store = await Store.open(self._path)
-            self.records = StoredApprovals(self.store)
+            self.records = ApprovalStore(self.store)
 
     async def shut(self) -> None:
         if self.store is not None:

@@ -8,8 +8,7 @@ from itertools import groupby
 import pytest
 
 from sbx.agent import models
-from sbx.agent.agent import Agent
-from sbx.agent.budget import Budget
+from sbx.agent.agent import Agent, Budget
 from sbx.agent.history import ENDED, INTERRUPTED, MemoryHistory
 from sbx.agent.messages import Image, Message, Response, TokenUsage, ToolCall
 from sbx.agent.models.replay import RecordedRequest, ReplayModel

@@ -11,10 +11,10 @@ import pytest
 from sbx.agent.agent import Agent
 from sbx.agent.approvals import Approvals
 from sbx.agent.calls import HERE
-from sbx.agent.dry_run import needs_network
+from sbx.agent.changing import needs_network
 from sbx.agent.messages import Response, ToolCall
 from sbx.agent.models.replay import ReplayModel
-from sbx.agent.tools.permissions import Permissions
+from sbx.agent.tools.approval_rules import Permissions
 from sbx.errors import BadRequest, Conflict, TooLarge, Unavailable
 from sbx.protocol.agent import (
     AgentEvent,
@@ -26,7 +26,7 @@ from sbx.protocol.agent import (
 from sbx.protocol.approvals import Approval, ApprovalDecision, ApprovalScope
 from sbx.protocol.changes import ChangesSetting
 from tests.fake_clock import FakeClock
-from tests.fake_sandbox import ChangingSandbox, FakeSandbox, RehearsingSandbox
+from tests.fake_sandbox import ChangingSandbox, DryRunSandbox, FakeSandbox
 
 ME = ApprovalScope("local")
 PROJECT = Permissions("project")
@@ -200,38 +200,38 @@ async def test_what_is_denied_or_can_be_asked_of_nobody_is_an_error_for_the_mode
 # -- approve the effect ----------------------------------------------------------------------------
 
 
-async def test_a_rehearsed_command_is_asked_for_with_its_effect_and_runs_once() -> None:
-    box, approvals = RehearsingSandbox(), Approvals()
+async def test_a_dry_run_is_shown_for_approval_and_runs_once() -> None:
+    box, approvals = DryRunSandbox(), Approvals()
 
     async def decide(event: AgentEvent) -> None:
         if isinstance(event, ToolStart):
-            assert event.rehearsal is not None
-            assert event.rehearsal["exit_code"] == 0
-            assert event.rehearsal["output"] == "tried make"
-            assert event.rehearsal["changes"][0]["path"] == "/workspace/a"
-            assert [one.state for one in box.rehearsals] == ["open"]
+            assert event.dry_run is not None
+            assert event.dry_run["exit_code"] == 0
+            assert event.dry_run["output"] == "tried make"
+            assert event.dry_run["changes"][0]["path"] == "/workspace/a"
+            assert [one.state for one in box.dry_runs] == ["open"]
             await approvals.decide(ME, event.tool_call_id, True)
 
     agent = agent_for(box, command("make"), approvals=approvals)
     (end,) = of_kind(await followed(agent, decide), ToolEnd)
     assert isinstance(end, ToolEnd)
     assert "tried make" in end.result
-    assert (box.ran, [one.state for one in box.rehearsals]) == ([], ["committed"])
+    assert (box.ran, [one.state for one in box.dry_runs]) == ([], ["committed"])
 
 
-async def test_a_no_discards_what_was_rehearsed() -> None:
-    box, approvals = RehearsingSandbox(), Approvals()
+async def test_a_no_discards_the_dry_run() -> None:
+    box, approvals = DryRunSandbox(), Approvals()
 
     async def decide(event: AgentEvent) -> None:
         if isinstance(event, ToolStart):
             await approvals.decide(ME, event.tool_call_id, False)
 
     await followed(agent_for(box, command("make"), approvals=approvals), decide)
-    assert (box.ran, [one.state for one in box.rehearsals]) == ([], ["discarded"])
+    assert (box.ran, [one.state for one in box.dry_runs]) == ([], ["discarded"])
 
 
-async def test_an_abort_discards_what_was_rehearsed() -> None:
-    box, approvals = RehearsingSandbox(), Approvals()
+async def test_an_abort_discards_the_dry_run() -> None:
+    box, approvals = DryRunSandbox(), Approvals()
     agent = agent_for(box, command("make"), approvals=approvals)
 
     def abort(event: AgentEvent) -> None:
@@ -239,13 +239,13 @@ async def test_an_abort_discards_what_was_rehearsed() -> None:
             agent.abort()
 
     await followed(agent, abort)
-    assert [one.state for one in box.rehearsals] == ["discarded"]
+    assert [one.state for one in box.dry_runs] == ["discarded"]
 
 
 async def test_a_second_yes_is_no_yes_to_what_the_command_would_do_by_now() -> None:
-    """What had changed meanwhile was rehearsed and asked anew under the same id: a yes that was
+    """What had changed meanwhile was dry-run and asked anew under the same id: a yes that was
     sent twice, or by another person a moment later, allowed an effect that nobody had seen."""
-    box, approvals = RehearsingSandbox(1), Approvals()
+    box, approvals = DryRunSandbox(1), Approvals()
 
     async def decide(event: AgentEvent) -> None:
         if isinstance(event, ToolStart):
@@ -257,7 +257,7 @@ async def test_a_second_yes_is_no_yes_to_what_the_command_would_do_by_now() -> N
 
     events = await followed(agent_for(box, command("make"), approvals=approvals), decide)
     assert len(of_kind(events, ToolStart)) == 1
-    assert [one.state for one in box.rehearsals] == ["discarded"]
+    assert [one.state for one in box.dry_runs] == ["discarded"]
     (end,) = of_kind(events, ToolEnd)
     assert isinstance(end, ToolEnd)
     assert end.is_error
@@ -265,10 +265,10 @@ async def test_a_second_yes_is_no_yes_to_what_the_command_would_do_by_now() -> N
     assert box.ran == []
 
 
-@pytest.mark.parametrize("kind", [RehearsingSandbox, ChangingSandbox])
+@pytest.mark.parametrize("kind", [DryRunSandbox, ChangingSandbox])
 @pytest.mark.parametrize("error", [Unavailable("no reflink"), TooLarge("too large")])
 async def test_what_cannot_be_tried_is_plainly_asked(
-    error: Exception, kind: type[RehearsingSandbox]
+    error: Exception, kind: type[DryRunSandbox]
 ) -> None:
     box, approvals = kind(), Approvals()
     box.refuses = lambda: error
@@ -276,7 +276,7 @@ async def test_what_cannot_be_tried_is_plainly_asked(
     async def decide(event: AgentEvent) -> None:
         if isinstance(event, ToolStart):
             assert event.approval_required
-            assert event.rehearsal is None
+            assert event.dry_run is None
             await approvals.decide(ME, event.tool_call_id, True)
 
     await followed(agent_for(box, command("make"), approvals=approvals), decide)
@@ -318,8 +318,8 @@ async def decided(
 async def test_every_tool_is_asked_about_by_its_changes(call: ToolCall, approved: bool) -> None:
     box = ChangingSandbox()
     start, end = await decided(box, call, approved)
-    assert start.rehearsal is not None
-    assert [one["kind"] for one in start.rehearsal["changes"]] == ["added"]
+    assert start.dry_run is not None
+    assert [one["kind"] for one in start.dry_run["changes"]] == ["added"]
     assert [one.state for one in box.begun] == ["committed" if approved else "dropped"]
     assert end.is_error is not approved
     assert (box.ran, box.files.content) == ([], {})
@@ -364,10 +364,8 @@ async def test_no_setting_answers_for_a_new_host_executable(approved: bool) -> N
     box = ChangingSandbox()
     box.host_executables = {"/workspace/.envrc": "direnv"}
     start, end = await decided(box, WRITES, approved, changes=allows)
-    assert start.rehearsal is not None
-    assert start.rehearsal["host_executables"] == [
-        {"path": "/workspace/.envrc", "program": "direnv"}
-    ]
+    assert start.dry_run is not None
+    assert start.dry_run["host_executables"] == [{"path": "/workspace/.envrc", "program": "direnv"}]
     assert [one.state for one in box.begun] == ["committed" if approved else "dropped"]
     assert end.is_error is not approved
 
@@ -375,7 +373,7 @@ async def test_no_setting_answers_for_a_new_host_executable(approved: bool) -> N
 @pytest.mark.parametrize("call", [code("1"), command("ls")])
 async def test_a_call_without_changes_is_not_asked_about(call: ToolCall) -> None:
     start, end = await decided(ChangingSandbox(), call, False)
-    assert (start.approval_required, start.rehearsal, end.is_error) == (False, None, False)
+    assert (start.approval_required, start.dry_run, end.is_error) == (False, None, False)
 
 
 @pytest.mark.parametrize(
@@ -411,7 +409,7 @@ async def test_a_tool_that_a_person_wants_to_be_asked_about_is_asked_about_witho
 
     async def decide(event: AgentEvent) -> None:
         if isinstance(event, ToolStart):
-            assert event.rehearsal is not None
+            assert event.dry_run is not None
             await approvals.decide(ME, event.tool_call_id, False)
 
     ask = Permissions("project", overrides={"run_code": "ask"})

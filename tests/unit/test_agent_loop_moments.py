@@ -13,11 +13,11 @@ from sbx.agent.export import export_history, import_history
 from sbx.agent.history import MemoryHistory, repair_history
 from sbx.agent.messages import Message, Response, ToolCall
 from sbx.agent.models.replay import ReplayModel
-from sbx.agent.tools.permissions import Permissions
+from sbx.agent.tools.approval_rules import Permissions
 from sbx.errors import Unavailable
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, ToolEnd, ToolStart
 from sbx.protocol.approvals import ApprovalScope
-from tests.fake_sandbox import ChangingSandbox, RehearsingSandbox
+from tests.fake_sandbox import ChangingSandbox, DryRunSandbox
 
 ME = ApprovalScope("local")
 CALLS = (
@@ -26,7 +26,7 @@ CALLS = (
     ToolCall("x", "execute_command", '{"command": "make change"}'),  # tried first
     ToolCall("x", "nonsense", "{"),
 )
-KINDS = {RehearsingSandbox: 19, ChangingSandbox: 18}  # events of the whole run
+KINDS = {DryRunSandbox: 19, ChangingSandbox: 18}  # events of the whole run
 MOMENTS = [(kind, moment) for kind, count in KINDS.items() for moment in range(count)]
 
 
@@ -35,7 +35,7 @@ class Scene:
 
     def __init__(
         self,
-        kind: type[RehearsingSandbox] = RehearsingSandbox,
+        kind: type[DryRunSandbox] = DryRunSandbox,
         history: MemoryHistory | None = None,
     ) -> None:
         self.box = kind()
@@ -72,7 +72,7 @@ class Scene:
 
     async def check(self) -> None:
         assert (await self.approvals.pending(ME))[0] == []
-        assert all(one.state != "open" for one in self.box.rehearsals)
+        assert all(one.state != "open" for one in self.box.dry_runs)
         if isinstance(self.box, ChangingSandbox):
             assert all(one.state != "open" for one in self.box.begun)
         kept = [one.message for one in await self.history.messages()]
@@ -89,7 +89,7 @@ def balanced(events: Sequence[AgentEvent]) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_run_is_as_long_as_these_tests_think(kind: type[RehearsingSandbox]) -> None:
+async def test_the_run_is_as_long_as_these_tests_think(kind: type[DryRunSandbox]) -> None:
     scene = Scene(kind)
     events = await scene.played()
     assert len(events) == KINDS[kind]
@@ -100,12 +100,12 @@ async def test_the_run_is_as_long_as_these_tests_think(kind: type[RehearsingSand
         assert [one.state for one in scene.box.begun] == ["committed", "committed"]
     else:
         assert sorted(scene.box.ran) == ["1", "curl example.org"]
-        assert [one.state for one in scene.box.rehearsals] == ["committed"]
+        assert [one.state for one in scene.box.dry_runs] == ["committed"]
     await scene.check()
 
 
 @pytest.mark.parametrize(("kind", "moment"), MOMENTS)
-async def test_an_abort_at_any_moment(kind: type[RehearsingSandbox], moment: int) -> None:
+async def test_an_abort_at_any_moment(kind: type[DryRunSandbox], moment: int) -> None:
     scene = Scene(kind)
     events = await scene.played(abort_at=moment)
     assert isinstance(events[-1], AgentRunEnd)
@@ -116,9 +116,7 @@ async def test_an_abort_at_any_moment(kind: type[RehearsingSandbox], moment: int
 
 
 @pytest.mark.parametrize(("kind", "moment"), MOMENTS)
-async def test_a_follower_that_leaves_at_any_moment(
-    kind: type[RehearsingSandbox], moment: int
-) -> None:
+async def test_a_follower_that_leaves_at_any_moment(kind: type[DryRunSandbox], moment: int) -> None:
     before = asyncio.all_tasks()
     scene = Scene(kind)
     await scene.played(leave_at=moment)

@@ -1,4 +1,4 @@
-"""What the loop is put together from: replayed models, settings, exports, files handed over."""
+"""What the loop is put together from: replayed models, settings, exports, copies of files."""
 
 import json
 import os
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from sbx import settings_files
-from sbx.agent.budget import Budget
-from sbx.agent.copy_file import hand
+from sbx.agent.agent import Budget
 from sbx.agent.export import export_history, import_history
 from sbx.agent.history import INTERRUPTED, MemoryHistory, repair_history
 from sbx.agent.messages import Message, Response, TokenUsage, ToolCall
 from sbx.agent.models import TextDelta
 from sbx.agent.models.replay import Answer, RecordedRequest, Recorder, ReplayModel
+from sbx.agent.sandbox import copy_file
 from sbx.agent.settings import NOT_IN_WORKING_DIRECTORY, AgentSettings, read_agent_settings
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
 from sbx.protocol.files import Upload
@@ -321,19 +321,19 @@ async def test_a_history_is_imported_into_an_empty_one_only() -> None:
 # -- the rest --------------------------------------------------------------------------------------
 
 
-async def test_a_file_is_handed_from_one_sandbox_to_another() -> None:
+async def test_file_is_copied_from_one_sandbox_to_another() -> None:
     one, other = FakeSandbox(), FakeSandbox()
     one.files.content["/workspace/out/plot.png"] = b"\x89PNG"
-    assert await hand(one, "/workspace/out/plot.png", other) == "plot.png"
-    assert await hand(one, "/workspace/out/plot.png", other, "in/p.png") == "in/p.png"
+    assert await copy_file(one, "/workspace/out/plot.png", other) == "plot.png"
+    assert await copy_file(one, "/workspace/out/plot.png", other, "in/p.png") == "in/p.png"
     assert other.files.content == {"plot.png": b"\x89PNG", "in/p.png": b"\x89PNG"}
 
 
-async def test_a_file_that_is_too_large_or_grew_is_not_handed() -> None:
+async def test_file_that_is_too_large_or_grew_is_not_copied() -> None:
     one, other = FakeSandbox(), FakeSandbox()
     one.files.content["big"] = b"12345"
     with pytest.raises(TooLarge):
-        await hand(one, "big", other, max_bytes=4)
+        await copy_file(one, "big", other, max_bytes=4)
     assert other.files.content == {}
 
 

@@ -1,14 +1,13 @@
 """Waiting for a person: who answers first, what runs out, and what nobody waits for any more."""
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
-from sbx.agent.approval_records import MemoryRecords
 from sbx.agent.approvals import AgentContext, Approvals, Pending
 from sbx.errors import Broken, Conflict
 from sbx.protocol.approvals import Approval, ApprovalDecision, ApprovalScope, StoredApprovalRule
+from sbx.store.approvals import ApprovalStore
 from tests.fake_clock import FakeClock
 
 ME = ApprovalScope("me")
@@ -22,7 +21,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def approvals(clock: FakeClock) -> Approvals:
-    return Approvals(MemoryRecords(), clock, timeout_s=600)
+    return Approvals(clock=clock, timeout_s=600)
 
 
 async def ask(approvals: Approvals, call: str = "call-1", run: str = "run-1") -> Pending:
@@ -99,7 +98,7 @@ async def test_answer_is_given_to_whoever_waits_and_nothing_sleeps_on(
     assert await pending.decision() == decision  # asked again, the same
 
 
-class SlowRecords(MemoryRecords):
+class SlowRecords(ApprovalStore):
     """They write down what is asked, and say so when a test lets them."""
 
     def __init__(self) -> None:
@@ -147,7 +146,7 @@ async def test_a_run_aborted_while_its_question_is_written_down_leaves_nothing_p
         async def add(self, approval: Approval) -> Approval:
             self.written.set()
             await self.told.wait()
-            return await MemoryRecords.add(self, approval)
+            return await ApprovalStore.add(self, approval)
 
     records = LateRecords()
     approvals = Approvals(records, clock)
@@ -159,7 +158,7 @@ async def test_a_run_aborted_while_its_question_is_written_down_leaves_nothing_p
     assert await approvals.pending(ME) == ([], None)
 
 
-class BrokenRecords(MemoryRecords):
+class BrokenRecords(ApprovalStore):
     broken = False
 
     async def add(self, approval: Approval) -> Approval:
@@ -176,7 +175,7 @@ class BrokenRecords(MemoryRecords):
 
     async def settle_all(
         self, decision: ApprovalDecision, run_id: str | None = None
-    ) -> Sequence[Approval]:
+    ) -> list[Approval]:
         if self.broken:
             raise Broken("the disk is gone")
         return await super().settle_all(decision, run_id)

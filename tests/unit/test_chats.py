@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 
+from sbx.agent.agent import Agent, AgentOptions
 from sbx.agent.chats import ChatAsk, ChatRun, Chats
+from sbx.agent.messages import Message
 from sbx.errors import Conflict, NotFound, SbxError, Unavailable
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, AgentRunStart, AgentTextDelta
 from tests.fake_clock import FakeClock
@@ -15,7 +17,7 @@ from tests.fake_clock import FakeClock
 PATIENCE_S = 60.0
 
 
-class Scripted:
+class Scripted(Agent):
     """An agent that says its words, then waits until it is let go or aborted."""
 
     def __init__(self, *words: str) -> None:
@@ -25,13 +27,13 @@ class Scripted:
         self.closed = False
 
     async def stream(
-        self, message: str | None, /, *, max_steps: int, run_id: str
+        self, message: str | Message | None, **how: Unpack[AgentOptions]
     ) -> AsyncGenerator[AgentEvent, None]:
-        yield AgentRunStart("scripted", max_steps)
+        yield AgentRunStart("scripted", how["max_steps"])
         for word in self._words:
             yield AgentTextDelta(word)
         await self.go_on.wait()
-        yield AgentRunEnd("aborted" if self.aborted else "done", message or "", {})
+        yield AgentRunEnd("aborted" if self.aborted else "done", str(message or ""), {})
 
     def abort(self) -> None:
         self.aborted = True

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sbx.cli.agent_output import AgentPrinter
-from sbx.cli.approval_prompt import show_rehearsal
+from sbx.cli.approval_prompt import show_dry_run
 from sbx.protocol.agent import AgentRunEnd, AgentTextDelta, ToolEnd, ToolOutput, ToolStart
 
 HOSTILE = "rm -rf x\rls       \x1b[8m\x1b]0;t\x07\u202e"
@@ -44,7 +44,7 @@ def test_output_has_a_margin_and_a_result_is_told_where_nothing_was(
     assert err.endswith("  | 19\nthe tool failed 1.50 s\n")
 
 
-def test_what_a_rehearsal_would_change_is_told_with_its_sizes(
+def test_what_a_dry_run_would_change_is_told_with_its_sizes(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     changes: list[dict[str, Any]] = [
@@ -59,7 +59,7 @@ def test_what_a_rehearsal_would_change_is_told_with_its_sizes(
         "truncated": True,
         "left_out": ["/workspace/fifo"],
     }
-    show_rehearsal(started(rehearsal=told), AgentPrinter())
+    show_dry_run(started(dry_run=told), AgentPrinter())
     _, err = capfd.readouterr()
     assert err.splitlines() == [
         "dry run on a copy of the files, without network: exit code 3",
@@ -68,7 +68,7 @@ def test_what_a_rehearsal_would_change_is_told_with_its_sizes(
         "  + /workspace/a b  (3 bytes)",
         "  ~ /workspace/c  (1 -> 2 bytes)",
         "    … and more changes that are not shown: a yes applies them, too",
-        "  ! /workspace/fifo  (not in the copy: not a file, not readable, or attached)",
+        "  ! /workspace/fifo  (not in the copy: not a file, not readable, or mounted)",
     ]
 
 
@@ -86,7 +86,7 @@ def test_of_a_diff_that_is_asked_about_no_line_hides(capfd: pytest.CaptureFixtur
         "diff": diff,
     }
     told = {"status": "ok", "exit_code": None, "output": "", "truncated": False}
-    show_rehearsal(started(rehearsal={**told, "changes": [change]}), AgentPrinter())
+    show_dry_run(started(dry_run={**told, "changes": [change]}), AgentPrinter())
     shown = capfd.readouterr().err.splitlines()[3:]
     assert [line.strip() for line in shown[1:-1]] == lines
     assert shown[-1].strip() == (r"+a\u200b\u2060\u200f\u00ad\U000e0041\u3164\u202eb" + "\u3000c")

@@ -3,7 +3,7 @@
 import pytest
 from starlette.requests import Request
 
-from sbx.api.downloads import _asked_range, _found, attachment
+from sbx.api.downloads import _bounds, _requested_range, attachment
 from sbx.runtime.files.streams import FileStream
 from sbx.workspace import FileEntry, OpenFile
 
@@ -18,8 +18,8 @@ def found(asked: str, size: int = 10, **headers: str) -> tuple[int, int] | str |
     sent = [(b"range", asked.encode())]
     sent += [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
     request = Request({"type": "http", "headers": sent})
-    bounds = _asked_range(request, '"tag"', stream(size))
-    return "all" if bounds is None else _found(bounds, size)
+    bounds = _requested_range(request, '"tag"', stream(size))
+    return "all" if bounds is None else _bounds(bounds, size)
 
 
 @pytest.mark.parametrize(

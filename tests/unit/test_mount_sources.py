@@ -1,4 +1,4 @@
-"""From where a service attaches directories: what lies there by its path and by what is there."""
+"""From where a service mounts directories: what lies there by its path and by what is there."""
 
 import contextlib
 import os
@@ -46,11 +46,11 @@ def test_what_lies_elsewhere_is_not_granted(top: Path, name: str) -> None:
     assert raised.value.code == "not_granted"
     assert str(top / "srv") in raised.value.message
     assert raised.value.hint is not None
-    assert "attach_dirs" in raised.value.hint
+    assert "mount_dirs" in raised.value.hint
 
 
-def test_where_no_directory_is_named_none_is_attached(top: Path) -> None:
-    with pytest.raises(Denied, match="attaches: none"):
+def test_where_no_directory_is_named_none_is_mounted(top: Path) -> None:
+    with pytest.raises(Denied, match="mounts: none"):
         MountSources((), writable=True).check(top, read_only=True)
 
 
@@ -77,7 +77,7 @@ def test_its_own_is_known_by_another_path_too(top: Path) -> None:
         look_at(by_alias, top / "alias/data", top / "srv/data")
 
 
-def test_a_service_that_was_root_attaches_read_only(top: Path) -> None:
+def test_a_service_that_was_root_mounts_read_only(top: Path) -> None:
     confined = sources(top, writable=False)
     confined.check(top / "srv/wheels", read_only=True)
     with pytest.raises(Denied, match="read-only"):

@@ -39,7 +39,7 @@ def read(
 
 
 def test_each_source_wins_over_those_after_it(tmp_path: Path, configuration: Path) -> None:
-    names = ("queue_max", "kernels_max", "zygotes_max", "sandboxes_max", "cargos_per_owner")
+    names = ("queue_max", "kernels_max", "zygotes_max", "sandboxes_max", "workspaces_per_owner")
     (tmp_path / "sbx.toml").write_text("".join(f"{name} = 1\n" for name in names))
     dotenv = "".join(f"SBX_{name.upper()}=2\n" for name in names[:4])
     (tmp_path / ".env").write_text(dotenv)
@@ -52,7 +52,7 @@ def test_each_source_wins_over_those_after_it(tmp_path: Path, configuration: Pat
         "kernels_max": "the environment (SBX_KERNELS_MAX)",
         "zygotes_max": str(users),
         "sandboxes_max": f"{tmp_path / '.env'} (SBX_SANDBOXES_MAX)",
-        "cargos_per_owner": str(tmp_path / "sbx.toml"),
+        "workspaces_per_owner": str(tmp_path / "sbx.toml"),
     }
 
 
@@ -62,12 +62,12 @@ def test_a_file_of_the_working_directory_hides_nothing_of_the_user(
     """The first sbx.toml counted as a whole: code in a project removed the user's settings with an
     empty one."""
     users = configuration / "sbx.toml"
-    users.write_text('attach_dirs = ["/srv/mine"]\nkernels_max = 2\n')
+    users.write_text('mount_dirs = ["/srv/mine"]\nkernels_max = 2\n')
     (tmp_path / "sbx.toml").write_text("kernels_max = 1000\n")
     (tmp_path / ".env").write_text("SBX_KERNELS_MAX=1000\n")
     found = read(tmp_path)
-    assert (found.settings.attach_dirs, found.settings.kernels_max) == ((Path("/srv/mine"),), 2)
-    assert found.sources == dict.fromkeys(("attach_dirs", "kernels_max"), str(users))
+    assert (found.settings.mount_dirs, found.settings.kernels_max) == ((Path("/srv/mine"),), 2)
+    assert found.sources == dict.fromkeys(("mount_dirs", "kernels_max"), str(users))
 
 
 def test_none_of_the_command_line_and_empty_variables_choose_nothing(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_variables_that_look_like_ours_and_are_none_are_told(tmp_path: Path) -> 
 # The author of a project may set these in its .env and sbx.toml: limits, times and logging.
 ALLOWED_IN_WORKING_DIRECTORY = {
     *("fast_path", "zygotes_max", "start_timeout", "interrupt_grace", "memory_reserve"),
-    *("sandboxes_max", "sandboxes_per_owner", "cargos_per_owner", "kernels_max"),
+    *("sandboxes_max", "sandboxes_per_owner", "workspaces_per_owner", "kernels_max"),
     *("kernels_per_owner", "queue_max", "idle_timeout", "gc_interval", "files_grace"),
     *("log_format", "log_level", "drain_timeout"),
     *("connections_max", "uploads_at_once", "uploads_per_owner", "downloads_per_owner"),

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from sbx.agent.tools.approval_rules import ApprovalRule
-from sbx.agent.tools.permissions import Mode, Permissions
+from sbx.agent.tools.approval_rules import ApprovalRule, Mode, Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Effect, Permission, Ruling, Tool, ToolDefinition
 

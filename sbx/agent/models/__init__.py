@@ -1,15 +1,13 @@
 """Models behind one small interface.
 
-__init__.py    the interface
-factory.py        create the configured model
-openai.py      all servers of the chat completions API, with the openai SDK
-anthropic.py   the messages API, with the anthropic SDK
-sdk_model.py      the shared part of both: one request, its deadline, its end
-sanitize.py     the shared rules for messages that providers accept
-retries.py     retries of streams that break off
-failures.py    convert errors of the SDKs to errors of sbx, without the key
-http_client.py     the HTTP client of the SDKs
-replay.py      recorded answers for tests and demos
+__init__.py   the interface
+factory.py    create the configured model
+openai.py     all servers of the chat completions API, with the openai SDK
+anthropic.py  the messages API, with the anthropic SDK
+sdk_model.py  the shared part of both: one request, its deadline, retries, the HTTP client
+sanitize.py   the shared rules for messages that providers accept
+failures.py   convert errors of the SDKs to errors of sbx, without the key
+replay.py     recorded answers for tests and demos
 """
 
 from collections.abc import AsyncGenerator, Sequence

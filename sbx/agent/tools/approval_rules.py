@@ -1,19 +1,26 @@
-"""Rules that the user created: one exact call, or every simple command that begins with a prefix.
+"""The permissions of tool calls, and the rules that the user created for them. Pure.
 
-Pure. A prefix rule is a promise about bash, and an attacker may write the commands. So this module
-reads a command by a much smaller grammar than that of bash, on which both agree: words, with quotes
-around plain text. Any other syntax with a meaning in bash does not match, and the user is asked
-again. A prefix allows everything that its program does with further arguments: `git` allows `git -c
-alias.x='!…' x`, and `npm test` allows any script in package.json.
+`Permissions` decides by the effect of a call and not by the name of its tool. In a project a call
+runs on a copy first, and the setting of the conversation decides about its file changes. Without a
+project, calls inside the jail need no approval. With the sandbox off, the operator chose to allow
+everything. Both cases are `free`.
+
+A rule covers one exact call, or every simple command that begins with a prefix. A prefix rule is a
+promise about bash, and an attacker may write the commands. So this module reads a command by a much
+smaller grammar than that of bash, on which both agree: words, with quotes around plain text. Any
+other syntax with a meaning in bash does not match, and the user is asked again. A prefix allows
+everything that its program does with further arguments: `git` allows `git -c alias.x='!…' x`, and
+`npm test` allows any script in package.json.
 """
 
 import json
 import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sbx.agent.tools.tool import Arguments
+from sbx.agent.tools.tool import Arguments, Effect, Permission, Ruling, Tool
 from sbx.errors import BadRequest
 
 COMMAND_TOOL = "execute_command"
@@ -185,3 +192,57 @@ def _refusal(prefix: tuple[str, ...]) -> tuple[str, str] | None:
 def _invalid(sentence: str, hint: str) -> BadRequest:
     details: dict[str, Any] = {"field": "prefix"}
     return BadRequest(sentence, code="invalid_prefix", hint=hint, details=details)
+
+
+# -- permissions -----------------------------------------------------------------------------------
+
+Mode = Literal["free", "project"]
+_BY_EFFECT: Mapping[Mode, Mapping[Effect, Ruling]] = {
+    "free": {"read": "allow", "write": "allow", "code": "allow", "command": "allow"},
+    "project": {"read": "allow", "write": "changes", "code": "changes", "command": "changes"},
+}
+
+
+def no_rules() -> Sequence[ApprovalRule]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """`rules` is called for each call, because the user may add and revoke rules meanwhile.
+
+    `overrides` are permissions by the name of a tool. They precede the permission of the tool and
+    the rules for its effect. But if either of them denies a call, it is denied.
+    """
+
+    mode: Mode = "free"
+    rules: Callable[[], Sequence[ApprovalRule]] = no_rules
+    overrides: Mapping[str, Permission] = field(default_factory=dict)
+
+    def of(self, tool: Tool, arguments: Arguments) -> Ruling:
+        """Return the ruling for a call whose arguments fit the schema of the tool."""
+        ruling = self._unremembered(tool, arguments)
+        # The same code or file can change other files the next time, so no rule can allow its
+        # changes.
+        may_be_remembered = ruling == "ask" or (ruling == "changes" and tool.name == COMMAND_TOOL)
+        if may_be_remembered and self._remembered(tool, arguments):
+            return "allow"
+        return ruling
+
+    def _unremembered(self, tool: Tool, arguments: Arguments) -> Ruling:
+        override = self.overrides.get(tool.name)
+        if "deny" in (override, tool.permission):
+            return "deny"
+        if (named := override or tool.permission) is not None:
+            return named
+        effect = tool.effect(arguments)
+        if self.mode == "project" and effect == "command" and not tool.confined:
+            return "ask"  # it may act on the host, where no copy shows its effect
+        return _BY_EFFECT[self.mode][effect]
+
+    def _remembered(self, tool: Tool, arguments: Arguments) -> bool:
+        rules = self.rules()
+        if not rules:
+            return False
+        text = subject(tool.name, arguments)
+        return any(matches(rule, text, tool.name) for rule in rules)

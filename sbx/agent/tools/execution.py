@@ -3,21 +3,24 @@
 import re
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import aclosing, suppress
 
-from sbx.agent.sandbox import ToolRun
+from sbx.agent.sandbox import ToolRun, ToolSandbox
 from sbx.agent.tools.figures import figures, kept
-from sbx.agent.tools.following import followed
 from sbx.agent.tools.tool import (
     Arguments,
     Effect,
+    Emit,
     Tool,
     ToolCallRequest,
     ToolDefinition,
     ToolResult,
 )
+from sbx.aio import run_to_completion
+from sbx.errors import Broken, SbxError
 from sbx.protocol.bundles import text_of
 from sbx.protocol.languages import LANGUAGES
-from sbx.protocol.runs import Cause, Run, Status, quarantine_notice
+from sbx.protocol.runs import Cause, Run, RunEnd, Status, Stderr, Stdout, quarantine_notice
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CAUSES = {
@@ -28,7 +31,7 @@ _CAUSES = {
     Cause.OUTPUT: "it printed more than it may",
     Cause.CRASHED: "its process crashed or ended itself",
     Cause.DESCRIPTORS: "it held more pipes or epoll instances than it may",
-    Cause.TRIPWIRE: "it used a planted credential, and the sandbox is frozen",
+    Cause.HONEYTOKEN: "it used a planted credential, and the sandbox is frozen",
 }
 
 _QUARANTINED = (
@@ -133,6 +136,30 @@ async def _followed(call: ToolCallRequest, live: ToolRun) -> Run:
     if notice := quarantine_notice(run.quarantined):
         call.emit("stderr", f"\n{notice}" if run.text and run.text[-1] != "\n" else notice)
     return run
+
+
+def unheard(stream: str, text: str) -> None:
+    """An `emit` that discards the output."""
+
+
+async def followed(sandbox: ToolSandbox, live: ToolRun, emit: Emit = unheard) -> Run:
+    """Return the result of a run and emit its output meanwhile. If an exception ends this before
+    the run, for example a cancellation, interrupt the run."""
+    try:
+        async with aclosing(live.events()) as events:
+            async for event in events:
+                match event:
+                    case Stdout(text):
+                        emit("stdout", text)
+                    case Stderr(text):
+                        emit("stderr", text)
+                    case RunEnd(run):
+                        return run
+    except BaseException:
+        with suppress(SbxError):  # raise the original error, not this one
+            await run_to_completion(sandbox.give_up(live))
+        raise
+    raise Broken("a run ended without its result", code="run_lost", hint="run it again")
 
 
 # -- the result in words ---------------------------------------------------------------------------

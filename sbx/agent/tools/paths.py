@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from sbx.agent.sandbox import InProject, ToolRun, ToolSandbox
-from sbx.agent.tools.following import followed
+from sbx.agent.sandbox import ToolRun, ToolSandbox, commands_allowed, in_project, is_sandboxed
+from sbx.agent.tools.execution import followed
 from sbx.errors import Broken, Conflict, Denied, InvalidPath, NotFound, SbxError, TooLarge
 from sbx.protocol.files import FileEntry, Kind, Listing
 from sbx.protocol.runs import Run
@@ -106,7 +106,7 @@ def _first(listing: Listing, limit: int) -> Listing:
 def _below_tmp(sandbox: ToolSandbox, path: str) -> str | None:
     """Return a path below /tmp without `.` and `..`, or None for any other path. Raise InvalidPath
     for a path that begins there and leaves it."""
-    if isinstance(sandbox, InProject) and not sandbox.sandboxed:
+    if not is_sandboxed(sandbox):
         return None
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not path.startswith("/") or parts[:1] != ["tmp"]:
@@ -157,7 +157,7 @@ async def _inside(sandbox: ToolSandbox, **fields: Any) -> _Answer:
 
 
 async def _run(sandbox: ToolSandbox, program: str) -> Run:
-    if not isinstance(sandbox, InProject) or sandbox.commands_allowed:
+    if not in_project(sandbox) or commands_allowed(sandbox):
         try:
             return await followed(sandbox, _start_program(sandbox, program))
         except SbxError as error:

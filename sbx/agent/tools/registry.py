@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from sbx.agent.messages import ToolCall, carried
 from sbx.agent.tools.arguments import nearest, parse_arguments
-from sbx.agent.tools.execution import EXECUTE_COMMAND, RUN_CODE, told
+from sbx.agent.tools.execution import EXECUTE_COMMAND, RUN_CODE, told, unheard
 from sbx.agent.tools.files import EDIT_FILE, LIST_FILES, READ_FILE, WRITE_FILE
-from sbx.agent.tools.following import unheard
 from sbx.agent.tools.results import RESULT_MAX, capped, cut, failed
 from sbx.agent.tools.tool import (
     Arguments,

@@ -4,7 +4,7 @@ text in a file."""
 import hashlib
 
 from sbx.agent.messages import carried
-from sbx.agent.sandbox import SavesResults, ToolSandbox
+from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.tools.tool import ToolCallRequest, ToolResult
 from sbx.errors import SbxError
 from sbx.telemetry.host_paths import without_host_paths
@@ -48,8 +48,8 @@ async def capped(call: ToolCallRequest, tool: str, text: str, most: int) -> str:
 async def keep(sandbox: ToolSandbox, name: str, content: bytes) -> str:
     """Store a file that the user did not request, and return its path. `name` comes from sbx, never
     from the text of a model or of code. Raise the errors of writing a file."""
-    if isinstance(sandbox, SavesResults):
-        return await sandbox.save_result(name, content)
+    if (save := getattr(sandbox, "save_result", None)) is not None:
+        return str(await save(name, content))
     path = f"{GENERATED}/{name}"
     await sandbox.files.write(path, content)
     return path

@@ -3,7 +3,7 @@ arguments."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from sbx.agent.messages import Image
 
@@ -16,6 +16,8 @@ Ruling = Literal["allow", "ask", "deny", "changes"]
 # The effect of a call: read, change files, run code that cannot start processes, start processes.
 Effect = Literal["read", "write", "code", "command"]
 Arguments = Mapping[str, Any]
+# Emits live output of a call: the first argument is "stdout" or "stderr", the second the text.
+Emit = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,6 @@ class ToolDefinition:
     name: str
     description: str
     parameters: Mapping[str, Any]
-
-
-class Emit(Protocol):
-    """Emits live output of a call: `stream` is "stdout" or "stderr"."""
-
-    def __call__(self, stream: str, text: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

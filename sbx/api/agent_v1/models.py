@@ -141,7 +141,7 @@ class PendingBody(BaseModel):
     conversation_id: str
     created_at: float
     expires_at: float
-    rehearsal: Json | None = None
+    dry_run: Json | None = None
 
 
 class PendingList(BaseModel):

@@ -164,12 +164,12 @@ def confine(
         guest=_PROJECT,
         data=settings.data,
         writable=writable,
-        attachable=settings.attach_dirs,
+        attachable=settings.mount_dirs,
         projects=_projects(settings, private),
     )
     broker.confine(granted)
     sources = {mount.source for policy, _ in policies for mount in policy.filesystem.mount}
-    sources.update(os.path.abspath(path) for path in settings.attach_dirs)
+    sources.update(os.path.abspath(path) for path in settings.mount_dirs)
     for policy, interpreter in policies:
         if policy.environment is not None:
             sources.update(interpreter.prefixes)  # which are looked at, to see if they changed

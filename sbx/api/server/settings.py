@@ -61,7 +61,7 @@ NOT_IN_WORKING_DIRECTORY: Mapping[str, str] = {
     "environments": "which interpreters sbx executes and mounts",
     "policy_dirs": "which policies sandboxes get, and so which host directories they see",
     "sessions_policy": "which policy the sandboxes of sessions get",
-    "attach_dirs": "which host directories clients may attach",
+    "mount_dirs": "which host directories clients may mount",
     "project_dirs": "which host directories clients may open as projects",
     "project_owners": "whose directories the service maps for projects",
     "host_executables_add": "which names of a project are protected",
@@ -162,7 +162,7 @@ class ServiceSettings(Settings):
         for name in ("socket", "data_dir", "environments"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, Path(os.path.abspath(path.expanduser())))
-        for name in ("attach_dirs", "project_dirs"):
+        for name in ("mount_dirs", "project_dirs"):
             absolute = (Path(os.path.abspath(path.expanduser())) for path in getattr(self, name))
             object.__setattr__(self, name, tuple(absolute))
         return self

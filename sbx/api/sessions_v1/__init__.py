@@ -1,7 +1,7 @@
 """/api/v1: sessions, conversations, uploads and execution, as an agent platform speaks to sbx.
 
     models.py         its bodies, and how the runtime's values become them
-    asked.py          what a request names: session, conversation, subdir; and who may
+    dependencies.py   the session, conversation and subdir that a request names
     sessions.py       sessions and their life
     files.py          uploads: up, listed, down, deleted
     conversations.py  conversations, and the text for a system prompt
@@ -16,4 +16,4 @@ from sbx.api.sessions_v1 import conversations, files, login, runs, sessions
 
 routers = tuple(part.router for part in (sessions, files, conversations, runs, login))
 
-__all__ = ["routers"]
+__all__ = ["routers", "runs"]

@@ -1,11 +1,12 @@
-"""Conversations: listed, told to a model, deleted."""
+"""Conversations of a session: list, describe to a model, delete."""
 
 from fastapi import APIRouter
 
 from sbx.api.auth import CallerDep, ServiceDep
+from sbx.api.bodies import ConversationBody
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionDep, demand, demand_existing
-from sbx.api.sessions_v1.models import ConversationList, Prompt, SessionConversationBody
+from sbx.api.sessions_v1.models import ConversationList, Prompt
 from sbx.service.sessions import check_id
 from sbx.workspace.uploads import uploads_told
 
@@ -14,28 +15,16 @@ router = APIRouter(prefix="/api/v1/sessions/{session_id}/conversations", tags=["
 
 @router.get("", responses=documented(404, 409))
 async def list_(view: SessionDep, caller: CallerDep, service: ServiceDep) -> ConversationList:
-    """All of them, or the one that a token is for."""
-    found = await service.sandboxes.conversations(caller, view.id)
-    return ConversationList(
-        items=[
-            SessionConversationBody(
-                conversation_id=one.name,
-                created_at=one.created_at,
-                status=one.status,
-                files=one.files,
-                bytes=one.bytes,
-            )
-            for one in found
-            if caller.sees(view.user_id, view.agent_id, one.name)
-        ]
-    )
+    """List the conversations within the bounds of the caller."""
+    conversations = await service.sandboxes.conversations(caller, view.id)
+    return ConversationList(items=[ConversationBody.of(each) for each in conversations])
 
 
 @router.get("/{conversation_id}/prompt", responses=documented(404, 409))
 async def prompt(
     conversation_id: str, view: SessionDep, caller: CallerDep, service: ServiceDep
 ) -> Prompt:
-    """What a model should be told of the files; made anew at each call."""
+    """Return a text about the files for the system prompt of a model, current at each call."""
     name = check_id("conversation_id", conversation_id)
     await demand_existing(service, caller, view, "files:read", name)
     async with service.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
@@ -47,8 +36,8 @@ async def prompt(
 async def delete(
     conversation_id: str, view: SessionDep, caller: CallerDep, service: ServiceDep
 ) -> None:
-    """End its kernel and remove its files for good; again, it does nothing. A token needs the
-    scopes `files:write` and `execute`, because runs end."""
+    """End its kernel and remove its files. A second call does nothing. A token needs the scopes
+    `files:write` and `execute`, because runs end."""
     name = check_id("conversation_id", conversation_id)
     demand(caller, view, "files:write", name)
     demand(caller, view, "execute", name)

@@ -22,7 +22,7 @@ from sbx.api.sessions_v1.dependencies import (
     demanded_conversation,
     one_conversation,
 )
-from sbx.api.sessions_v1.models import SessionUploadBody, SessionUploadList, upload_body
+from sbx.api.sessions_v1.models import SessionUploadList
 from sbx.errors import BadRequest
 from sbx.service.auth import Caller
 from sbx.service.models import SandboxView
@@ -66,7 +66,7 @@ async def upload(
     view: SessionDep,
     caller: CallerDep,
     service: ServiceDep,
-) -> SessionUploadBody:
+) -> Upload:
     """Put a file of any size into a conversation, which is made if need be; a file of its name is
     replaced in one step. Name the conversation before the file: then nothing has to wait."""
     if (named := conversation_of(request)) is not None:
@@ -77,7 +77,7 @@ async def upload(
         with metrics.uploading() as counted:
             upload = await UploadForm(request, caller, view, service).stored()
             counted.size = upload.size
-    return upload_body(upload)
+    return upload
 
 
 @router.get("", responses=documented(404, 409), openapi_extra=NAMES_CONVERSATION)
@@ -88,10 +88,8 @@ async def list_(
     name = demanded_conversation(request)
     await demand_existing(service, caller, view, "files:read", name)
     async with service.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
-        found = await use.conversation(name).uploads.list()
-    return SessionUploadList(
-        files=[one.name for one in found], items=[upload_body(one) for one in found]
-    )
+        uploads = await use.conversation(name).uploads.list()
+    return SessionUploadList(files=[upload.name for upload in uploads], items=list(uploads))
 
 
 @router.get(

@@ -4,9 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints
 
+from sbx.api.bodies import ConversationBody, RunErrorBody
 from sbx.protocol.events import run_to_json
 from sbx.protocol.languages import RunLanguage
-from sbx.protocol.runs import Run
+from sbx.protocol.runs import Cause, Run, Status
 from sbx.service.models import SandboxView
 from sbx.service.session_rules import FileRules
 from sbx.service.sessions import SessionAsk, SessionStatus, reason_of
@@ -16,7 +17,6 @@ Limit = Annotated[int, Field(ge=1, le=200)]
 Count = Annotated[int, Field(ge=1, le=1 << 50)]
 Name = Annotated[str, StringConstraints(max_length=400)]  # ids are judged by the runtime: 400
 Unit = Literal["KB", "MB", "GB"]
-Status = Literal["pending", "running", "stopped", "error"]
 
 
 # -- sessions --------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class SessionInfo(BaseModel):
 
 class SessionBody(BaseModel):
     session_id: str
-    status: Status
+    status: SessionStatus
     created_at: float
     ttl: float | None
     info: SessionInfo
@@ -112,7 +112,7 @@ def shown(
     lives = view.expires_at
     return SessionBody(
         session_id=view.session_id,
-        status=status.value,
+        status=status,
         created_at=view.created_at,
         ttl=round(lives - view.created_at, 3) if lives is not None else None,
         info=SessionInfo(
@@ -129,46 +129,16 @@ def shown(
 # -- files -----------------------------------------------------------------------------------------
 
 
-class SessionUploadBody(BaseModel):
-    """`path` as the code inside sees it; `size` in bytes."""
-
-    name: str
-    size: int
-    sha256: str
-    path: str
-    uploaded_at: float
-
-
 class SessionUploadList(BaseModel):
     files: list[str]
-    items: list[SessionUploadBody]
-
-
-def upload_body(upload: Upload) -> SessionUploadBody:
-    return SessionUploadBody(
-        name=upload.name,
-        size=upload.size,
-        sha256=upload.sha256,
-        path=upload.path,
-        uploaded_at=upload.uploaded_at,
-    )
+    items: list[Upload]
 
 
 # -- conversations ---------------------------------------------------------------------------------
 
 
-class SessionConversationBody(BaseModel):
-    """`files` and `bytes`: what was uploaded and what the code wrote, together."""
-
-    conversation_id: str
-    created_at: float
-    status: Literal["idle", "ready", "busy"]
-    files: int
-    bytes: int
-
-
 class ConversationList(BaseModel):
-    items: list[SessionConversationBody]
+    items: list[ConversationBody]
 
 
 class Prompt(BaseModel):
@@ -188,24 +158,15 @@ class Execution(BaseModel):
     stream: bool = False
 
 
-class SessionRunErrorBody(BaseModel):
-    name: str
-    value: str
-    traceback: str
-
-
 class SessionRunBody(BaseModel):
     run_id: str
-    status: Literal["ok", "error", "interrupted", "timeout", "killed"]
-    cause: (
-        Literal["memory", "pids", "cpu", "disk", "output", "crashed", "tripwire", "descriptors"]
-        | None
-    )
+    status: Status
+    cause: Cause | None
     stdout: str
     stderr: str
     result: str | None
     outputs: list[dict[str, Any]]
-    error: SessionRunErrorBody | None
+    error: RunErrorBody | None
     execution_count: int | None
     duration_ms: int
     state_lost: bool
@@ -214,12 +175,6 @@ class SessionRunBody(BaseModel):
 
 class Interruption(BaseModel):
     conversation_id: Name
-
-
-class SessionInterruptReply(BaseModel):
-    """`interrupted` is false when nothing ran."""
-
-    interrupted: bool
 
 
 _NOT_OF_RUN = {"duration_ms", "recorded"}

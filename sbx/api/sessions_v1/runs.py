@@ -9,13 +9,13 @@ from fastapi import APIRouter, Request, Response
 
 from sbx.api import sse
 from sbx.api.auth import CallerDep, ServiceDep
+from sbx.api.bodies import InterruptReply
 from sbx.api.encoding import encoded_event, encoded_run, event_form
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionDep, demand, demand_existing
 from sbx.api.sessions_v1.models import (
     Execution,
     Interruption,
-    SessionInterruptReply,
     SessionRunBody,
     run_body,
 )
@@ -64,11 +64,11 @@ async def execute(
 @router.post("/sessions/{session_id}/interrupt", responses=documented(404, 409))
 async def interrupt(
     asked: Interruption, view: SessionDep, caller: CallerDep, service: ServiceDep
-) -> SessionInterruptReply:
+) -> InterruptReply:
     """Interrupt what runs now in a conversation, as Ctrl-C would; the variables stay."""
     name = check_id("conversation_id", asked.conversation_id)
     await demand_existing(service, caller, view, "execute", name)
-    return SessionInterruptReply(interrupted=await service.runs.interrupt(caller, view.id, name))
+    return InterruptReply(interrupted=await service.runs.interrupt(caller, view.id, name))
 
 
 @router.get(

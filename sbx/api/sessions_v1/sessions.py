@@ -11,13 +11,12 @@ from sbx.api.sessions_v1.models import (
     SessionBody,
     SessionExtension,
     SessionList,
-    Status,
     shown,
 )
 from sbx.service.auth import Caller
 from sbx.service.models import SandboxView
 from sbx.service.service import Service
-from sbx.service.sessions import Sessions
+from sbx.service.sessions import Sessions, SessionStatus
 
 router = APIRouter(prefix="/api/v1/sessions", tags=["sessions"])
 
@@ -54,7 +53,7 @@ async def list_(
     sessions: SessionsDep,
     limit: Limit = 50,
     cursor: str | None = None,
-    status: Status | None = None,
+    status: SessionStatus | None = None,
 ) -> SessionList:
     """The caller's sessions, by the ids of their sandboxes."""
     items: list[SessionBody] = []

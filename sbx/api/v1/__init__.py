@@ -1,55 +1,52 @@
-"""/v1 beyond Bay: what our client needs so that a remote sandbox works like an embedded one.
+"""/v1: the resources of sbx. `bay/` has the routes and the words of Bay.
 
-runs                    runs of a conversation, their input and their interrupt
-commands                background commands, and the standard input of runs
-usage                   the usage of a live sandbox
-lifecycle               start, stop and receipt of a conversation; inspect
-contexts                contexts of a conversation: kernels over the same files
-terminals               terminals of a conversation, and a WebSocket to each
-files                   files and uploads of a conversation, as raw bytes
-search, arrange, watch  find, change and follow files
-snapshots               dry runs, and checkpoints to restore
-archive, uploads        directories as archives; resumable uploads
-mounts                  directories of the host in a live sandbox, for operators
-admin                   keys, tokens and the sandboxes of all owners, for operators
+runs       runs of a conversation, their input and their interruption
+files      files of a conversation: read, write, find, change, archives
+uploads    uploads of a conversation, in one request or in pieces
+watch      changes of files, as events
+snapshots  dry runs, and checkpoints to restore
+contexts   contexts of a conversation: kernels over the same files
+commands   background commands
+terminals  terminals of a conversation, and a WebSocket to each
+lifecycle  start, stop and receipt of a conversation; inspect
+usage      the usage of a live sandbox
+mounts     directories of the host in a live sandbox, for operators
+admin      keys, tokens and the sandboxes of all owners, for operators
+
+`dependencies` has the conversation in the URL.
 """
 
 from sbx.api.v1 import (
     admin,
-    archive,
-    arrange,
     commands,
     contexts,
     files,
     lifecycle,
     mounts,
     runs,
-    search,
     snapshots,
     terminals,
     uploads,
     usage,
     watch,
 )
-from sbx.api.v1.runs import FastRunRoute
 
-routers = (
-    runs.router,
-    lifecycle.router,
-    contexts.router,
-    files.router,
-    search.router,
-    arrange.router,
-    snapshots.router,
-    watch.router,
-    archive.router,
-    uploads.router,
-    admin.router,
-    mounts.router,
-    commands.router,
-    usage.router,
-    terminals.router,
-    commands.of_runs,
+routers = tuple(
+    part.router
+    for part in (
+        runs,
+        files,
+        uploads,
+        watch,
+        snapshots,
+        contexts,
+        commands,
+        terminals,
+        lifecycle,
+        usage,
+        mounts,
+        admin,
+    )
 )
 
-__all__ = ["FastRunRoute", "routers"]
+__all__ = ["routers", "runs"]

@@ -24,10 +24,10 @@ class NewKey(BaseModel):
     operator: bool = False
 
 
-class Lifted(BaseModel):
+class Unfrozen(BaseModel):
     """False: it was not frozen."""
 
-    lifted: bool
+    unfrozen: bool
 
 
 class KeyBody(BaseModel):
@@ -179,13 +179,13 @@ async def sandboxes(
     return OwnedSandboxList(items=items, next_cursor=page.next_cursor)
 
 
-@router.post("/sandboxes/{sandbox_id}/lift", responses=_ERRORS)
-async def lift(sandbox_id: str, caller: OperatorDep, service: ServiceDep) -> Lifted:
+@router.post("/sandboxes/{sandbox_id}/unfreeze", responses=_ERRORS)
+async def unfreeze(sandbox_id: str, caller: OperatorDep, service: ServiceDep) -> Unfrozen:
     """Let a sandbox start kernels again that was frozen, because a planted credential was used."""
-    lifted = await service.sandboxes.lift(caller, sandbox_id)
-    if lifted:
-        await service.recording.record(caller, "sandbox.lift", sandbox_id)
-    return Lifted(lifted=lifted)
+    unfrozen = await service.sandboxes.unfreeze(caller, sandbox_id)
+    if unfrozen:
+        await service.recording.record(caller, "sandbox.unfreeze", sandbox_id)
+    return Unfrozen(unfrozen=unfrozen)
 
 
 def _key(key: KeyRecord) -> dict[str, Any]:

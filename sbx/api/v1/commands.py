@@ -1,4 +1,4 @@
-"""Background commands of a conversation: they go on when the call that started them is over."""
+"""Background commands of a conversation: they continue after the call that started them."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -8,9 +8,10 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from sbx.api import sse
-from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.bodies import OkBody
 from sbx.api.errors import documented
+from sbx.api.v1.dependencies import PREFIX, Target, TargetDep
+from sbx.api.v1.runs import StdinPiece
 from sbx.protocol.commands import (
     LOG_PIECE,
     LOG_PIECE_MAX,
@@ -20,13 +21,8 @@ from sbx.protocol.commands import (
 )
 from sbx.protocol.events import text_from_json
 from sbx.runtime.processes.commands import STOP_GRACE_S, BackgroundCommand
-from sbx.service.auth import Caller
-from sbx.service.service import Service
 
-router = APIRouter(
-    prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}/commands", tags=["native"]
-)
-of_runs = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/runs/{run_id}", tags=["native"])
+router = APIRouter(prefix=f"{PREFIX}/commands", tags=["native"])
 
 _LOOK = documented(404, 409)
 _START = documented(404, 409, 429, 504)
@@ -35,7 +31,7 @@ Offset = Annotated[int, Query(ge=0, le=_OFFSET_MAX, description="A byte of the l
 
 
 class NewCommand(BaseModel):
-    """`stdin_open`: it may be written to while it runs; without it there is nothing to read."""
+    """`stdin_open`: its standard input may be written to while it runs; otherwise it is empty."""
 
     command: str
     cwd: str | None = None
@@ -44,7 +40,7 @@ class NewCommand(BaseModel):
 
 
 class CommandBody(BaseModel):
-    """A background command, as sbx/protocol/commands.py tells it; seconds of the epoch, bytes."""
+    """A background command, see sbx/protocol/commands.py; seconds of the epoch, bytes."""
 
     id: str
     command: str
@@ -59,7 +55,7 @@ class CommandBody(BaseModel):
             "cpu",
             "disk",
             "output",
-            "tripwire",
+            "honeytoken",
             "descriptors",
             "crashed",
             "interrupted",
@@ -81,18 +77,12 @@ class CommandList(BaseModel):
 
 
 class LogBody(BaseModel):
-    """Text from `offset` to `next_offset`; where `offset` is beyond the one that was asked for,
-    what lies between is kept no more."""
+    """Text from `offset` to `next_offset`. If `offset` is beyond the requested one, the text before
+    it is no longer kept."""
 
     offset: int
     next_offset: int
     text: str
-
-
-class StdinReply(BaseModel):
-    """More of a standard input; null is its end."""
-
-    text: str | None
 
 
 class Stop(BaseModel):
@@ -102,78 +92,62 @@ class Stop(BaseModel):
 
 
 @router.post("", responses=_START)
-async def start(
-    sandbox_id: str, conversation: str, asked: NewCommand, caller: CallerDep, service: ServiceDep
-) -> CommandBody:
-    """Start a command in the background; the kernel is started where there is none."""
-    async with service.sandboxes.using(
-        caller, sandbox_id, scope="execute", conversation=conversation
-    ) as use:
-        command = await use.conversation(conversation).commands.start(
-            asked.command,
-            cwd=asked.cwd,
-            env=asked.env,
-            stdin_open=asked.stdin_open,
+async def start(new: NewCommand, target: TargetDep) -> CommandBody:
+    """Start a command in the background, and the kernel if need be."""
+    async with target.use("execute", creates=True) as talk:
+        command = await talk.commands.start(
+            new.command,
+            cwd=new.cwd,
+            env=new.env,
+            stdin_open=new.stdin_open,
         )
-        told = await _body(command)
-    await service.recording.record(
-        caller,
+        body = await _body(command)
+    await target.record(
         "command.start",
-        use.view.id,
-        conversation=conversation,
-        command=told.command,
+        command=body.command,
     )
-    return told
+    return body
 
 
 @router.get("", responses=_LOOK)
-async def every(
-    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
-) -> CommandList:
-    """Those that run, and those that ended a while ago; the newest first."""
-    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
-        found = await (await use.existing(conversation)).commands.list()
-        told = [CommandBody.model_validate(status_to_json(one)) for one in found]
-        return CommandList(commands=told)
+async def every(target: TargetDep) -> CommandList:
+    """List the running commands and those that ended lately, the newest first."""
+    async with target.use("execute", starts=False) as talk:
+        statuses = await talk.commands.list()
+    return CommandList(
+        commands=[CommandBody.model_validate(status_to_json(status)) for status in statuses]
+    )
 
 
 @router.get("/{command_id}", responses=_LOOK)
-async def status(
-    sandbox_id: str, conversation: str, command_id: str, caller: CallerDep, service: ServiceDep
-) -> CommandBody:
-    """How it is now."""
-    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
-        return await _body(await (await use.existing(conversation)).commands.get(command_id))
+async def status(command_id: str, target: TargetDep) -> CommandBody:
+    """Return its state."""
+    async with target.use("execute", starts=False) as talk:
+        return await _body(await talk.commands.get(command_id))
 
 
 @router.get("/{command_id}/wait", responses=_LOOK)
 async def wait(
-    sandbox_id: str,
-    conversation: str,
     command_id: str,
-    caller: CallerDep,
-    service: ServiceDep,
+    target: TargetDep,
     timeout_s: Annotated[float, Query(ge=0, le=WAIT_MAX_S)] = WAIT_MAX_S,
 ) -> CommandBody:
-    """Its end, or how it is after so many seconds."""
-    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
-        command = await (await use.existing(conversation)).commands.get(command_id)
+    """Wait for its end, at most `timeout_s` seconds, and return its state."""
+    async with target.use("execute", starts=False) as talk:
+        command = await talk.commands.get(command_id)
         return CommandBody.model_validate(status_to_json(await command.wait(timeout_s)))
 
 
 @router.get("/{command_id}/logs", responses=_LOOK)
 async def logs(
-    sandbox_id: str,
-    conversation: str,
     command_id: str,
-    caller: CallerDep,
-    service: ServiceDep,
+    target: TargetDep,
     offset: Offset = 0,
     limit: Annotated[int, Query(ge=4, le=LOG_PIECE_MAX)] = LOG_PIECE,
 ) -> LogBody:
-    """A piece of what it wrote; an empty one is the end of what there is."""
-    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
-        command = await (await use.existing(conversation)).commands.get(command_id)
+    """Return a piece of its output; an empty piece is the end of the log."""
+    async with target.use("execute", starts=False) as talk:
+        command = await talk.commands.get(command_id)
         return LogBody.model_validate(piece_to_json(await command.logs(offset, limit=limit)))
 
 
@@ -183,64 +157,43 @@ async def logs(
     responses={**documented(404, 409, 429), 200: {"content": sse.DOCUMENTED}},
 )
 async def follow(
-    sandbox_id: str,
-    conversation: str,
     command_id: str,
     request: Request,
-    caller: CallerDep,
-    service: ServiceDep,
+    target: TargetDep,
     offset: Offset = 0,
 ) -> Response:
-    """What it wrote and writes, as events `log`, each with the next offset for its id; the last one
-    is `command_end`. `Last-Event-ID` goes before `offset`."""
+    """Follow its output as events `log`; the id of each is the next offset. The last event is
+    `command_end`. `Last-Event-ID` precedes `offset`."""
     after = sse.last_event_id(request) or offset
-    events = _events(service, caller, (sandbox_id, conversation, command_id), after)
+    events = _events(target, command_id, after)
     return await sse.stream(events, request=request)
 
 
 @router.post("/{command_id}/stdin", responses=_LOOK)
 async def write(
-    sandbox_id: str,
-    conversation: str,
     command_id: str,
-    written: StdinReply,
-    caller: CallerDep,
-    service: ServiceDep,
+    piece: StdinPiece,
+    target: TargetDep,
 ) -> OkBody:
-    """Feed its standard input; 409 `stdin_full` while it does not read what it has."""
-    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
-        command = await (await use.existing(conversation)).commands.get(command_id)
-        await command.write(None if written.text is None else text_from_json(written.text))
+    """Write to its standard input; 409 `stdin_full` until it reads the pending data."""
+    async with target.use("execute", starts=False) as talk:
+        command = await talk.commands.get(command_id)
+        await command.write(None if piece.text is None else text_from_json(piece.text))
     return OkBody()
 
 
 @router.post("/{command_id}/stop", responses=_LOOK)
 async def stop(
-    sandbox_id: str,
-    conversation: str,
     command_id: str,
-    caller: CallerDep,
-    service: ServiceDep,
-    asked: Stop | None = None,
+    target: TargetDep,
+    order: Stop | None = None,
 ) -> CommandBody:
-    """SIGTERM, then SIGKILL; what has ended stays as it is."""
-    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
-        command = await (await use.existing(conversation)).commands.get(command_id)
-        ended = await command.stop(grace_s=(asked or Stop()).grace_s)
-    await service.recording.record(
-        caller, "command.stop", use.view.id, conversation=conversation, command=ended.id
-    )
+    """Send SIGTERM, then SIGKILL. A command that has ended stays as it is."""
+    async with target.use("execute", starts=False) as talk:
+        command = await talk.commands.get(command_id)
+        ended = await command.stop(grace_s=(order or Stop()).grace_s)
+    await target.record("command.stop", command=ended.id)
     return CommandBody.model_validate(status_to_json(ended))
-
-
-@of_runs.post("/stdin", responses=_LOOK)
-async def feed(
-    sandbox_id: str, run_id: str, written: StdinReply, caller: CallerDep, service: ServiceDep
-) -> OkBody:
-    """Feed a command that goes on as a run, and was started with `stdin_open`."""
-    handle = await service.runs.attach(caller, sandbox_id, run_id)
-    await handle.write(None if written.text is None else text_from_json(written.text))
-    return OkBody()
 
 
 async def _body(command: BackgroundCommand) -> CommandBody:
@@ -248,15 +201,14 @@ async def _body(command: BackgroundCommand) -> CommandBody:
 
 
 async def _events(
-    service: Service, caller: Caller, names: tuple[str, str, str], offset: int
+    target: Target, command_id: str, offset: int
 ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-    sandbox_id, conversation, command_id = names
-    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
-        command = await (await use.existing(conversation)).commands.get(command_id)
-        at = offset
+    async with target.use("execute", starts=False) as talk:
+        command = await talk.commands.get(command_id)
+        end = offset
         async with aclosing(command.follow(offset)) as pieces:
             async for piece in pieces:
-                at = piece.next_offset
-                yield at, {"type": "log", **piece_to_json(piece)}
-        ended = status_to_json(await command.status())
-    yield at, {"type": "command_end", "command": ended}
+                end = piece.next_offset
+                yield end, {"type": "log", **piece_to_json(piece)}
+        status = status_to_json(await command.status())
+    yield end, {"type": "command_end", "command": status}

@@ -1,22 +1,19 @@
-"""The contexts of a conversation: kernels side by side over its files. Runs in one go by the routes
-of runs, which take its name."""
+"""The contexts of a conversation: several kernels over its files. The routes of runs take the name
+of a context."""
 
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, StringConstraints
 
-from sbx.api.auth import CallerDep, ServiceDep
-from sbx.api.bodies import OkBody
+from sbx.api.bodies import InterruptReply, OkBody
 from sbx.api.errors import documented
+from sbx.api.v1.dependencies import PREFIX, TargetDep
 from sbx.api.v1.lifecycle import ReceiptBody
-from sbx.api.v1.runs import InterruptReply
 from sbx.protocol.contexts import CONTEXTS_MAX, check_context
 from sbx.runtime.run.context import Context
 
-router = APIRouter(
-    prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}/contexts", tags=["native"]
-)
+router = APIRouter(prefix=f"{PREFIX}/contexts", tags=["native"])
 _ERRORS = documented(404, 409, 429, 504)
 
 
@@ -28,7 +25,7 @@ class NewContext(BaseModel):
 
 class ContextBody(BaseModel):
     """`status`: `idle` has no kernel now, and gets one with its next run; `busy` runs something or
-    starts. `receipt`: which walls stand around the live kernel."""
+    starts. `receipt`: the walls in force around the live kernel."""
 
     name: str
     status: Literal["idle", "ready", "busy"]
@@ -36,116 +33,82 @@ class ContextBody(BaseModel):
 
 
 class ContextList(BaseModel):
-    """`default` first, which every conversation has, the others by name; `limit` is how many there
-    may be."""
+    """`default` first, the others by name; `limit` is the largest number of contexts."""
 
     items: list[ContextBody]
     limit: int
 
 
 @router.get("", responses=_ERRORS)
-async def contexts(
-    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
-) -> ContextList:
-    """All contexts of a conversation; nothing starts for this."""
-    async with service.sandboxes.using(
-        caller, sandbox_id, scope="execute", starts=False, conversation=conversation
-    ) as use:
-        found = await (await use.existing(conversation)).contexts.list()
-        return ContextList(items=[await _shown(one) for one in found], limit=CONTEXTS_MAX)
+async def contexts(target: TargetDep) -> ContextList:
+    """List the contexts of a conversation. No kernel starts."""
+    async with target.use("execute", starts=False) as talk:
+        items = [await _shown(each) for each in await talk.contexts.list()]
+    return ContextList(items=items, limit=CONTEXTS_MAX)
 
 
 @router.post("", status_code=201, responses=_ERRORS)
-async def create(
-    sandbox_id: str, conversation: str, new: NewContext, caller: CallerDep, service: ServiceDep
-) -> ContextBody:
-    """Make another context and start its kernel; where that fails there is none."""
+async def create(new: NewContext, target: TargetDep) -> ContextBody:
+    """Create a context and start its kernel. If that fails, the context does not exist."""
     check_context(new.name)
-    async with service.sandboxes.using(
-        caller, sandbox_id, scope="execute", conversation=conversation
-    ) as use:
-        made = await _shown(await use.conversation(conversation).contexts.create(new.name))
-    await service.recording.record(
-        caller, "context.create", use.view.id, conversation=conversation, context=new.name
-    )
-    return made
+    async with target.use("execute", creates=True) as talk:
+        body = await _shown(await talk.contexts.create(new.name))
+    await target.record("context.create", context=new.name)
+    return body
 
 
 @router.get("/{context}", responses=_ERRORS)
-async def context(
-    sandbox_id: str, conversation: str, context: str, caller: CallerDep, service: ServiceDep
-) -> ContextBody:
-    """One context; nothing starts for this."""
-    async with service.sandboxes.using(
-        caller, sandbox_id, scope="execute", starts=False, conversation=conversation
-    ) as use:
-        return await _shown(await (await use.existing(conversation)).contexts.get(context))
+async def context(context: str, target: TargetDep) -> ContextBody:
+    """Return one context. No kernel starts."""
+    async with target.use("execute", starts=False) as talk:
+        return await _shown(await talk.contexts.get(context))
 
 
 @router.delete("/{context}", status_code=204, responses=_ERRORS)
-async def delete(
-    sandbox_id: str, conversation: str, context: str, caller: CallerDep, service: ServiceDep
-) -> None:
-    """End its kernel and what runs or waits in it, for good; files stay."""
-    async with service.sandboxes.using(
-        caller, sandbox_id, scope="execute", starts=False, conversation=conversation
-    ) as use:
-        await (await use.existing(conversation)).contexts.delete(context)
-    await service.recording.record(
-        caller, "context.delete", use.view.id, conversation=conversation, context=context
-    )
+async def delete(context: str, target: TargetDep) -> None:
+    """Delete the context: end its kernel and its runs. Files stay."""
+    async with target.use("execute", starts=False) as talk:
+        await talk.contexts.delete(context)
+    await target.record("context.delete", context=context)
 
 
 @router.post("/{context}/restart", responses=_ERRORS)
-async def restart(
-    sandbox_id: str, conversation: str, context: str, caller: CallerDep, service: ServiceDep
-) -> ReceiptBody:
-    """End its kernel and what runs or waits in it, and start another: a clean namespace."""
-    async with service.sandboxes.using(
-        caller, sandbox_id, scope="execute", conversation=conversation
-    ) as use:
-        one = await (await use.existing(conversation)).contexts.get(context)
-        receipt = await one.restart()
-    await service.recording.record(
-        caller, "context.restart", use.view.id, conversation=conversation, context=context
-    )
+async def restart(context: str, target: TargetDep) -> ReceiptBody:
+    """End its kernel and its runs, and start another kernel: a clean namespace."""
+    async with target.use("execute") as talk:
+        receipt = await (await talk.contexts.get(context)).restart()
+    await target.record("context.restart", context=context)
     return ReceiptBody(receipt=receipt.to_dict())
 
 
 @router.post("/{context}/stop", responses=_ERRORS)
-async def stop(
-    sandbox_id: str, conversation: str, context: str, caller: CallerDep, service: ServiceDep
-) -> OkBody:
-    """End its kernel and what runs in it; the next run starts another."""
-    async with service.sandboxes.using(
-        caller, sandbox_id, scope="execute", starts=False, conversation=conversation
-    ) as use:
-        await (await (await use.existing(conversation)).contexts.get(context)).stop()
-    await service.recording.record(
-        caller, "context.stop", use.view.id, conversation=conversation, context=context
-    )
+async def stop(context: str, target: TargetDep) -> OkBody:
+    """End its kernel and its runs. The next run starts another kernel."""
+    async with target.use("execute", starts=False) as talk:
+        await (await talk.contexts.get(context)).stop()
+    await target.record("context.stop", context=context)
     return OkBody()
 
 
 @router.post("/{context}/interrupt", responses=_ERRORS)
-async def interrupt(
-    sandbox_id: str, conversation: str, context: str, caller: CallerDep, service: ServiceDep
-) -> InterruptReply:
-    """Interrupt what runs now in this context, as Ctrl-C would; the variables stay."""
+async def interrupt(context: str, target: TargetDep) -> InterruptReply:
+    """Interrupt the current run of this context, like Ctrl-C. The variables stay."""
     check_context(context)
-    done = await service.runs.interrupt(caller, sandbox_id, conversation, context)
+    done = await target.service.runs.interrupt(
+        target.caller, target.sandbox_id, target.name, context
+    )
     return InterruptReply(interrupted=done)
 
 
-async def _shown(one: Context) -> ContextBody:
+async def _shown(context: Context) -> ContextBody:
     status: Literal["idle", "ready", "busy"] = "idle"
-    if one.busy:
+    if context.busy:
         status = "busy"
-    elif one.alive:
+    elif context.alive:
         status = "ready"
-    return ContextBody(name=one.name, status=status, receipt=await _walls(one))
-
-
-async def _walls(one: Context) -> dict[str, Any] | None:
-    receipt = await one.read_receipt()
-    return None if receipt is None else receipt.to_dict()
+    receipt = await context.read_receipt()
+    return ContextBody(
+        name=context.name,
+        status=status,
+        receipt=receipt.to_dict() if receipt is not None else None,
+    )

@@ -1,57 +1,51 @@
-"""Files and uploads of any conversation, as raw bytes of any size."""
+"""The files of a conversation: read, write, find, change, pack and unpack."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import asdict
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel
-from starlette.requests import ClientDisconnect
+from pydantic import BaseModel, Field, StringConstraints
 
-from sbx.api.auth import CallerDep, HeldDep, ServiceDep
-from sbx.api.bodies import OkBody
-from sbx.api.downloads import SENT, files_response
+from sbx.api.auth import StackDep
+from sbx.api.bodies import RAW_BODY, OkBody, raw_body
+from sbx.api.downloads import SENT, PiecesResponse, attachment, files_response
 from sbx.api.errors import documented
 from sbx.api.multipart import slot
-from sbx.errors import BadRequest
-from sbx.protocol.files import FileEntry, Kind, Upload
-from sbx.runtime.conversation import Conversation
+from sbx.api.shares import share
+from sbx.api.v1.dependencies import PREFIX, Path, TargetDep
+from sbx.errors import Denied
+from sbx.protocol.files import Copied, FileEntry, Kind, Match, Unpacked
+from sbx.runtime.files.archives import ArchiveFormat
 from sbx.service.auth import Caller
-from sbx.service.sandboxes import SandboxView
-from sbx.service.service import Service
-from sbx.service.using import SandboxLease
 from sbx.telemetry import metrics
+from sbx.workspace.files import RESULTS_MAX
 
-router = APIRouter(
-    prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}", tags=["native"]
-)
+router = APIRouter(prefix=PREFIX, tags=["native"])
 _ERRORS = documented(404, 409, 413, 415, 429, 507)
-RAW: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
 _SENT: dict[int | str, dict[str, Any]] = {
     **_ERRORS,
     **SENT,
     416: {"description": "There is no such range"},
 }
-Path = Annotated[str, Query()]
-
-
-class EntryBody(BaseModel):
-    name: str
-    path: str
-    kind: Kind
-    size: int | None
-    modified_s: float
+_ARCHIVE_ERRORS = documented(404, 409, 413, 415, 429, 504, 507)
+_ARCHIVE_TYPES = {"tar.gz": "application/gzip", "zip": "application/zip"}
+_PathText = Annotated[str, StringConstraints(max_length=16_384)]
+_Text = Annotated[str, StringConstraints(max_length=1 << 20)]
+_ResultsMax = Annotated[int, Query(description=f"at most {RESULTS_MAX}")]
 
 
 class ListingBody(BaseModel):
-    entries: list[EntryBody]
+    entries: list[FileEntry]
     complete: bool
+
+
+class MatchesBody(BaseModel):
+    """`complete` is false if a limit cut the search; `files` were read, `skipped` were not."""
+
+    matches: list[Match]
+    complete: bool
+    files: int
+    skipped: int
 
 
 class WriteReply(BaseModel):
@@ -59,7 +53,7 @@ class WriteReply(BaseModel):
 
 
 class Deleted(BaseModel):
-    """`deleted` is false when the rest of it goes in the background."""
+    """`deleted` is false if the rest is removed in the background."""
 
     deleted: bool
 
@@ -68,249 +62,244 @@ class Directory(BaseModel):
     path: str
 
 
-class UploadBody(BaseModel):
-    name: str
-    size: int
-    sha256: str
-    path: str
-    uploaded_at: float
+class MoveRequest(BaseModel):
+    """`overwrite`: a file may replace a file."""
+
+    source: _PathText
+    target: _PathText
+    overwrite: bool = False
 
 
-class UploadList(BaseModel):
-    items: list[UploadBody]
+class Replacement(BaseModel):
+    """`count`: the number of times that `old` must occur; null: at least once."""
+
+    path: _PathText
+    old: _Text
+    new: _Text
+    count: Annotated[int, Field(ge=0, le=1 << 31)] | None = 1
 
 
-# -- files -----------------------------------------------------------------------------------------
+class ReplacedBody(BaseModel):
+    replaced: int
+
+
+class Mode(BaseModel):
+    """`mode` as a number: 420 is 0644."""
+
+    path: _PathText
+    mode: Annotated[int, Field(strict=True, ge=0, le=0o7777)]
+
+
+# -- one file --------------------------------------------------------------------------------------
 
 
 @router.get("/files", response_class=Response, responses=_SENT)
-async def read(
-    sandbox_id: str,
-    conversation: str,
-    path: Path,
-    request: Request,
-    caller: CallerDep,
-    service: ServiceDep,
-    held: HeldDep,
-) -> Response:
-    """The bytes of a file, or a range of them."""
-    talk, _ = await held.enter_async_context(
-        conversation_lease(service, caller, sandbox_id, conversation, "files:read")
-    )
-    stream = await held.enter_async_context(await talk.files.open_stream(path))
+async def read(path: Path, request: Request, target: TargetDep, stack: StackDep) -> Response:
+    """Send the bytes of a file, or a range of them."""
+    talk = await stack.enter_async_context(target.use("files:read"))
+    stream = await stack.enter_async_context(await talk.files.open_stream(path))
     return files_response(request, stream, name=stream.entry.name)
 
 
-@router.put("/files", responses=_ERRORS, openapi_extra=RAW)
-async def write(
-    sandbox_id: str,
-    conversation: str,
-    path: Path,
-    request: Request,
-    caller: CallerDep,
-    service: ServiceDep,
-) -> WriteReply:
-    """Make or replace a file in one step, with the directories it needs."""
+@router.put("/files", responses=_ERRORS, openapi_extra=RAW_BODY)
+async def write(path: Path, request: Request, target: TargetDep) -> WriteReply:
+    """Create or replace a file in one step, with its missing directories."""
     async with (
-        conversation_lease(
-            service, caller, sandbox_id, conversation, "files:write", makes=True
-        ) as (
-            talk,
-            view,
-        ),
-        slot(request, caller),
+        target.use("files:write", creates=True) as talk,
+        slot(request, target.caller),
     ):
         with metrics.uploading() as upload:
-            upload.size = await talk.files.write_stream(path, body_of(request))
-    await service.recording.record(
-        caller,
-        "file.write",
-        view.id,
-        conversation=conversation,
-        path=path,
-        size=upload.size,
-    )
+            upload.size = await talk.files.write_stream(path, raw_body(request))
+    await target.record("file.write", path=path, size=upload.size)
     return WriteReply(size=upload.size)
 
 
 @router.delete("/files", responses=_ERRORS)
-async def delete(
-    sandbox_id: str, conversation: str, path: Path, caller: CallerDep, service: ServiceDep
-) -> Deleted:
-    """Delete a file, or a directory with all below it."""
-    async with conversation_lease(
-        service, caller, sandbox_id, conversation, "files:write", frees=True
-    ) as (
-        talk,
-        view,
-    ):
+async def delete(path: Path, target: TargetDep) -> Deleted:
+    """Delete a file, or a directory with everything below it."""
+    async with target.use("files:write", frees=True) as talk:
         deleted = await talk.files.delete(path)
-    await service.recording.record(
-        caller, "file.delete", view.id, conversation=conversation, path=path
-    )
+    await target.record("file.delete", path=path)
     return Deleted(deleted=deleted)
 
 
 @router.get("/stat", responses=_ERRORS)
-async def stat(
-    sandbox_id: str, conversation: str, path: Path, caller: CallerDep, service: ServiceDep
-) -> EntryBody:
-    """What a name stands for."""
-    async with conversation_lease(service, caller, sandbox_id, conversation, "files:read") as (
-        talk,
-        _,
-    ):
-        return entry_body(await talk.files.stat(path))
+async def stat(path: Path, target: TargetDep) -> FileEntry:
+    """Return the kind, size and time of a path."""
+    async with target.use("files:read") as talk:
+        return await talk.files.stat(path)
+
+
+@router.post("/replace", responses=_ERRORS)
+async def replace(replacement: Replacement, target: TargetDep) -> ReplacedBody:
+    """Replace a text in a file in one step, if it occurs exactly as often as stated."""
+    async with target.use("files:write") as talk:
+        count = await talk.files.replace(
+            replacement.path, replacement.old, replacement.new, count=replacement.count
+        )
+    await target.record("file.write", path=replacement.path)
+    return ReplacedBody(replaced=count)
+
+
+@router.post("/chmod", responses=_ERRORS)
+async def chmod(mode: Mode, target: TargetDep) -> OkBody:
+    """Set permissions; set-id bits and the sticky bit are refused."""
+    async with target.use("files:write") as talk:
+        await talk.files.chmod(mode.path, mode.mode)
+    await target.record("file.chmod", path=mode.path, mode=f"{mode.mode:o}")
+    return OkBody()
+
+
+# -- directories -----------------------------------------------------------------------------------
 
 
 @router.get("/list", responses=_ERRORS)
 async def list_(
-    sandbox_id: str,
-    conversation: str,
-    caller: CallerDep,
-    service: ServiceDep,
+    target: TargetDep,
     path: Path = ".",
     max_depth: Annotated[int, Query(ge=1, le=1000)] = 1,
 ) -> ListingBody:
-    """What lies in a directory, by path."""
-    async with conversation_lease(service, caller, sandbox_id, conversation, "files:read") as (
-        talk,
-        _,
-    ):
-        found = await talk.files.list(path, max_depth=max_depth)
-    return ListingBody(entries=[entry_body(one) for one in found], complete=found.complete)
+    """List a directory, by path."""
+    async with target.use("files:read") as talk:
+        entries = await talk.files.list(path, max_depth=max_depth)
+    return ListingBody(entries=entries, complete=entries.complete)
 
 
 @router.post("/directories", responses=_ERRORS)
-async def make_directory(
-    sandbox_id: str, conversation: str, asked: Directory, caller: CallerDep, service: ServiceDep
-) -> OkBody:
-    """Make a directory, with those it lies in."""
-    async with conversation_lease(
-        service, caller, sandbox_id, conversation, "files:write", makes=True
-    ) as (
-        talk,
-        view,
-    ):
-        await talk.files.make_directory(asked.path)
-    await service.recording.record(
-        caller, "directory.create", view.id, conversation=conversation, path=asked.path
-    )
+async def make_directory(directory: Directory, target: TargetDep) -> OkBody:
+    """Create a directory, with its missing parents."""
+    async with target.use("files:write", creates=True) as talk:
+        await talk.files.make_directory(directory.path)
+    await target.record("directory.create", path=directory.path)
     return OkBody()
 
 
-# -- uploads ---------------------------------------------------------------------------------------
+@router.post("/move", responses=_ERRORS)
+async def move(move: MoveRequest, target: TargetDep) -> OkBody:
+    """Move or rename a file, a symlink or a directory."""
+    async with target.use("files:write") as talk:
+        await talk.files.move(move.source, move.target, overwrite=move.overwrite)
+    await target.record("file.move", path=move.source, target=move.target)
+    return OkBody()
 
 
-@router.get("/uploads", responses=_ERRORS)
-async def uploads(
-    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
-) -> UploadList:
-    """What was put in, by name."""
-    async with conversation_lease(service, caller, sandbox_id, conversation, "files:read") as (
-        talk,
-        _,
-    ):
-        found = await talk.uploads.list()
-    return UploadList(items=[upload_body(one) for one in found])
+@router.post("/copy", responses=_ERRORS)
+async def copy(copy: MoveRequest, target: TargetDep) -> Copied:
+    """Copy a file, or a directory with everything below it."""
+    async with target.use("files:write") as talk:
+        copied = await talk.files.copy(copy.source, copy.target, overwrite=copy.overwrite)
+    await target.record("file.copy", path=copy.source, target=copy.target, size=copied.bytes)
+    return copied
 
 
-@router.put("/uploads/{name}", responses=_ERRORS, openapi_extra=RAW)
-async def put(
-    sandbox_id: str,
-    conversation: str,
-    name: str,
+# -- search ----------------------------------------------------------------------------------------
+
+
+@router.get("/find", responses=_ERRORS)
+async def find(
+    pattern: Annotated[str, Query()],
+    target: TargetDep,
+    path: Path = ".",
+    kind: Kind | None = None,
+    max_results: _ResultsMax = 1000,
+) -> ListingBody:
+    """Find entries below a directory whose name, or path, matches the glob `pattern`."""
+    async with target.use("files:read") as talk:
+        entries = await talk.files.find(pattern, path, kind=kind, max_results=max_results)
+    return ListingBody(entries=entries, complete=entries.complete)
+
+
+@router.get("/grep", responses=_ERRORS)
+async def grep(
+    pattern: Annotated[str, Query()],
+    target: TargetDep,
+    path: Path = ".",
+    regex: bool = False,
+    ignore_case: bool = False,
+    include: str | None = None,
+    max_matches: _ResultsMax = 1000,
+) -> MatchesBody:
+    """Find the lines of text files that contain `pattern`: plain text, or an RE2 expression."""
+    async with target.use("files:read") as talk:
+        matches = await talk.files.grep(
+            pattern,
+            path,
+            regex=regex,
+            ignore_case=ignore_case,
+            include=include,
+            max_matches=max_matches,
+        )
+    return MatchesBody(
+        matches=matches,
+        complete=matches.complete,
+        files=matches.files,
+        skipped=matches.skipped,
+    )
+
+
+# -- archives --------------------------------------------------------------------------------------
+
+
+@router.get(
+    "/archive",
+    response_class=Response,
+    responses={**_ARCHIVE_ERRORS, 200: {"content": {kind: {} for kind in _ARCHIVE_TYPES.values()}}},
+)
+async def pack(
     request: Request,
-    caller: CallerDep,
-    service: ServiceDep,
-) -> UploadBody:
-    """Put a file in, read-only inside; the same name replaces in one step."""
-    async with (
-        use_of(service, caller, sandbox_id, conversation, "files:write") as use,
-        slot(request, caller),
-    ):
-        with metrics.uploading() as counted:
-            upload = await service.uploads.store(use, conversation, name, body_of(request))
-            counted.size = upload.size
-    return upload_body(upload)
-
-
-@router.get("/uploads/{name}", response_class=Response, responses=_SENT)
-async def get(
-    sandbox_id: str,
-    conversation: str,
-    name: str,
-    request: Request,
-    caller: CallerDep,
-    service: ServiceDep,
-    held: HeldDep,
+    target: TargetDep,
+    stack: StackDep,
+    path: Path = ".",
+    format: Annotated[ArchiveFormat, Query()] = "tar.gz",
 ) -> Response:
-    """The bytes of an upload, or a range of them."""
-    talk, _ = await held.enter_async_context(
-        conversation_lease(service, caller, sandbox_id, conversation, "files:read")
-    )
-    stream = await held.enter_async_context(await talk.uploads.open_stream(name))
-    etag = stream.upload.sha256 if stream.upload is not None else None
-    return files_response(request, stream, name=name, etag=etag)
-
-
-@router.delete("/uploads/{name}", status_code=204, responses=_ERRORS)
-async def remove(
-    sandbox_id: str, conversation: str, name: str, caller: CallerDep, service: ServiceDep
-) -> None:
-    """Take an upload away."""
-    async with use_of(service, caller, sandbox_id, conversation, "files:write", frees=True) as use:
-        await use.existing(conversation)
-        await service.uploads.delete(use, conversation, name)
-
-
-def use_of(
-    service: Service,
-    caller: Caller,
-    sandbox_id: str,
-    conversation: str,
-    scope: str,
-    *,
-    frees: bool = False,
-) -> SandboxLease:
-    """Lease a sandbox for one of its conversations."""
-    return service.sandboxes.using(
-        caller, sandbox_id, scope=scope, frees=frees, conversation=conversation
+    """Send a directory as an archive, packed inside the sandbox meanwhile. If it cannot be
+    finished, the connection is cut. Starts the kernel."""
+    _check_execute(target.caller)
+    talk = await stack.enter_async_context(target.use("files:read"))
+    place = share(request, "downloads")
+    if place is not None:
+        stack.callback(place.end)
+    pieces = talk.files.archive(path, format=format)
+    stack.push_async_callback(pieces.aclose)
+    first = await anext(pieces)
+    name = path.rstrip("/").rpartition("/")[2]
+    name = f"{name if name not in ('', '.', '..') else 'workspace'}.{format}"
+    return PiecesResponse(
+        _chain(first, pieces),
+        headers={
+            "content-disposition": attachment(name),
+            "x-content-type-options": "nosniff",
+            "cache-control": "no-store",
+        },
+        media_type=_ARCHIVE_TYPES[format],
     )
 
 
-@asynccontextmanager
-async def conversation_lease(
-    service: Service,
-    caller: Caller,
-    sandbox_id: str,
-    conversation: str,
-    scope: str,
-    *,
-    makes: bool = False,
-    frees: bool = False,
-) -> AsyncIterator[tuple[Conversation, SandboxView]]:
-    """Only what `makes` something there makes the conversation for it. What only `frees` space is
-    not refused on a full disk."""
-    async with use_of(service, caller, sandbox_id, conversation, scope, frees=frees) as use:
-        talk = use.conversation(conversation) if makes else await use.existing(conversation)
-        yield talk, use.view
+@router.put("/archive", responses=_ARCHIVE_ERRORS, openapi_extra=RAW_BODY)
+async def unpack(request: Request, target: TargetDep, path: Path = ".") -> Unpacked:
+    """Unpack a tar (plain, gz, bz2, xz) or a zip into a directory, inside the sandbox. Starts the
+    kernel."""
+    _check_execute(target.caller)
+    async with (
+        target.use("files:write", creates=True) as talk,
+        slot(request, target.caller),
+    ):
+        unpacked = await talk.files.unpack(raw_body(request), path)
+    await target.record("archive.unpack", path=path, size=unpacked.bytes)
+    return unpacked
 
 
-async def body_of(request: Request) -> AsyncIterator[bytes]:
-    """The bytes as they come. Raises BadRequest `truncated_body` when the sender goes."""
-    try:
-        async for chunk in request.stream():
-            yield chunk
-    except ClientDisconnect:
-        raise BadRequest(
-            "the body ended before its end", code="truncated_body", hint="send it again"
-        ) from None
+def _check_execute(caller: Caller) -> None:
+    """Raise Denied: a process in the sandbox packs and unpacks archives."""
+    if not caller.may("execute"):
+        raise Denied(
+            "archives are made and read by a process in the sandbox, and this token starts none",
+            code="forbidden",
+            hint="ask for a token with the scope execute, or read the files one by one",
+        )
 
 
-def entry_body(entry: FileEntry) -> EntryBody:
-    return EntryBody(**asdict(entry))
-
-
-def upload_body(upload: Upload) -> UploadBody:
-    return UploadBody(**asdict(upload))
+async def _chain(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    yield first
+    async for piece in pieces:
+        yield piece

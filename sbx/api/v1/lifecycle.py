@@ -1,4 +1,4 @@
-"""The life of one conversation's kernel, and all that is known of a sandbox."""
+"""The life of the kernel of a conversation, and the inspection of a sandbox."""
 
 from typing import Any
 
@@ -6,21 +6,20 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from sbx.api.auth import CallerDep, ServiceDep
-from sbx.api.bodies import OkBody
+from sbx.api.bodies import ConversationBody, OkBody
 from sbx.api.errors import documented
 from sbx.api.v1.bay.models import SandboxResponse
 from sbx.api.v1.bay.sandboxes import shown
+from sbx.api.v1.dependencies import TargetDep
 from sbx.errors import NotFound
 from sbx.protocol.contexts import DEFAULT_CONTEXT
-from sbx.service.auth import Caller
-from sbx.service.sandboxes import SandboxView
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["native"])
 _ERRORS = documented(404, 409, 429)
 
 
 class ReceiptBody(BaseModel):
-    """Which walls stand around the live kernel; null while there is none."""
+    """The walls in force around the live kernel; null if there is none."""
 
     receipt: dict[str, Any] | None
 
@@ -35,16 +34,8 @@ class KernelBody(BaseModel):
     receipt: dict[str, Any]
 
 
-class ConversationBody(BaseModel):
-    conversation_id: str
-    created_at: float
-    status: str
-    files: int
-    bytes: int
-
-
-class MountBody(BaseModel):
-    """A directory of the host that is seen at `target`; `source` is told to the operator."""
+class InspectedMount(BaseModel):
+    """A directory of the host, mounted at `target`; only the operator sees `source`."""
 
     target: str
     read_only: bool
@@ -52,8 +43,8 @@ class MountBody(BaseModel):
 
 
 class Inspection(BaseModel):
-    """All that the service tells of a sandbox to those who may see it. `narrower` and `env` are
-    null for who does not run code in all of it; `kernels` are told to who may run code there."""
+    """The data of a sandbox for callers that may see it. `narrower` and `env` are null for a caller
+    that may not run code in all of it; `kernels` are for callers that may run code there."""
 
     sandbox: SandboxResponse
     owner: str
@@ -67,59 +58,48 @@ class Inspection(BaseModel):
     limits: dict[str, Any]
     network: dict[str, Any]
     conversations: list[ConversationBody]
-    attachments: list[MountBody]
+    mounts: list[InspectedMount]
     kernels: list[KernelBody]
 
 
 @router.post("/conversations/{conversation}/start", responses=_ERRORS)
-async def start(
-    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
-) -> ReceiptBody:
+async def start(target: TargetDep) -> ReceiptBody:
     """Start the kernel now instead of with the first run."""
-    async with service.sandboxes.using(
-        caller, sandbox_id, scope="execute", conversation=conversation
-    ) as use:
-        receipt = await use.conversation(conversation).start()
-    await service.recording.record(
-        caller, "conversation.start", use.view.id, conversation=conversation
-    )
+    async with target.use("execute", creates=True) as talk:
+        receipt = await talk.start()
+    await target.record("conversation.start")
     return ReceiptBody(receipt=receipt.to_dict())
 
 
 @router.post("/conversations/{conversation}/stop", responses=_ERRORS)
-async def stop(
-    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
-) -> OkBody:
-    """End the kernel and what runs in it; files stay, and the next run starts another."""
-    async with service.sandboxes.using(caller, sandbox_id, scope="execute", starts=False) as use:
-        _check_bounds(caller, use.view, conversation)
-        if (found := use.box.known(conversation)) is not None:
-            await found.stop()
-    if found is not None:
-        await service.recording.record(
-            caller, "conversation.stop", use.view.id, conversation=conversation
-        )
+async def stop(target: TargetDep) -> OkBody:
+    """End the kernel and its runs. Files stay, and the next run starts another kernel."""
+    async with target.lease("execute", starts=False) as use:
+        if (talk := use.box.known(target.name)) is not None:
+            await talk.stop()
+            await target.record("conversation.stop")
     return OkBody()
 
 
 @router.get("/conversations/{conversation}/receipt", responses=_ERRORS)
-async def receipt(
-    sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
-) -> ReceiptBody:
-    """Which walls stand around the live kernel, read back from it now; nothing starts for this."""
-    view = await service.sandboxes.get(caller, sandbox_id)
-    _check_bounds(caller, view, conversation)
-    live = {(one.conversation, one.name): one for one in service.sandboxes.live(view.id)}
-    kernel = live.get((conversation, DEFAULT_CONTEXT))
-    standing = await kernel.read_receipt() if kernel is not None else None
-    return ReceiptBody(receipt=standing.to_dict() if standing is not None else None)
+async def receipt(target: TargetDep) -> ReceiptBody:
+    """Return the walls in force around the live kernel, read back now. No kernel starts."""
+    caller, sandboxes = target.caller, target.service.sandboxes
+    view = await sandboxes.get(caller, target.sandbox_id)
+    if not caller.may("execute") or not caller.sees(view.user_id, view.agent_id, target.name):
+        raise NotFound(f"there is no conversation {target.name}")
+    for context in sandboxes.live(view.id):
+        if (context.conversation, context.name) == (target.name, DEFAULT_CONTEXT):
+            receipt = await context.read_receipt()
+            return ReceiptBody(receipt=receipt.to_dict() if receipt is not None else None)
+    return ReceiptBody(receipt=None)
 
 
 @router.get("/inspect", responses=_ERRORS)
 async def inspect(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> Inspection:
-    """The sandbox, its conversations, and its live kernels with their receipts."""
+    """Return the sandbox, its conversations, and its live kernels with their receipts."""
     view = await service.sandboxes.get(caller, sandbox_id)
-    seen = await service.sandboxes.conversations(caller, sandbox_id)
+    conversations = await service.sandboxes.conversations(caller, sandbox_id)
     live = service.sandboxes.live(view.id) if caller.may("execute") else []
     whole = caller.whole_sandbox and caller.may("execute")
     return Inspection(
@@ -134,40 +114,25 @@ async def inspect(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> In
         env=view.env if whole else None,
         limits=view.policy.limits.model_dump(mode="json"),
         network=view.policy.network.model_dump(mode="json"),
-        conversations=[
-            ConversationBody(
-                conversation_id=one.name,
-                created_at=one.created_at,
-                status=one.status,
-                files=one.files,
-                bytes=one.bytes,
+        conversations=[ConversationBody.of(each) for each in conversations],
+        mounts=[
+            InspectedMount(
+                target=each.target,
+                read_only=each.read_only,
+                source=each.source if caller.operator else None,
             )
-            for one in seen
-        ],
-        attachments=[
-            MountBody(
-                target=one.target,
-                read_only=one.read_only,
-                source=one.source if caller.operator else None,
-            )
-            for one in service.sandboxes.attached(caller, view.id)
+            for each in service.sandboxes.mounted(caller, view.id)
         ],
         kernels=[
             KernelBody(
-                conversation=one.conversation,
-                context=one.name,
-                busy=one.busy,
-                host_pids=one.processes,
+                conversation=each.conversation,
+                context=each.name,
+                busy=each.busy,
+                host_pids=each.processes,
                 receipt=receipt.to_dict(),
             )
-            for one in live
-            if caller.sees(view.user_id, view.agent_id, one.conversation)
-            and (receipt := await one.read_receipt()) is not None
+            for each in live
+            if caller.sees(view.user_id, view.agent_id, each.conversation)
+            and (receipt := await each.read_receipt()) is not None
         ],
     )
-
-
-def _check_bounds(caller: Caller, view: SandboxView, conversation: str) -> None:
-    """Raises NotFound for what lies beyond a token's bounds."""
-    if not caller.may("execute") or not caller.sees(view.user_id, view.agent_id, conversation):
-        raise NotFound(f"there is no conversation {conversation}")

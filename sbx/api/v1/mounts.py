@@ -1,7 +1,7 @@
-"""Directories of the host, shown inside sandboxes that live: the operator's, for he names a path of
-this host. Of whom a sandbox is does not matter; what may be attached says the setting
-`attach_dirs`."""
+"""Mounts: directories of the host inside live sandboxes of any owner. They are for the operator,
+because they name paths of this host. The setting `mount_dirs` lists the allowed directories."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -11,60 +11,46 @@ from sbx.api.auth import OperatorDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.protocol.mounts import Mount
 
-router = APIRouter(prefix="/v1/admin/sandboxes/{sandbox_id}/attachments", tags=["operator"])
+router = APIRouter(prefix="/v1/admin/sandboxes/{sandbox_id}/mounts", tags=["operator"])
 _ERRORS = documented(404, 409)
 Target = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
-class NewAttachment(BaseModel):
+class NewMount(BaseModel):
     """`source` is a directory of the service's host, by its absolute path. `target` is
-    `/mnt/NAME`, or `/workspace/shared/NAME` for what is to be written to; null: `/mnt` and the name
-    that the directory has."""
+    `/mnt/NAME`, or `/workspace/shared/NAME` to write to it; null: `/mnt` and the name of the
+    directory."""
 
     source: Annotated[str, StringConstraints(min_length=1, max_length=4095)]
     target: Target | None = None
     read_only: bool = True
 
 
-class AttachmentBody(BaseModel):
-    source: str
-    target: str
-    read_only: bool
-
-
-class AttachmentList(BaseModel):
-    items: list[AttachmentBody]
+class MountList(BaseModel):
+    items: list[Mount]
 
 
 @router.get("", responses=_ERRORS)
-async def attachments(sandbox_id: str, caller: OperatorDep, service: ServiceDep) -> AttachmentList:
-    """What is attached, by the path inside; nothing starts for this."""
-    found = service.sandboxes.attached(caller, sandbox_id)
-    return AttachmentList(items=[_body(one) for one in found])
+async def mounts(sandbox_id: str, caller: OperatorDep, service: ServiceDep) -> MountList:
+    """List the mounts by the path inside. No kernel starts."""
+    return MountList(items=list(service.sandboxes.mounted(caller, sandbox_id)))
 
 
 @router.post("", status_code=201, responses=_ERRORS)
-async def attach(
-    sandbox_id: str, new: NewAttachment, caller: OperatorDep, service: ServiceDep
-) -> AttachmentBody:
-    """Show a directory in every kernel of the sandbox, those that live and those that start later,
-    until it is detached, the sandbox is deleted, or the service ends."""
-    made = await service.sandboxes.attach(
+async def mount(sandbox_id: str, new: NewMount, caller: OperatorDep, service: ServiceDep) -> Mount:
+    """Mount a directory into every live and later kernel of the sandbox, until it is unmounted, the
+    sandbox is deleted, or the service ends."""
+    mount = await service.sandboxes.mount(
         caller, sandbox_id, new.source, new.target, read_only=new.read_only
     )
-    told = {"source": made.source, "target": made.target, "read_only": made.read_only}
-    await service.recording.record(caller, "sandbox.attach", sandbox_id, **told)
-    return _body(made)
+    await service.recording.record(caller, "sandbox.mount", sandbox_id, **asdict(mount))
+    return mount
 
 
 @router.delete("", status_code=204, responses=_ERRORS)
-async def detach(
+async def unmount(
     sandbox_id: str, target: Annotated[Target, Query()], caller: OperatorDep, service: ServiceDep
 ) -> None:
-    """Show it no more; what is open of it stays open."""
-    await service.sandboxes.detach(caller, sandbox_id, target)
-    await service.recording.record(caller, "sandbox.detach", sandbox_id, target=target)
-
-
-def _body(one: Mount) -> AttachmentBody:
-    return AttachmentBody(source=one.source, target=one.target, read_only=one.read_only)
+    """Unmount a directory. Its open files stay open."""
+    await service.sandboxes.unmount(caller, sandbox_id, target)
+    await service.recording.record(caller, "sandbox.unmount", sandbox_id, target=target)

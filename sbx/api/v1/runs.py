@@ -1,38 +1,46 @@
-"""Runs of any conversation. The way of a short cell: few awaits, one validation, one encoding."""
+"""Runs of a conversation, their input and their interruption. A short cell takes few awaits, one
+validation and one encoding."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, StringConstraints
-from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.routing import request_response
 
 from sbx.api import sse
 from sbx.api.auth import CallerDep, ServiceDep, caller, service
-from sbx.api.bodies import OkBody, body_of, documented_body
+from sbx.api.bodies import (
+    InterruptReply,
+    OkBody,
+    RunErrorBody,
+    body_of,
+    disconnected,
+    documented_body,
+)
 from sbx.api.encoding import encoded_event, encoded_run
 from sbx.api.errors import documented
 from sbx.protocol.contexts import DEFAULT_CONTEXT, check_context
 from sbx.protocol.events import text_from_json
 from sbx.protocol.languages import ARGUMENTS_MAX, Language
-from sbx.protocol.runs import Run
+from sbx.protocol.runs import Cause, Run, Status
 from sbx.service.runs import RunHandle, RunRequest
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["native"])
 
-_ATTEND_AFTER_S = 0.05  # a shorter run ends before anybody could have gone
+_WATCH_AFTER_S = 0.05  # a shorter run ends before its client could disconnect
 _ERRORS = documented(404, 409, 429, 504)
 _STREAM = {"content": sse.DOCUMENTED}
 
 
 class NewRun(BaseModel):
-    """`timeout` in seconds, null for the policy's; `interactive`: input() asks by an event;
-    `stream`: events as they come; `attended`: the run is interrupted when the caller goes;
-    `context`: in which kernel of the conversation; `args`: what a script is given; `stdin_open`: a
-    command also reads what `/runs/{run_id}/stdin` is given."""
+    """`timeout` in seconds, null for the policy's; `interactive`: input() sends an event;
+    `stream`: events as they come; `attended`: the run is interrupted if the client disconnects;
+    `context`: the kernel of the conversation; `args`: the arguments of a script; `stdin_open`: a
+    command also reads the text sent to `/runs/{run_id}/stdin`."""
 
     kind: Literal["python", "shell"] | Language = "python"
     code: str
@@ -50,12 +58,6 @@ class NewRun(BaseModel):
     args: Annotated[list[str], Field(max_length=ARGUMENTS_MAX)] = []
 
 
-class RunErrorBody(BaseModel):
-    name: str
-    value: str
-    traceback: str
-
-
 class QuarantinedBody(BaseModel):
     """A host executable that waits outside of the user's directory."""
 
@@ -66,15 +68,12 @@ class QuarantinedBody(BaseModel):
 
 
 class RunBody(BaseModel):
-    """A run's result, as sbx/protocol/events.py writes it; durations in seconds. `recorded` is
-    there, and false, where the history does not have it yet."""
+    """The result of a run, see sbx/protocol/events.py; durations in seconds. `recorded` is present,
+    and false, if the history does not have it yet."""
 
     run_id: str
-    status: Literal["ok", "error", "interrupted", "timeout", "killed"]
-    cause: (
-        Literal["memory", "pids", "cpu", "disk", "output", "crashed", "tripwire", "descriptors"]
-        | None
-    )
+    status: Status
+    cause: Cause | None
     stdout: str
     stderr: str
     text: str
@@ -90,80 +89,77 @@ class RunBody(BaseModel):
     recorded: bool = True
 
 
-class InterruptReply(BaseModel):
-    """`interrupted` is false when nothing ran."""
-
-    interrupted: bool
-
-
 class InputLine(BaseModel):
-    """The answer to input(); null says that there is none, and interrupts the run."""
+    """The answer to input(); null interrupts the run."""
 
     text: str | None
 
 
-@router.post(
-    "/conversations/{conversation}/runs",
-    response_model=RunBody,
-    responses={**_ERRORS, 200: _STREAM},
-    openapi_extra=documented_body(NewRun),
-)
-async def run(
+class StdinPiece(BaseModel):
+    """More of a standard input; null is its end."""
+
+    text: str | None
+
+
+async def create_run(
     sandbox_id: str, conversation: str, request: Request, caller: CallerDep, service: ServiceDep
 ) -> Response:
     """Run a cell, a command or a script. Code that fails is a success of this call."""
-    asked = await body_of(request, NewRun)
-    ask = RunRequest(
-        kind=asked.kind,
-        code=asked.code,
-        timeout_s=asked.timeout,
-        cwd=asked.cwd,
-        env=asked.env,
-        stdin=asked.stdin,
-        stdin_open=asked.stdin_open,
-        interactive=asked.interactive,
-        description=asked.description,
-        tags=asked.tags,
-        context=check_context(asked.context),
-        args=asked.args,
+    new = await body_of(request, NewRun)
+    spec = RunRequest(
+        kind=new.kind,
+        code=new.code,
+        timeout_s=new.timeout,
+        cwd=new.cwd,
+        env=new.env,
+        stdin=new.stdin,
+        stdin_open=new.stdin_open,
+        interactive=new.interactive,
+        description=new.description,
+        tags=new.tags,
+        context=check_context(new.context),
+        args=new.args,
     )
-    handle = await service.runs.start(caller, sandbox_id, conversation, ask)
-    if asked.stream or sse.wanted(request):
+    handle = await service.runs.start(caller, sandbox_id, conversation, spec)
+    if new.stream or sse.wanted(request):
         return await sse.stream(_events(handle), request=request)
-    result = await (_attended(handle, request) if asked.attended else handle.result())
-    return Response(
-        await encoded_run(result, recorded=handle.recorded), media_type="application/json"
-    )
+    run = await (_result_while_connected(handle, request) if new.attended else handle.result())
+    content = await encoded_run(run, recorded=handle.recorded)
+    return Response(content, media_type="application/json")
 
 
-class FastRunRoute(Route):
-    """The route of `run` for requests; the one above is for the OpenAPI document. FastAPI's way to
-    a function (nested routers, dependencies solved anew each time) takes longer than a short cell.
-    """
+class _FastRoute(APIRoute):
+    """The route of `create_run` without FastAPI's way to a function, which solves the dependencies
+    again for each call. That takes longer than a short cell."""
 
-    def __init__(self) -> None:
-        path = f"{router.prefix}/conversations/{{conversation}}/runs"
-        super().__init__(path, _run, methods=["POST"])
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        match, child = super().matches(scope)
-        if match is Match.FULL:
-            child["route"] = self  # as FastAPI's do; metrics are kept by it
-        return match, child
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        self.app = request_response(_create_run)
 
 
-async def _run(request: Request) -> Response:
+async def _create_run(request: Request) -> Response:
     names = request.path_params
-    return await run(
+    return await create_run(
         names["sandbox_id"], names["conversation"], request, await caller(request), service(request)
     )
+
+
+router.add_api_route(
+    "/conversations/{conversation}/runs",
+    create_run,
+    methods=["POST"],
+    response_model=RunBody,
+    responses={**_ERRORS, 200: _STREAM},
+    openapi_extra=documented_body(NewRun),
+    route_class_override=_FastRoute,
+)
 
 
 @router.post("/conversations/{conversation}/interrupt", responses=documented(404, 409))
 async def interrupt(
     sandbox_id: str, conversation: str, caller: CallerDep, service: ServiceDep
 ) -> InterruptReply:
-    """Interrupt what runs now, as Ctrl-C would; the variables stay."""
+    """Interrupt the current run, like Ctrl-C. The variables stay."""
     return InterruptReply(
         interrupted=await service.runs.interrupt(caller, sandbox_id, conversation)
     )
@@ -173,9 +169,19 @@ async def interrupt(
 async def interrupt_run(
     sandbox_id: str, run_id: str, caller: CallerDep, service: ServiceDep
 ) -> InterruptReply:
-    """Interrupt this run and no other; one that waits for its turn is taken out of the queue."""
+    """Interrupt only this run. A queued run leaves the queue."""
     handle = await service.runs.attach(caller, sandbox_id, run_id)
     return InterruptReply(interrupted=await handle.interrupt())
+
+
+@router.post("/runs/{run_id}/stdin", responses=documented(404, 409))
+async def write_stdin(
+    sandbox_id: str, run_id: str, piece: StdinPiece, caller: CallerDep, service: ServiceDep
+) -> OkBody:
+    """Write to the standard input of a command that was started with `stdin_open`."""
+    handle = await service.runs.attach(caller, sandbox_id, run_id)
+    await handle.write(None if piece.text is None else text_from_json(piece.text))
+    return OkBody()
 
 
 @router.post("/runs/{run_id}/input", responses=documented(404, 409))
@@ -188,15 +194,15 @@ async def answer(
     return OkBody()
 
 
-async def _attended(handle: RunHandle, request: Request) -> Run:
-    """The result, for a caller whose going away ends the run. Awaits nothing before the result
-    does: then a short cell is driven by this very task."""
+async def _result_while_connected(handle: RunHandle, request: Request) -> Run:
+    """Return the result, and interrupt the run if the client disconnects. Nothing is awaited before
+    the result, so that this task itself drives a short cell."""
     watching: list[asyncio.Task[None]] = []
 
     def begin() -> None:
-        watching.append(asyncio.create_task(_interrupt_when_gone(handle, request)))
+        watching.append(asyncio.create_task(_interrupt_on_disconnect(handle, request)))
 
-    timer = asyncio.get_running_loop().call_later(_ATTEND_AFTER_S, begin)
+    timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, begin)
     try:
         return await handle.result()
     finally:
@@ -205,9 +211,8 @@ async def _attended(handle: RunHandle, request: Request) -> Run:
             task.cancel()
 
 
-async def _interrupt_when_gone(handle: RunHandle, request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _interrupt_on_disconnect(handle: RunHandle, request: Request) -> None:
+    await disconnected(request.receive)
     await handle.interrupt()
 
 

@@ -1,32 +1,33 @@
-"""Resumable uploads into any conversation: in pieces with checksums, whatever connections break."""
+"""Uploads of a conversation: in one request, or in resumable pieces with checksums."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field, StringConstraints
 
-from sbx.api.auth import CallerDep, ServiceDep
+from sbx.api.auth import StackDep
+from sbx.api.bodies import RAW_BODY, raw_body
+from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.multipart import slot
-from sbx.api.v1.files import (
-    RAW,
-    UploadBody,
-    body_of,
-    conversation_lease,
-    upload_body,
-    use_of,
-)
-from sbx.protocol.files import PartialUpload
+from sbx.api.v1.dependencies import PREFIX, TargetDep
+from sbx.protocol.files import PartialUpload, Upload
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.telemetry import metrics
 
-router = APIRouter(
-    prefix="/v1/sandboxes/{sandbox_id}/conversations/{conversation}/partials", tags=["native"]
-)
+router = APIRouter(prefix=PREFIX, tags=["native"])
 _ERRORS = documented(404, 409, 413, 415, 429, 507)
-Checksum = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+_SENT: dict[int | str, dict[str, Any]] = {
+    **_ERRORS,
+    **SENT,
+    416: {"description": "There is no such range"},
+}
+_Checksum = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class UploadList(BaseModel):
+    items: list[Upload]
 
 
 class NewPartial(BaseModel):
@@ -37,119 +38,113 @@ class NewPartial(BaseModel):
     upload: bool = False
 
 
-class PartialBody(BaseModel):
-    """`offset` bytes of `size` are here; a piece has at most `piece_max` of them."""
-
-    id: str
-    path: str
-    size: int
-    offset: int
-    piece_max: int
-    expires_in_s: float
-
-
 class FinishUpload(BaseModel):
-    """The SHA-256 of all of it."""
+    """The SHA-256 of the whole file."""
 
-    sha256: Checksum
+    sha256: _Checksum
 
 
 class Finished(BaseModel):
     """`upload` is null for a file of the workspace."""
 
     size: int
-    upload: UploadBody | None
+    upload: Upload | None
 
 
-@router.post("", status_code=201, responses=_ERRORS)
-async def begin(
-    sandbox_id: str, conversation: str, new: NewPartial, caller: CallerDep, service: ServiceDep
-) -> PartialBody:
-    """Begin one; nothing is seen of it before it is finished."""
-    async with conversation_lease(
-        service, caller, sandbox_id, conversation, "files:write", makes=True
-    ) as (
-        talk,
-        _,
+@router.get("/uploads", responses=_ERRORS)
+async def uploads(target: TargetDep) -> UploadList:
+    """List the uploads, by name."""
+    async with target.use("files:read") as talk:
+        return UploadList(items=list(await talk.uploads.list()))
+
+
+@router.put("/uploads/{name}", responses=_ERRORS, openapi_extra=RAW_BODY)
+async def put_upload(name: str, request: Request, target: TargetDep) -> Upload:
+    """Upload a file, read-only inside; it replaces the upload of the same name in one step."""
+    async with (
+        target.lease("files:write") as use,
+        slot(request, target.caller),
     ):
-        return _told(await talk.files.partials.begin(new.path, new.size, upload=new.upload))
+        with metrics.uploading() as counted:
+            upload = await target.service.uploads.store(use, target.name, name, raw_body(request))
+            counted.size = upload.size
+    return upload
 
 
-@router.get("/{partial_id}", responses=_ERRORS)
-async def get(
-    sandbox_id: str, conversation: str, partial_id: str, caller: CallerDep, service: ServiceDep
-) -> PartialBody:
-    """How far it is: where to go on after a lost connection."""
-    async with conversation_lease(
-        service, caller, sandbox_id, conversation, "files:write", frees=True
-    ) as (
-        talk,
-        _,
-    ):
-        return _told(talk.files.partials.get(partial_id))
+@router.get("/uploads/{name}", response_class=Response, responses=_SENT)
+async def get(name: str, request: Request, target: TargetDep, stack: StackDep) -> Response:
+    """Send the bytes of an upload, or a range of them."""
+    talk = await stack.enter_async_context(target.use("files:read"))
+    stream = await stack.enter_async_context(await talk.uploads.open_stream(name))
+    etag = stream.upload.sha256 if stream.upload is not None else None
+    return files_response(request, stream, name=name, etag=etag)
 
 
-@router.patch("/{partial_id}", responses=_ERRORS, openapi_extra=RAW)
+@router.delete("/uploads/{name}", status_code=204, responses=_ERRORS)
+async def remove(name: str, target: TargetDep) -> None:
+    """Delete an upload."""
+    async with target.lease("files:write", frees=True) as use:
+        await use.existing(target.name)
+        await target.service.uploads.delete(use, target.name, name)
+
+
+# -- resumable uploads -----------------------------------------------------------------------------
+
+
+@router.post("/partials", status_code=201, responses=_ERRORS)
+async def begin(new: NewPartial, target: TargetDep) -> PartialUpload:
+    """Begin a resumable upload. The file appears when it is finished."""
+    async with target.use("files:write", creates=True) as talk:
+        return await talk.files.partials.begin(new.path, new.size, upload=new.upload)
+
+
+@router.get("/partials/{partial_id}", responses=_ERRORS)
+async def progress(partial_id: str, target: TargetDep) -> PartialUpload:
+    """Return the offset from which to continue after a lost connection."""
+    async with target.use("files:write", frees=True) as talk:
+        return talk.files.partials.get(partial_id)
+
+
+@router.patch("/partials/{partial_id}", responses=_ERRORS, openapi_extra=RAW_BODY)
 async def append(
-    sandbox_id: str,
-    conversation: str,
     partial_id: str,
     offset: Annotated[int, Query(ge=0, le=1 << 62)],
     sha256: Annotated[str, Query(pattern=r"^[0-9a-f]{64}$")],
     request: Request,
-    caller: CallerDep,
-    service: ServiceDep,
-) -> PartialBody:
-    """Add a piece at the offset; one that does not come whole leaves nothing."""
+    target: TargetDep,
+) -> PartialUpload:
+    """Add a piece at the offset. An incomplete piece leaves nothing."""
     async with (
-        conversation_lease(service, caller, sandbox_id, conversation, "files:write") as (talk, _),
-        slot(request, caller),
+        target.use("files:write") as talk,
+        slot(request, target.caller),
     ):
-        body = body_of(request)
-        return _told(await talk.files.partials.append(partial_id, offset, sha256, body))
+        body = raw_body(request)
+        return await talk.files.partials.append(partial_id, offset, sha256, body)
 
 
-@router.post("/{partial_id}/finish", responses=_ERRORS)
-async def finish(
-    sandbox_id: str,
-    conversation: str,
-    partial_id: str,
-    whole: FinishUpload,
-    caller: CallerDep,
-    service: ServiceDep,
-) -> Finished:
-    """Put it in its place in one step, if it is what its checksum says."""
-    async with use_of(service, caller, sandbox_id, conversation, "files:write") as use:
-        partials = (await use.existing(conversation)).files.partials
+@router.post("/partials/{partial_id}/finish", responses=_ERRORS)
+async def finish(partial_id: str, whole: FinishUpload, target: TargetDep) -> Finished:
+    """Put the file in its place in one step, if its checksum is right."""
+    async with target.lease("files:write") as use:
+        partials = (await use.existing(target.name)).files.partials
         if partials.is_upload(partial_id):
             with metrics.uploading() as counted:
-                upload = await service.uploads.finish(use, conversation, partial_id, whole.sha256)
+                upload = await target.service.uploads.finish(
+                    use, target.name, partial_id, whole.sha256
+                )
                 counted.size = upload.size
-            return Finished(size=upload.size, upload=upload_body(upload))
+            return Finished(size=upload.size, upload=upload)
 
         def store(opened: OpenFiles, path: str, content: Iterator[bytes]) -> tuple[str, int]:
             return path, opened.files.write(path, content)
 
         path, size = await partials.finish(partial_id, whole.sha256, store)
-    await service.recording.record(
-        caller, "file.write", use.view.id, conversation=conversation, path=path, size=size
-    )
+    await target.record("file.write", path=path, size=size)
     return Finished(size=size, upload=None)
 
 
-@router.delete("/{partial_id}", status_code=204, responses=_ERRORS)
-async def abort(
-    sandbox_id: str, conversation: str, partial_id: str, caller: CallerDep, service: ServiceDep
-) -> None:
-    """Forget it and its bytes."""
-    async with conversation_lease(
-        service, caller, sandbox_id, conversation, "files:write", frees=True
-    ) as (
-        talk,
-        _,
-    ):
+@router.delete("/partials/{partial_id}", status_code=204, responses=_ERRORS)
+async def abort(partial_id: str, target: TargetDep) -> None:
+    """Delete the resumable upload and its bytes."""
+    async with target.use("files:write", frees=True) as talk:
         await talk.files.partials.abort(partial_id)
-
-
-def _told(partial: PartialUpload) -> PartialBody:
-    return PartialBody(**asdict(partial))

@@ -21,7 +21,7 @@ from typing import Any
 from sbx.isolation.plan import TEMPAREA, WORKSPACE
 
 UPLOAD = "bait.txt"
-ATTACHED = "/mnt/attack-bait"
+MOUNTED = "/mnt/attack-bait"
 _VARIABLE = "BAIT_OF_THE_ATTACKS"
 _SLEEP = "import time; print(flush=True); time.sleep(600)"
 _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
@@ -30,7 +30,7 @@ _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 @dataclass(frozen=True, slots=True)
 class Decoys:
     """`token` is a word that is nowhere but in the baits; `known` is what the attacks are told.
-    `shown` is a directory with sockets and a FIFO of the host, to be attached read-only."""
+    `shown` is a directory with sockets and a FIFO of the host, to be mounted read-only."""
 
     token: str
     file: Path
@@ -70,7 +70,7 @@ def laid_out() -> Iterator[Decoys]:
             "port": service.getsockname()[1],
             "abstract": token,
             "socket": str(directory / "socket"),
-            "shown": ATTACHED,
+            "shown": MOUNTED,
             "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES},
         }
         yield Decoys(token, file, shown, known)

@@ -68,7 +68,7 @@ SHOWN = attacks(
     Class.NET,
     "masks",
     {
-        f"{what} in an attached directory": "attached(); " + code
+        f"{what} in a mounted directory": "mounted(); " + code
         for what, code in {
             "connect to a socket of the host": _CONNECT % "below/stream",
             "connect by a link to a socket of the host": _CONNECT % "link",

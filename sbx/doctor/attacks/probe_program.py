@@ -92,8 +92,8 @@ def connect(family, address, kind=socket.SOCK_STREAM):
         sock.settimeout(1)
         sock.connect(address)
 
-def attached():
-    "The directory of the host that is attached, where it could be."
+def mounted():
+    "The directory of the host that is mounted, where it could be."
     if not os.path.isdir(HOST["shown"]):
         raise Absent
 

@@ -11,7 +11,7 @@ from sbx import errors
 from sbx.doctor.attacks import probe_program
 from sbx.doctor.attacks.attack import Attack, Outcome
 from sbx.doctor.attacks.calls import CALLS
-from sbx.doctor.attacks.decoys import ATTACHED, UPLOAD, Decoys
+from sbx.doctor.attacks.decoys import MOUNTED, UPLOAD, Decoys
 from sbx.doctor.attacks.files import FILES
 from sbx.doctor.attacks.host_executables import HOST_EXECUTABLES, plant
 from sbx.doctor.attacks.host_side import HOST_SIDE, act_on
@@ -108,8 +108,8 @@ async def try_policy(
 async def attack(box: AsyncSandbox, attacks: Sequence[Attack], baits: Decoys) -> dict[str, str]:
     """The outcomes by the names of the attacks; those are missing that nothing was heard of."""
     await box.uploads.put_bytes(UPLOAD, b"as it was uploaded\n")
-    with suppress(errors.Unavailable):  # this host lets nothing be attached
-        await box.attach(baits.shown, ATTACHED)
+    with suppress(errors.Unavailable):  # this host cannot mount into a live jail
+        await box.mount(baits.shown, MOUNTED)
     code = probe_program.program(attacks, baits.known, limits(box.policy))
     run = await box.run(code, timeout=min(_RUN_S, box.policy.limits.wall_time))
     found = probe_program.outcomes(attacks, run.stdout)

@@ -38,10 +38,10 @@ from typing import Any, NamedTuple
 
 from sbx.errors import Broken
 from sbx.isolation.broker import bind_staging
+from sbx.isolation.broker.spawn import DATA_FD
 from sbx.isolation.mapped import MappedProjects
 from sbx.isolation.mapped import denied as _denied
 from sbx.isolation.seccomp import load_filter
-from sbx.isolation.slots import DATA_FD
 from sbx.linux import openat2
 
 # No word of bwrap holds a NUL.
@@ -235,7 +235,7 @@ class BrokerAllowlist:
     def _attach(self, order: dict[str, Any], held: ExitStack) -> dict[str, Any]:
         source = order["source"]
         if order["read_only"] is not True or not isinstance(source, str):
-            raise _denied("what is attached is read-only")
+            raise _denied("live mounts are read-only")
         for top, opened in self._attachable.items():
             if source == top or source.startswith(f"{top}/"):
                 checked = {
@@ -243,7 +243,7 @@ class BrokerAllowlist:
                     "mask": True,
                 }  # whoever speaks for the runtime cannot leave it out
                 return {**checked, "source": _held_beneath(opened, source[len(top) :], held)}
-        raise _denied(f"{source} is in none of the directories that may be attached (attach_dirs)")
+        raise _denied(f"{source} is in none of the directories that may be mounted (mount_dirs)")
 
     def _words(self, order: Mapping[str, Any], grant: LaunchGrant) -> BwrapArgs:
         """bwrap's words and the command, all but the sources looked at."""

@@ -105,7 +105,7 @@ def _of_project(paths: Paths) -> Iterator[Paths]:
 
 def _variants(policy: Policy) -> Iterator[Policy]:
     """A request may give up system directories: what lies below is then shown by itself. What is
-    rehearsed has no network."""
+    dry-run has no network."""
     bare = policy.filesystem.model_copy(update={"read": ()})
     offline = policy.network.model_copy(update={"mode": "none"})
     for one in (policy, policy.model_copy(update={"filesystem": bare})):

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbx import errors
-from sbx.isolation import facts
+from sbx.isolation import process_state
 from sbx.isolation.masking import Masks
 from sbx.isolation.plan import LaunchPlan, ZygotePlan
+from sbx.isolation.receipt import Receipt, make_receipt
 from sbx.linux import procfs
 
 _END_S = 5.0
@@ -75,6 +76,15 @@ class Jail:
         }
 
     @property
+    def masked_places(self) -> Sequence[str]:
+        """The directories in which the host's sockets are covered before any user's code runs."""
+        return self.plan.host_directories if self.plan.masks else ()
+
+    def make_receipt(self, found: Mapping[str, Any], **seen: Any) -> Receipt:
+        """Compare the facts that Linux reports with the plan; see `receipt.make_receipt`."""
+        return make_receipt(self.plan, found, **seen)
+
+    @property
     def gone(self) -> bool:
         """Whether every process of the jail has ended and its cgroup and mounts are removed."""
         return self._end.done()
@@ -94,8 +104,8 @@ class Jail:
         return await asyncio.shield(self._end)
 
     async def kill(self) -> JailExit:
-        """SIGKILL to everything inside; returns when it is gone, Broken `_KILLED_S` after the
-        first kill: nobody waits for it anew."""
+        """Send SIGKILL to everything inside, and wait until it is gone. Raise Broken `_KILLED_S`
+        after the first kill: a later call waits no longer than that."""
         if self.gone:
             return self._end.result()
         self._gone_by = self._gone_by or asyncio.get_running_loop().time() + _KILLED_S
@@ -110,20 +120,19 @@ class Jail:
             ) from None
 
     async def inspect(self, *, fresh: bool = False) -> dict[str, Any]:
-        """What linux says of PID 1 and the kernel: ids, capabilities, seccomp, namespaces; with
-        `fresh` also of the limits of their group, and whether they are in it."""
+        """Return the facts that Linux reports about PID 1 and the kernel; with `fresh`, also the
+        limits of their group, and whether they are in it."""
         if not fresh and self.pid is not None and self.limits is not None:
             # Where /proc is hidden, or the jail is another user's, only the broker may look.
             with contextlib.suppress(OSError):
-                return {**facts.read(self.pid, self.kernel_pid), "limits": self.limits}
+                return {**process_state.read(self.pid, self.kernel_pid), "limits": self.limits}
         return await self._order("inspect", jail=self.name, fresh=fresh)
 
     async def mask(self, places: Sequence[str]) -> Masks:
         """Cover the host's sockets and FIFOs in these directories, before any user's code runs.
 
-        Raises Broken `jail_gone`, Unavailable `attach_unavailable`, `attach_failed`."""
-        told = await self._order("mask", jail=self.name, places=places)
-        return Masks(**told)
+        Raise Broken `jail_gone`, Unavailable `mount_unavailable`, `mount_failed`."""
+        return Masks(**await self._order("mask", jail=self.name, places=places))
 
     async def attach(
         self,
@@ -135,37 +144,31 @@ class Jail:
         mask: bool = True,
         partly: bool = False,
     ) -> int:
-        """Show a directory of the host at `target` from now on; it is the (device, inode)
-        `expected`. With `mask` the host's sockets and FIFOs in it are covered before, and counted
-        by the answer; with `partly` also where some cannot be. Raises Unavailable
-        `sockets_not_masked`, Conflict `already_attached` and `target_moved`, Broken `jail_gone` and
-        `path_replaced`, Denied `not_granted`, Unavailable `attach_unavailable`, `attach_failed`."""
-        told = await self._order(
-            "attach",
-            jail=self.name,
-            source=source,
-            target=target,
-            read_only=read_only,
-            expected=expected,
-            mask=mask,
-            partly=partly,
-        )
-        return int(told["masked"])
+        """Mount a host directory, the (device, inode) `expected`, at `target`.
+
+        With `mask`, cover the host's sockets and FIFOs in it first, and return their number; with
+        `partly`, also if some cannot be covered. Raise Unavailable `sockets_not_masked`,
+        `mount_unavailable` and `mount_failed`, Conflict `already_mounted` and `target_moved`,
+        Broken `jail_gone` and `path_replaced`, Denied `not_granted`.
+        """
+        how = {"read_only": read_only, "expected": expected, "mask": mask, "partly": partly}
+        reply = await self._order("attach", jail=self.name, source=source, target=target, **how)
+        return int(reply["masked"])
 
     async def detach(self, target: str) -> None:
-        """Show it no more. Raises NotFound `not_attached`, and as `attach`."""
+        """Unmount it. Raise NotFound `not_mounted`, and like `attach`."""
         await self._order("detach", jail=self.name, target=target)
 
     async def unlinked(self, device: int) -> tuple[int, int]:
-        """Bytes and number of the files on a file system that its processes hold open and that have
-        no name any more, where only the broker may look; of what it can see in a few ms."""
+        """Return the bytes and the number of open files without a name on a file system, as far as
+        the broker can count them in a few milliseconds."""
         if self.gone:
             return 0, 0
-        told = await self._order("unlinked", jail=self.name, device=device)
-        return told["bytes"], told["files"]
+        reply = await self._order("unlinked", jail=self.name, device=device)
+        return reply["bytes"], reply["files"]
 
     async def counters(self) -> JailExit:
-        """The cgroup's counters so far; those of its end when it is gone already."""
+        """Return the cgroup's counters so far; after its end, the last ones."""
         if self.gone:
             return self._end.result()
         try:

@@ -193,9 +193,9 @@ def _error(code: int, said: str, target: str) -> SbxError | None:
             return taken(target)
         case 2:
             return Conflict(
-                f"{target} was renamed inside while something was attached to it",
+                f"{target} was renamed inside while something was mounted to it",
                 code="target_moved",
-                hint="code inside can do this; attach below /mnt, where it cannot",
+                hint="code inside can do this; mount below /mnt, where it cannot",
             )
         case 3:
             return Unavailable(
@@ -203,14 +203,14 @@ def _error(code: int, said: str, target: str) -> SbxError | None:
                 f"it has more than {masking.ENTRIES_MAX} entries or {masking.MASKS_MAX} sockets, "
                 "or parts that cannot be read",
                 code="sockets_not_masked",
-                hint='attach a smaller directory, or use a policy with unix_sockets = "none"',
+                hint='mount a smaller directory, or use a policy with unix_sockets = "none"',
             )
     why = f"it was ended by signal {-code}" if code < 0 else said or f"it ended with {code}"
     return Unavailable(
         f"nothing can be mounted at {target} in a jail that lives: {why}",
-        code="attach_failed",
-        hint="a target in the workspace must be a directory, and no symlink: make it, or detach"
-        " what is attached there",
+        code="mount_failed",
+        hint="a target in the workspace must be a directory, and no symlink: make it, or unmount"
+        " what is mounted there",
     )
 
 
@@ -219,21 +219,21 @@ def refuse_without_namespaces() -> Unavailable:
     return Unavailable(
         "this host lets the runtime have no namespaces of its own, so nothing can be mounted into "
         "a jail that lives",
-        code="attach_unavailable",
+        code="mount_unavailable",
         hint="name the directory in the policy (filesystem.mount), or start the sandbox with it",
     )
 
 
 def taken(target: str) -> Conflict:
     return Conflict(
-        f"something is attached at {target} already",
-        code="already_attached",
-        hint="detach it first, or choose another name",
+        f"something is mounted at {target} already",
+        code="already_mounted",
+        hint="unmount it first, or choose another name",
     )
 
 
 def not_there(target: str) -> NotFound:
-    return NotFound(f"nothing is attached at {target}", code="not_attached")
+    return NotFound(f"nothing is mounted at {target}", code="not_mounted")
 
 
 def gone() -> Broken:

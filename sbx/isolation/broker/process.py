@@ -163,15 +163,15 @@ def revive(raw: Mapping[str, Any]) -> errors.SbxError:
     """The broker's error as the class a caller can catch."""
     unavailable = (
         *("launch_failed", "unavailable", "zygote_failed", "zygote_gone"),
-        *("attach_failed", "attach_unavailable", "sockets_not_masked"),
+        *("mount_failed", "mount_unavailable", "sockets_not_masked"),
     )
     kind: type[errors.SbxError] = errors.Broken
     if raw["code"] in unavailable:
         kind = errors.Unavailable
     elif raw["code"] in ("not_granted", "workspace_owned_by_root"):
         kind = errors.Denied
-    elif raw["code"] in ("already_attached", "target_moved"):
+    elif raw["code"] in ("already_mounted", "target_moved"):
         kind = errors.Conflict
-    elif raw["code"] == "not_attached":
+    elif raw["code"] == "not_mounted":
         kind = errors.NotFound
     return kind(raw["message"], code=raw["code"], hint=raw.get("hint"), details=raw.get("details"))

@@ -52,7 +52,7 @@ class WorkspaceFiles:
         beside: Beside,
     ) -> None:
         """`beside`: the kernel in whose jail archives are made and read."""
-        self.tripwires: Honeytokens | None = None
+        self.honeytokens: Honeytokens | None = None
         self._open = open_files
         self._policy = policy
         self._archives = Archives(policy, beside)
@@ -72,19 +72,19 @@ class WorkspaceFiles:
 
     async def read_bytes(self, path: str) -> bytes:
         content = await self._call(lambda files: files.read(path))
-        await look(self.tripwires, "a download", content)
+        await look(self.honeytokens, "a download", content)
         return content
 
     async def write(self, path: str, content: str | bytes) -> int:
         """Write a file in one step, with the directories it needs; its size in bytes."""
         data = _encoded(content)
-        await look(self.tripwires, "a file that came in", data)
+        await look(self.honeytokens, "a file that came in", data)
         return await self._call(lambda files: files.write(path, data))
 
     async def open_stream(self, path: str) -> FileStream:
         """Open a file of any size to be read in pieces; the caller closes it."""
         opened = await self._opened()
-        reader = await reader_of(self.tripwires, "a download")
+        reader = await reader_of(self.honeytokens, "a download")
         with opened.in_use():
             return await opened_stream(opened, lambda: (opened.files.open(path), None), reader)
 
@@ -93,7 +93,7 @@ class WorkspaceFiles:
     ) -> int:
         """`write`, from a source of any size; cancelled or failed, it leaves what was there."""
         opened = await self._opened()
-        reader = await reader_of(self.tripwires, "a file that came in")
+        reader = await reader_of(self.honeytokens, "a file that came in")
         intake = opened.files.writing(path, max_bytes=max_bytes)
         return await opened.intakes.fill(
             opened, intake, reader.pieces(chunks) if reader else chunks
@@ -217,7 +217,7 @@ class WorkspaceUploads:
     """What a user put into the conversation, read-only inside at /workspace/uploads/temparea."""
 
     def __init__(self, open_files: Callable[[], Awaitable[OpenFiles]], policy: Policy) -> None:
-        self.tripwires: Honeytokens | None = None
+        self.honeytokens: Honeytokens | None = None
         self._open = open_files
         self._limits = _upload_limits(policy)
 
@@ -232,7 +232,7 @@ class WorkspaceUploads:
 
     async def put_bytes(self, name: str, content: bytes) -> Upload:
         data = _encoded(content)
-        await look(self.tripwires, "an upload", data)
+        await look(self.honeytokens, "an upload", data)
         return await self._call(lambda uploads: uploads.put(name, data, self._limits))
 
     async def put_stream(
@@ -243,7 +243,7 @@ class WorkspaceUploads:
         Raises as `put`; cancelled or failed, it leaves what was there.
         """
         opened, uploads = await self._opened()
-        reader = await reader_of(self.tripwires, "an upload")
+        reader = await reader_of(self.honeytokens, "an upload")
         intake = uploads.putting(name, self._limits if limits is None else limits)
         return await opened.intakes.fill(
             opened, intake, reader.pieces(chunks) if reader else chunks
@@ -267,7 +267,7 @@ class WorkspaceUploads:
     async def open_stream(self, name: str) -> FileStream:
         """Open an upload to be read in pieces; the caller closes it."""
         opened, uploads = await self._opened()
-        reader = await reader_of(self.tripwires, "a download")
+        reader = await reader_of(self.honeytokens, "a download")
         with opened.in_use():
             return await opened_stream(opened, lambda: _opened_upload(uploads, name), reader)
 
@@ -277,7 +277,7 @@ class WorkspaceUploads:
     async def read_bytes(self, name: str) -> bytes:
         most = self._limits.max_file_size or (1 << 62)
         content = await self._call(lambda uploads: uploads.read(name, max_bytes=most))
-        await look(self.tripwires, "a download", content)
+        await look(self.honeytokens, "a download", content)
         return content
 
     async def delete(self, name: str) -> None:

@@ -66,7 +66,7 @@ class Partials:
         self._finished: dict[str, _Finished] = {}  # for who did not hear that it was
         self._timer: asyncio.TimerHandle | None = None
         self._sweeping: set[asyncio.Task[None]] = set()
-        self.tripwires: Honeytokens | None = None
+        self.honeytokens: Honeytokens | None = None
 
     async def begin(self, path: str, size: int, *, upload: bool = False) -> PartialUpload:
         """Begin one of `size` bytes for the file `path`, or with `upload` for an upload of that
@@ -151,7 +151,7 @@ class Partials:
                     details={"offset": partial.offset},
                 )
             opened = await self._opened()
-            reader = await reader_of(self.tripwires, "a file that came in")
+            reader = await reader_of(self.honeytokens, "a file that came in")
             with opened.in_use():
                 staging = opened.own.staging
 

@@ -25,7 +25,8 @@ from typing import Any, TypeVar
 from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.kernels import frames
-from sbx.kernels.kernel import Command, Kernel, KernelDied
+from sbx.kernels.command import Command, KernelDied
+from sbx.kernels.kernel import Kernel
 from sbx.policy import Policy
 from sbx.protocol.commands import (
     LOG_PIECE,
@@ -533,7 +534,7 @@ async def _with_its_jail(kernel: Kernel, process: Command) -> dict[str, Any]:
     died: dict[str, Any] = {"state": CommandState.KILLED}
     if kernel.killed_for is not None:
         cause = CommandCause(kernel.killed_for.value)
-        if cause is CommandCause.TRIPWIRE:
+        if cause is CommandCause.HONEYTOKEN:
             reason = "a planted credential was used in its sandbox"
             return died | {"cause": cause, "reason": reason}
         return died | {"cause": cause, "reason": f"its sandbox crossed the limit: {cause.value}"}

@@ -22,7 +22,8 @@ from sbx.aio import check_process, run_to_completion
 from sbx.isolation.broker.jail import JailExit
 from sbx.isolation.receipt import Receipt
 from sbx.kernels import frames
-from sbx.kernels.kernel import Command, Kernel, KernelDied
+from sbx.kernels.command import Command, KernelDied
+from sbx.kernels.kernel import Kernel
 from sbx.policy import Policy
 from sbx.protocol.runs import Cause, Event, Quarantined, Run, RunError, Status
 from sbx.runtime.files.disk_limit import DiskLimit
@@ -165,7 +166,7 @@ class Context:
     @property
     def processes(self) -> list[int]:
         """The host pids of what runs inside; none while there is no live kernel."""
-        return self._kernel.processes() if self._kernel is not None and self.alive else []
+        return self._kernel.jail.processes() if self._kernel is not None and self.alive else []
 
     @property
     def busy(self) -> bool:
@@ -506,10 +507,11 @@ class Context:
             await run_to_completion(self.give_up(live))
             raise
 
-    async def give_up(self, live: ActiveRun) -> None:
-        """Nobody waits for this run any more: interrupt it, or forget it if it has not begun."""
+    async def give_up(self, live: ActiveRun, *, kill: bool = False) -> None:
+        """Interrupt a run whose caller has gone, or forget it if it has not begun. With `kill`, end
+        it after the grace period even if it ignores the interrupt."""
         if ladder := self._ladders.get(live):
-            await ladder.stop(StopReason.CALLER)
+            await ladder.stop(StopReason.ABANDONED if kill else StopReason.CALLER)
         elif (task := self._tasks.get(live)) and not live.begun and not live.done:
             live.finish(Status.INTERRUPTED)
             task.cancel()

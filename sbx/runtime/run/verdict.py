@@ -84,9 +84,9 @@ def explained(verdict: Verdict, limits: LimitsPolicy, what: str = "the run") -> 
         case Status.KILLED, Cause.DISK:
             text = f"the workspace grew beyond its limit of {limits.workspace_max} bytes"
             return RunError("DiskLimit", text, "")
-        case Status.KILLED, Cause.TRIPWIRE:
+        case Status.KILLED, Cause.HONEYTOKEN:
             text = "a planted credential was used, and the sandbox is frozen"
-            return RunError("Tripwire", text, "")
+            return RunError("Honeytoken", text, "")
         case Status.KILLED, Cause.DESCRIPTORS:
             text = f"{what} held more pipes or epoll instances than one sandbox may"
             return RunError("DescriptorLimit", text, "")

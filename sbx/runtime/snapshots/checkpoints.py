@@ -1,7 +1,7 @@
 """The files of a conversation as they were at a moment, to be put back: what `/undo` is made of.
 
 A checkpoint is a frozen copy. To restore it is to compare it with what is there now, and to make
-the difference undone by the same steps that commit a rehearsal: all or none. It is there until it
+the difference undone by the same steps that commit a dry run: all or none. It is there until it
 is discarded, until so many newer ones are made, and no longer than its conversation is open.
 """
 

@@ -2,13 +2,13 @@
 
     copy      the files as they are, by blocks that are shared where the file system can do that
     run       in a jail of its own, by the same policy, that shows no live directory with a socket
-              or FIFO in it: /workspace/shared is a frozen copy, and an attachment is shown only
+              or FIFO in it: /workspace/shared is a frozen copy, and a mount is shown only
               where it is read-only and holds files alone
     compare   what the command changed, with a digest of each new content; nothing of it is real yet
     commit    the very same changes, all or none, where nobody else changed the same files, and
               where every content still has the digest that was recorded
 
-Nothing is run twice. A rehearsal is gone once it was committed or discarded, after ten minutes, and
+Nothing is run twice. A dry run is gone once it was committed or discarded, after ten minutes, and
 with its conversation.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.policy import Policy
-from sbx.protocol.dry_runs import CHANGES_MAX, LIFETIME_S, REHEARSALS_MAX, FileChange
+from sbx.protocol.dry_runs import CHANGES_MAX, DRY_RUNS_MAX, LIFETIME_S, FileChange
 from sbx.protocol.runs import Run
 from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.open_files import OpenFiles
@@ -34,22 +34,22 @@ from sbx.telemetry.background import background_context
 from sbx.workspace.quarantine import drop_all
 
 _log = logging.getLogger(__name__)
-_PREFIX = "rehearsal/"  # no context of a caller's has such a name
-_OVER = ClosedReason("the rehearsal", "its copy of the files is gone")
+_PREFIX = "dry_run/"  # no context of a caller's has such a name
+_OVER = ClosedReason("the dry run", "its copy of the files is gone")
 
 
-def is_rehearsal(context: str) -> bool:
-    """Whether a jail by this name is one of a rehearsal."""
+def is_dry_run(context: str) -> bool:
+    """Whether a jail by this name is one of a dry run."""
     return context.startswith(_PREFIX)
 
 
-def rehearsal_name(suffix: str) -> str:
-    """The name of the context of a jail that is one of a rehearsal."""
+def dry_run_name(suffix: str) -> str:
+    """The name of the context of a jail that is one of a dry run."""
     return f"{_PREFIX}{suffix}"
 
 
 def offline(policy: Policy) -> Policy:
-    """The policy of a rehearsal's jail: what goes out cannot be undone."""
+    """The policy of a dry run's jail: what goes out cannot be undone."""
     return policy.model_copy(update={"network": policy.network.model_copy(update={"mode": "none"})})
 
 
@@ -57,7 +57,7 @@ def offline(policy: Policy) -> Policy:
 class DryRun:
     """What a command did on a copy, and would change. `truncated`: there is more than is told, and
     a commit makes that, too. `left_out`: what the copy lacks, or is not committed: FIFOs, sockets
-    and the like, what could not be read, and attachments that the dry run did not see.
+    and the like, what could not be read, and mounts that the dry run did not see.
     `expires_at` in seconds of the epoch."""
 
     id: str
@@ -66,7 +66,7 @@ class DryRun:
     truncated: bool
     left_out: Sequence[str]
     expires_at: float
-    _of: "Rehearsals" = field(repr=False)
+    _of: "DryRuns" = field(repr=False)
     _copy: Snapshot = field(repr=False)
     _effect: Changes = field(repr=False)
     _quarantine: Path | None = field(repr=False)
@@ -85,7 +85,7 @@ class DryRun:
         await self._of.discard(self)
 
 
-class Rehearsals:
+class DryRuns:
     """Those of one conversation. Its methods may be called concurrently from one event loop."""
 
     def __init__(
@@ -115,15 +115,15 @@ class Rehearsals:
 
     @property
     def busy(self) -> bool:
-        """Whether a rehearsal is made, or its changes are."""
+        """Whether a dry run is made, or its changes are."""
         return bool(self._making) or self._committing.locked()
 
-    async def rehearse(
+    async def create(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> DryRun:
         """Run a shell command on a copy. Cancelled, or failed, it leaves nothing.
 
-        Raises as `Conversation.start_shell`, Conflict `too_many_rehearsals`, TooLarge
+        Raises as `Conversation.start_shell`, Conflict `too_many_dry_runs`, TooLarge
         `workspace_too_large`, Unavailable `no_space`.
         """
         checks.require_capability(self._policy, "shell")
@@ -132,26 +132,26 @@ class Rehearsals:
         checks.timeout_s(self._policy, timeout)
         checks.directory(cwd)
         self._check_open()
-        if len(self._there) + len(self._making) >= REHEARSALS_MAX:
+        if len(self._there) + len(self._making) >= DRY_RUNS_MAX:
             raise errors.Conflict(
-                f"a conversation has at most {REHEARSALS_MAX} rehearsals",
-                code="too_many_rehearsals",
+                f"a conversation has at most {DRY_RUNS_MAX} dry runs",
+                code="too_many_dry_runs",
                 hint="commit or discard one",
-                details={"limit": REHEARSALS_MAX},
+                details={"limit": DRY_RUNS_MAX},
             )
-        task = asyncio.create_task(self._rehearse(command, timeout, cwd))
+        task = asyncio.create_task(self._create(command, timeout, cwd))
         self._making.add(task)
         task.add_done_callback(self._making.discard)
         if (made := await outcome(task, self.discard)) is None:
             raise _closed()
         return made
 
-    def get(self, rehearsal_id: str) -> DryRun:
-        """The one of this id. Raises NotFound `rehearsal_not_found`, Closed."""
+    def get(self, dry_run_id: str) -> DryRun:
+        """The one of this id. Raises NotFound `dry_run_not_found`, Closed."""
         self._check_open()
-        found = self._there.get(rehearsal_id)
+        found = self._there.get(dry_run_id)
         if found is None:
-            raise _not_found(rehearsal_id)
+            raise _not_found(dry_run_id)
         return found[0]
 
     async def commit(self, one: DryRun) -> None:
@@ -180,13 +180,13 @@ class Rehearsals:
         if self._leaving:
             await asyncio.wait(list(self._leaving))
 
-    async def _rehearse(self, command: str, timeout: float | None, cwd: str | None) -> DryRun:
+    async def _create(self, command: str, timeout: float | None, cwd: str | None) -> DryRun:
         opened = await self._opened()
         with opened.in_use():
             copy = await self._copies.make(opened)
             quarantine: Path | None = None
             try:
-                name = f"rehearsal-{secrets.token_hex(8)}"
+                name = f"dry-run-{secrets.token_hex(8)}"
                 run, unseen, quarantine = await self._run(name, opened, copy, command, timeout, cwd)
                 effect = await self._copies.effect(opened, copy)
             except BaseException:
@@ -297,7 +297,7 @@ class Rehearsals:
         try:
             await self.discard(one)
         except (errors.SbxError, OSError) as error:
-            _log.warning("the copy of a rehearsal is left over: %s", error)
+            _log.warning("the copy of a dry run is left over: %s", error)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -309,19 +309,19 @@ async def _drop(quarantine: Path | None) -> None:
         try:
             await asyncio.to_thread(drop_all, quarantine)
         except (errors.SbxError, OSError) as error:
-            _log.warning("the quarantine of a rehearsal is left over: %s", error)
+            _log.warning("the quarantine of a dry run is left over: %s", error)
 
 
 def _closed() -> errors.Closed:
     return errors.Closed(
-        "the conversation is closed, and its rehearsals are gone",
-        hint="rehearse the command again",
+        "the conversation is closed, and its dry runs are gone",
+        hint="dry-run the command again",
     )
 
 
-def _not_found(rehearsal_id: str) -> errors.NotFound:
+def _not_found(dry_run_id: str) -> errors.NotFound:
     return errors.NotFound(
-        f"there is no rehearsal {rehearsal_id[:80]!r}: it was committed, discarded, or has expired",
-        code="rehearsal_not_found",
-        hint="rehearse the command again",
+        f"there is no dry run {dry_run_id[:80]!r}: it was committed, discarded, or has expired",
+        code="dry_run_not_found",
+        hint="dry-run the command again",
     )

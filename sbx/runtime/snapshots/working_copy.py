@@ -30,7 +30,7 @@ from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.processes.scripts import Program
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context import ClosedReason, Context, StartKernel
-from sbx.runtime.snapshots.dry_run import offline, rehearsal_name
+from sbx.runtime.snapshots.dry_run import dry_run_name, offline
 from sbx.runtime.snapshots.snapshots import Changes, Snapshot, Snapshots, protected
 from sbx.workspace.mirroring import Mirror
 from sbx.workspace.quarantine import Quarantine
@@ -174,7 +174,7 @@ class WorkingCopy:
         """A new jail over the copy, without network, for one command or script."""
         assert self._files is not None
         made = Context(
-            rehearsal_name(secrets.token_hex(8)),
+            dry_run_name(secrets.token_hex(8)),
             self._conversation,
             self._policy,
             self.files,

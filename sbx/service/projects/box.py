@@ -8,12 +8,13 @@ and for commands once a person allowed them for the conversation. See project_sa
 from typing import Literal
 
 from sbx import errors
+from sbx.agent.sandbox import ToolUploads
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context import Context
 from sbx.runtime.snapshots.checkpoints import Checkpoint
 from sbx.runtime.snapshots.dry_run import DryRun
-from sbx.service.projects.changes import CodeChanges, UploadsShown, WriteChanges
+from sbx.service.projects.changes import CodeChanges, WriteChanges
 from sbx.service.projects.sandbox import (
     COMPUTING,
     ProjectConversation,
@@ -32,7 +33,7 @@ class ProjectSession:
     def __init__(
         self,
         sandbox: ProjectSandbox,
-        uploads: UploadsShown | None = None,
+        uploads: ToolUploads | None = None,
         *,
         commands_allowed: bool = False,
     ) -> None:
@@ -41,18 +42,11 @@ class ProjectSession:
         talk = sandbox.conversation("default")
         assert isinstance(talk, ProjectConversation)
         self._talk = talk
-        self._uploads: UploadsShown = uploads if uploads is not None else talk.uploads
+        self.files: ProjectFiles = talk.files
+        self.uploads: ToolUploads = uploads if uploads is not None else talk.uploads
         self.commands_allowed = commands_allowed
         self.user_decides = False
         self._copied = True  # cells run on the working copy, as far as it can be made
-
-    @property
-    def files(self) -> ProjectFiles:
-        return self._talk.files
-
-    @property
-    def uploads(self) -> UploadsShown:
-        return self._uploads
 
     @property
     def busy(self) -> bool:
@@ -128,11 +122,11 @@ class ProjectSession:
     async def give_up(self, run: ActiveRun, /) -> None:
         await self._talk.give_up(run)
 
-    async def rehearse(
+    async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> DryRun:
-        """Run a command on a frozen copy of the directory; see `Conversation.rehearse`."""
-        return await self._talk.rehearse(command, timeout=timeout, cwd=cwd)
+        """Run a command on a frozen copy of the directory; see `Conversation.dry_run`."""
+        return await self._talk.dry_run(command, timeout=timeout, cwd=cwd)
 
     async def checkpoint(self) -> Checkpoint:
         """The files as they are now; see `Conversation.checkpoint`."""

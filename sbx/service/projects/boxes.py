@@ -8,18 +8,16 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import (
-    AsyncIterable,
     AsyncIterator,
     Awaitable,
     Callable,
     Iterable,
     Mapping,
-    Sequence,
 )
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sbx import errors
 from sbx.aio import Clock, in_thread, run_to_completion
@@ -29,7 +27,7 @@ from sbx.runtime.files.files import WorkspaceUploads
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service.projects.box import ProjectSession, python_in
-from sbx.service.projects.client import ProjectServerLink, RemoteBox
+from sbx.service.projects.client import ProjectRemoteUploads, ProjectServerLink, RemoteBox
 from sbx.service.projects.host_mode import HostSession
 from sbx.service.projects.sandbox import open_project
 from sbx.store.projects import ProjectRow
@@ -41,16 +39,6 @@ from sbx.workspace.paths import UPLOADS_APART
 # In a project, the uploads of a conversation are at /uploads. They belong to the conversation of a
 # persistent sandbox. If its jails have the same uid as those of the project, its directory is
 # mounted. Otherwise (as root, where each has its own uid) the uploads are copied.
-class UploadCopies(Protocol):
-    """Where they are copied to."""
-
-    async def put_stream(
-        self, name: str, chunks: AsyncIterable[bytes], limits: UploadLimits | None = None
-    ) -> Upload: ...
-    async def list(self) -> Sequence[Upload]: ...
-    async def delete(self, name: str) -> None: ...
-
-
 class ProjectUploads:
     """`theirs` are those that are kept, `copies` where they are copied to, if they are. `view` is
     where code sees them."""
@@ -58,7 +46,7 @@ class ProjectUploads:
     def __init__(
         self,
         theirs: WorkspaceUploads,
-        copies: UploadCopies | None = None,
+        copies: WorkspaceUploads | ProjectRemoteUploads | None = None,
         *,
         view: str,
     ) -> None:
@@ -89,7 +77,7 @@ class ProjectUploads:
             for name in {name for name, _ in there} - {name for name, _ in wanted}:
                 await self._copies.delete(name)
 
-    async def _copy(self, copies: UploadCopies, name: str) -> None:
+    async def _copy(self, copies: WorkspaceUploads | ProjectRemoteUploads, name: str) -> None:
         async with (
             await self._theirs.open_stream(name) as stream,
             aclosing(stream.chunks()) as chunks,

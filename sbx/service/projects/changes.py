@@ -6,15 +6,15 @@
 Both end by `commit` or `rollback`.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from sbx import errors
+from sbx.agent.sandbox import ToolUploads
 from sbx.aio import run_to_completion
 from sbx.policy import Policy
-from sbx.protocol.files import FileEntry, Kind, Listing, Upload
+from sbx.protocol.files import FileEntry, Kind, Listing
 from sbx.runtime.files.files import WorkspaceFiles
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.honeytokens import look
@@ -28,21 +28,13 @@ from sbx.workspace.snapshots.manifest import FileNode, Manifest, PlannedChange, 
 from sbx.workspace.snapshots.scan import ScanScope, digest, node_at
 
 
-class UploadsShown(Protocol):
-    """What is put in is read-only for code."""
-
-    async def put(self, path: str | Path, name: str | None = None) -> Upload: ...
-    async def put_bytes(self, name: str, content: bytes) -> Upload: ...
-    async def list(self) -> Sequence[Upload]: ...
-
-
 class Beside(Protocol):
     """What a project's box has beside its files."""
 
     @property
     def files(self) -> WorkspaceFiles: ...
     @property
-    def uploads(self) -> UploadsShown: ...
+    def uploads(self) -> ToolUploads: ...
     async def save_result(self, name: str, content: bytes, /) -> str: ...
     def start_run(self, code: str, *, timeout: float | None = None) -> ActiveRun: ...
     async def give_up(self, run: ActiveRun, /) -> None: ...
@@ -109,7 +101,7 @@ class _CopyFiles:
         self._beside = beside
         self._talk = talk
         self._copy = WorkspaceFiles(opened, policy, transaction.python.borrow_kernel)
-        self._copy.tripwires = beside.tripwires
+        self._copy.honeytokens = beside.honeytokens
 
     async def _at(self, path: str) -> WorkspaceFiles:
         opened = await self._talk.opened()
@@ -217,7 +209,7 @@ class _StagedFiles:
         if name is None:
             return await self._project.write(path, content)
         data = content.encode() if isinstance(content, str) else content
-        await look(self._project.tripwires, "a file that came in", data)
+        await look(self._project.honeytokens, "a file that came in", data)
         if self._stage is None:
             self._stage = await self._copies.empty(self._opened)
         stage = self._stage

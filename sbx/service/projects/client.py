@@ -19,6 +19,7 @@ from typing import Any, Literal, Self, TypeVar
 import msgspec
 
 from sbx import errors
+from sbx.agent.sandbox import ToolUploads
 from sbx.aio import in_thread, run_to_completion
 from sbx.isolation.broker import watchdog
 from sbx.isolation.broker.pulse import RETRY_AFTER_S, Pulse
@@ -28,7 +29,6 @@ from sbx.protocol.events import event_from_json, run_from_json
 from sbx.protocol.files import FileEntry, Kind, Listing, Upload
 from sbx.protocol.runs import Event, Run, RunEnd
 from sbx.service.projects import calls
-from sbx.service.projects.changes import UploadsShown
 from sbx.workspace import UploadLimits
 from sbx.workspace.snapshots.manifest import within
 
@@ -290,10 +290,10 @@ class RemoteBox(_Remote):
         super().__init__(link, number)
         self.commands_allowed = commands_allowed
         self.own_uploads = ProjectRemoteUploads(self)
-        self.shown: UploadsShown | None = None
+        self.shown: ToolUploads | None = None
 
     @property
-    def uploads(self) -> UploadsShown:
+    def uploads(self) -> ToolUploads:
         return self.shown or self.own_uploads
 
     async def allow_commands(self) -> None:
@@ -322,7 +322,7 @@ class RemoteChanges(_Remote):
         return self
 
     @property
-    def uploads(self) -> UploadsShown:
+    def uploads(self) -> ToolUploads:
         return self._uploads
 
     async def compare(self) -> "RemoteChangeSet":

@@ -109,7 +109,7 @@ class ProjectSandbox(AsyncSandbox):
             self._start_in,
             self._means.grace_s,
             without_processes=self._without_processes,
-            attach=partial(self.attach, target=RESULTS, read_only=True),
+            mount=partial(self.mount, target=RESULTS, read_only=True),
             languages=self._languages,
             lost=self._lost.__contains__,
             contexts=ContextStore(names=(COMPUTING,)),
@@ -146,15 +146,15 @@ class ProjectConversation(Conversation):
         policy: Policy,
         *others: Any,
         without_processes: Policy,
-        attach: Callable[[Path], Any],
+        mount: Callable[[Path], Any],
         **named: Any,
     ) -> None:
         self._without_processes = without_processes
         super().__init__(name, policy, *others, **named)
         self.files = ProjectFiles(self.opened, policy, self._default.borrow_kernel)
-        self._attach = attach
-        self._attaching = asyncio.Lock()
-        self._attached = False
+        self._mount = mount
+        self._mounting = asyncio.Lock()
+        self._mounted = False
         self._jails: dict[Context, asyncio.Task[None]] = {}
 
     def start_command(
@@ -260,11 +260,11 @@ class ProjectConversation(Conversation):
         opened = await self.opened()
         most = self._policy.limits.file_size_max
         await opened.call(lambda: opened.own.files.write((*_KEPT, name), content, max_bytes=most))
-        async with self._attaching:
-            if not self._attached:
-                self._attached = True
+        async with self._mounting:
+            if not self._mounted:
+                self._mounted = True
                 with suppress(errors.SbxError):  # code does not see it then; file calls do
-                    await self._attach(opened.own.files_path.joinpath(*_KEPT))
+                    await self._mount(opened.own.files_path.joinpath(*_KEPT))
         return f"{RESULTS}/{name}"
 
     def _make_context(self, name: str, new: bool) -> Context:

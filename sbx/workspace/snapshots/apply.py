@@ -421,6 +421,6 @@ def _changed(tree: Tree, change: PlannedChange) -> Conflict:
     return Conflict(
         f"'{path}' has changed in the meantime, so nothing was changed",
         code="workspace_changed",
-        hint="look at its current content, and rehearse the command again",
+        hint="look at its current content, and dry-run the command again",
         details={"path": path},
     )

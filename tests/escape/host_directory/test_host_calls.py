@@ -14,7 +14,7 @@ from attacking import one_path
 
 from sbx import Runtime
 from sbx.agent.messages import ToolCall
-from sbx.agent.tools.following import unheard
+from sbx.agent.tools.execution import unheard
 from sbx.agent.tools.registry import Tools
 from sbx.errors import Denied
 from sbx.runtime.sandbox import AsyncSandbox
@@ -212,9 +212,9 @@ async def test_a_conda_environment_is_refused(box: AsyncSandbox, project: Path) 
 
 async def test_a_committed_dry_run_brings_no_repository(box: AsyncSandbox, project: Path) -> None:
     made = "mkdir -p b/objects b/refs; echo ref: refs/heads/m > b/HEAD; echo > b/config"
-    rehearsal = await box.rehearse(made)
-    assert [item.path for item in rehearsal.run.quarantined] == ["b/HEAD"]
-    await rehearsal.commit()
+    dry_run = await box.dry_run(made)
+    assert [item.path for item in dry_run.run.quarantined] == ["b/HEAD"]
+    await dry_run.commit()
     assert sorted(path.name for path in (project / "b").iterdir()) == ["config", "objects", "refs"]
 
 

@@ -16,4 +16,4 @@ from sbx.api.v1.bay import admin, cargos, files, history, runs, sandboxes
 
 routers = tuple(part.router for part in (runs, sandboxes, files, history, cargos, admin))
 
-__all__ = ["routers"]
+__all__ = ["routers", "runs"]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sbx.api.auth import CallerDep, HeldDep, ServiceDep
+from sbx.api.auth import CallerDep, ServiceDep, StackDep
 from sbx.api.bodies import OkBody, body_of, documented_body
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
@@ -139,7 +139,7 @@ async def download(
     request: Request,
     caller: CallerDep,
     service: ServiceDep,
-    held: HeldDep,
+    held: StackDep,
 ) -> Response:
     """The bytes of a file of any size."""
     relative(path)

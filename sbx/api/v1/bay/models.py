@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints
 
+from sbx.api.bodies import InterruptReply
 from sbx.api.errors import iso
 from sbx.protocol.events import error_to_json, run_to_json
 from sbx.protocol.languages import RunLanguage
@@ -141,11 +142,8 @@ class ShellExecResponse(BaseModel):
     recorded: bool = True
 
 
-class BayInterruptReply(BaseModel):
-    """`interrupted` is false when nothing ran."""
-
+class BayInterruptReply(InterruptReply):
     status: Literal["ok"] = "ok"
-    interrupted: bool
 
 
 def execution_id(run_id: str) -> str:

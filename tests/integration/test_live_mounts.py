@@ -1,4 +1,4 @@
-"""A directory of the host is attached to a sandbox that lives, whichever path its kernels came."""
+"""A directory of the host is mounted to a sandbox that lives, whichever path its kernels came."""
 
 # ruff: noqa: ASYNC240  # a look at a file blocks nothing that matters to a test
 
@@ -63,7 +63,7 @@ async def test_a_live_kernel_sees_it_and_so_does_a_later_one(path: str, source: 
         async with await runtime.create(policy) as box:
             assert (await box.start()).path == path
             assert await read(box, "/mnt/wheels/a.txt") == "ENOENT"
-            assert await box.attach(source) == "/mnt/wheels"
+            assert await box.mount(source) == "/mnt/wheels"
             assert await read(box, "/mnt/wheels/a.txt") == "hello"
             assert (await box.shell("cat /mnt/wheels/a.txt")).stdout == "hello"
             beside = await box.contexts.create("beside")
@@ -72,7 +72,7 @@ async def test_a_live_kernel_sees_it_and_so_does_a_later_one(path: str, source: 
             assert (await other.run("print(open('/mnt/wheels/a.txt').read())")).stdout == "hello\n"
             await box.stop()
             assert await read(box, "/mnt/wheels/a.txt") == "hello"
-            await box.detach("/mnt/wheels")
+            await box.unmount("/mnt/wheels")
             assert await read(box, "/mnt/wheels/a.txt") == "ENOENT"
             assert (await box.run("import os; os.listdir('/mnt')")).result == "[]"
             await box.stop()
@@ -84,7 +84,7 @@ async def test_it_is_read_only_without_set_id_bits_and_devices(
     box: AsyncSandbox, source: Path
 ) -> None:
     await box.start()
-    await box.attach(source, "/mnt/w")
+    await box.mount(source, "/mnt/w")
     mounts = (await box.shell("grep ' /mnt' /proc/self/mountinfo")).stdout.splitlines()
     assert len(mounts) == 2
     for line in mounts:
@@ -96,19 +96,19 @@ async def test_it_is_read_only_without_set_id_bits_and_devices(
     assert sorted(os.listdir(source)) == ["a.txt", "below"]
 
 
-async def test_several_are_attached_and_one_taken_away(box: AsyncSandbox, source: Path) -> None:
+async def test_several_are_mounted_and_one_taken_away(box: AsyncSandbox, source: Path) -> None:
     await box.start()
     for name in ("a", "b", "c"):
-        await box.attach(source, f"/mnt/{name}")
+        await box.mount(source, f"/mnt/{name}")
     with pytest.raises(Conflict) as raised:
-        await box.attach(source, "/mnt/b")
-    assert raised.value.code == "already_attached"
-    await box.detach("/mnt/b")
+        await box.mount(source, "/mnt/b")
+    assert raised.value.code == "already_mounted"
+    await box.unmount("/mnt/b")
     assert (await box.run("import os; sorted(os.listdir('/mnt'))")).result == "['a', 'c']"
-    assert [one.target for one in await box.attachments()] == ["/mnt/a", "/mnt/c"]
+    assert [one.target for one in await box.mounts()] == ["/mnt/a", "/mnt/c"]
     with pytest.raises(NotFound):
-        await box.detach("/mnt/b")
-    await box.attach(source, "/mnt/b")
+        await box.unmount("/mnt/b")
+    await box.mount(source, "/mnt/b")
     assert await read(box, "/mnt/b/a.txt") == "hello"
 
 
@@ -118,10 +118,10 @@ async def test_what_is_shared_can_be_written_to(box: AsyncSandbox, source: Path)
         os.chown(writable, 65_432, 65_432)
     writable.chmod(0o777)
     await box.run(f"import os; os.mkdir('{SHARED}/w')")
-    await box.attach(writable, f"{SHARED}/w", read_only=False)
+    await box.mount(writable, f"{SHARED}/w", read_only=False)
     assert (await box.run(f"open('{SHARED}/w/f', 'w').write('x')")).ok
     assert (writable / "f").read_text() == "x"
-    await box.detach(f"{SHARED}/w")
+    await box.unmount(f"{SHARED}/w")
     assert await read(box, f"{SHARED}/w/f") == "ENOENT"
     assert (writable / "f").exists()
 
@@ -145,7 +145,7 @@ async def test_other_targets_are_refused(
     box: AsyncSandbox, source: Path, target: str, read_only: bool
 ) -> None:
     with pytest.raises(BadRequest) as raised:
-        await box.attach(source, target, read_only=read_only)
+        await box.mount(source, target, read_only=read_only)
     assert raised.value.code == "invalid_target"
     assert raised.value.hint
 
@@ -155,22 +155,22 @@ async def test_a_sandbox_that_shares_nothing_has_no_shared_target(
 ) -> None:
     async with await runtime.create() as box:
         with pytest.raises(BadRequest, match="has no /workspace/shared"):
-            await box.attach(source, f"{SHARED}/w")
+            await box.mount(source, f"{SHARED}/w")
 
 
 async def test_what_is_no_directory_of_the_host_is_refused(box: AsyncSandbox, source: Path) -> None:
     (source / "link").symlink_to("/")
     for forbidden in ("/", "/proc", "/dev", "/run"):
         with pytest.raises(Denied) as denied:
-            await box.attach(forbidden, "/mnt/x")
+            await box.mount(forbidden, "/mnt/x")
         assert denied.value.code == "directory_forbidden", forbidden
     for wrong in (source / "none", source / "a.txt", "wheels"):
         with pytest.raises(BadRequest) as raised:
-            await box.attach(wrong, "/mnt/x")
+            await box.mount(wrong, "/mnt/x")
         assert raised.value.code == "invalid_source", wrong
     for wrong in (source / "link", f"{source}/../wheels"):
         with pytest.raises(BadRequest):
-            await box.attach(wrong, "/mnt/x")
+            await box.mount(wrong, "/mnt/x")
 
 
 @pytest.mark.parametrize("host_executables", ["protect", "ask"])
@@ -181,28 +181,28 @@ async def test_nothing_is_written_to_where_nothing_guards_it(
         os.chown(source / "below", 65_432, 65_432)
     async with await runtime.create(sharing(host_executables=host_executables)) as box:
         with pytest.raises(Denied) as raised:
-            await box.attach(source / "below", f"{SHARED}/w", read_only=False)
-        assert raised.value.code == "attachment_not_guarded"
-        assert await box.attachments() == ()
+            await box.mount(source / "below", f"{SHARED}/w", read_only=False)
+        assert raised.value.code == "mount_not_guarded"
+        assert await box.mounts() == ()
 
 
 @pytest.mark.needs("root")
 async def test_what_belongs_to_root_is_never_written_to(box: AsyncSandbox, source: Path) -> None:
     with pytest.raises(Denied) as raised:
-        await box.attach(source, f"{SHARED}/w", read_only=False)
+        await box.mount(source, f"{SHARED}/w", read_only=False)
     assert raised.value.code == "source_of_root"
 
 
 async def test_a_source_that_was_replaced_is_not_shown_to_a_later_kernel(
     box: AsyncSandbox, source: Path
 ) -> None:
-    await box.attach(source, "/mnt/w")
+    await box.mount(source, "/mnt/w")
     source.rename(source.with_name("aside"))
     source.mkdir()
     with pytest.raises(Broken) as raised:
         await box.run("1")
     assert raised.value.code == "path_replaced"
-    await box.detach("/mnt/w")
+    await box.unmount("/mnt/w")
     assert (await box.run("1")).ok
 
 
@@ -217,15 +217,15 @@ async def test_a_symlink_planted_at_the_target_leads_nowhere(
             f"os.symlink({planted!r}, '{SHARED}/w')"
         )
         with pytest.raises(Unavailable) as raised:
-            await box.attach(source, f"{SHARED}/w")
-        assert raised.value.code == "attach_failed"
+            await box.mount(source, f"{SHARED}/w")
+        assert raised.value.code == "mount_failed"
     seen = await box.shell("grep -c wheels /proc/self/mountinfo")
     assert seen.stdout == "0\n"
-    assert await box.attachments() == ()
+    assert await box.mounts() == ()
 
 
 async def test_a_jail_that_renames_meanwhile_wins_nothing(box: AsyncSandbox, source: Path) -> None:
-    """What was attached is at its target, or nowhere; and nothing hangs."""
+    """What was mounted is at its target, or nowhere; and nothing hangs."""
     await box.run(
         "import os, threading\nstop = False\n"
         f"os.makedirs('{SHARED}/w'); os.makedirs('{SHARED}/v')\n"
@@ -239,18 +239,18 @@ async def test_a_jail_that_renames_meanwhile_wins_nothing(box: AsyncSandbox, sou
     )
     for _ in range(40):
         try:
-            await box.attach(source, f"{SHARED}/w")
+            await box.mount(source, f"{SHARED}/w")
         except (Conflict, Unavailable):
             assert "wheels" not in (await box.shell("cat /proc/self/mountinfo")).stdout
         else:
-            await box.detach(f"{SHARED}/w")
+            await box.unmount(f"{SHARED}/w")
     await box.run("stop = True")
     left = await box.shell("grep wheels /proc/self/mountinfo")
     assert left.stdout == ""
-    assert await box.attachments() == ()
+    assert await box.mounts() == ()
 
 
-async def test_what_another_jail_moved_away_is_detached_all_the_same(
+async def test_what_another_jail_moved_away_is_unmounted_all_the_same(
     box: AsyncSandbox, source: Path
 ) -> None:
     """A mount point can be renamed where nothing is mounted on it: in another conversation, which
@@ -258,7 +258,7 @@ async def test_what_another_jail_moved_away_is_detached_all_the_same(
     await box.run(f"import os; os.makedirs('{SHARED}/w')")
     other = box.conversation("other")
     await other.start()
-    await box.attach(source, f"{SHARED}/w")
+    await box.mount(source, f"{SHARED}/w")
     for talk in (other, box.conversation("default")):
         assert talk.receipt is not None
     late = box.conversation("late")
@@ -270,7 +270,7 @@ async def test_what_another_jail_moved_away_is_detached_all_the_same(
     assert moved.ok, moved
     assert await read(box, f"{SHARED}/hidden/a.txt") == "hello"
     with pytest.raises(NotFound):
-        await box.detach(f"{SHARED}/w")
+        await box.unmount(f"{SHARED}/w")
     assert await read(box, f"{SHARED}/hidden/a.txt") == "ENOENT"
 
 
@@ -283,16 +283,16 @@ async def test_a_jail_that_dies_meanwhile_is_no_failure(box: AsyncSandbox, sourc
     with pytest.raises(Broken) as raised:
         await kernel.jail.attach(str(source), "/mnt/x", read_only=True, expected=(0, 0))
     assert raised.value.code == "jail_gone"
-    await box.attach(source)
+    await box.mount(source)
     assert await read(box, "/mnt/wheels/a.txt") == "hello"
 
 
 async def test_the_last_of_many_is_refused(
     box: AsyncSandbox, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbx.runtime.live_mounts.ATTACHED_MAX", 2)
+    monkeypatch.setattr("sbx.runtime.live_mounts.MOUNTS_MAX", 2)
     for name in ("a", "b"):
-        await box.attach(source, f"/mnt/{name}")
+        await box.mount(source, f"/mnt/{name}")
     with pytest.raises(Conflict) as raised:
-        await box.attach(source, "/mnt/c")
-    assert raised.value.code == "too_many_attached"
+        await box.mount(source, "/mnt/c")
+    assert raised.value.code == "too_many_mounts"

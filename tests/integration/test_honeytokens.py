@@ -1,11 +1,12 @@
-"""A planted credential that is used ends what runs, and nothing starts until that is lifted."""
+"""A planted credential that is used ends what runs, and nothing starts until that is unfrozen."""
 
 import asyncio
 import base64
 import hashlib
 import json
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.core
 def wired(start: str = "fork", **chosen: Any) -> Policy:
     policy = load("default")
     pool = policy.pool.model_copy(update={"start": start, "min_idle": 0, "max_idle": 0})
-    table = policy.model_dump(mode="json") | {"tripwire": {"enabled": True, **chosen}}
+    table = policy.model_dump(mode="json") | {"honeytoken": {"enabled": True, **chosen}}
     return Policy.model_validate(table).model_copy(update={"pool": pool})
 
 
@@ -37,18 +38,18 @@ async def box(runtime: Runtime) -> AsyncIterator[AsyncSandbox]:
 
 async def value(box: AsyncSandbox, name: str = "GITHUB_TOKEN") -> str:
     await box.start()
-    assert box.tripwires is not None
-    return box.tripwires.environment[name]
+    assert box.honeytokens is not None
+    return box.honeytokens.environment[name]
 
 
 async def frozen(box: AsyncSandbox) -> str:
     """What it says of the wire and the place, once it starts nothing any more."""
     with pytest.raises(Conflict) as raised:
         await box.run("1")
-    assert raised.value.code == "tripwire"
+    assert raised.value.code == "honeytoken"
     assert raised.value.hint
     assert not box.conversation("default").alive
-    return f"{raised.value.details['wire']} in {raised.value.details['where']}"
+    return f"{raised.value.details['token']} in {raised.value.details['where']}"
 
 
 @pytest.mark.parametrize("start", ["fork", "cold"])
@@ -101,9 +102,9 @@ ENDINGS = {
 async def test_an_output_that_holds_one_ends_the_run(box: AsyncSandbox, how: str) -> None:
     secret = await value(box)
     run = await box.run(ENDINGS[how].format(secret))
-    assert (run.status, run.cause) == (Status.KILLED, Cause.TRIPWIRE)
+    assert (run.status, run.cause) == (Status.KILLED, Cause.HONEYTOKEN)
     assert run.error is not None
-    assert run.error.name == "Tripwire"
+    assert run.error.name == "Honeytoken"
     assert secret not in run.stdout + run.stderr + str(run.outputs)
     assert (await frozen(box)).endswith(" in an output")
 
@@ -116,23 +117,23 @@ async def test_a_command_and_all_that_runs_beside_it_end(box: AsyncSandbox) -> N
         if event.type == "stdout":
             break
     run = await box.shell("echo $AWS_SECRET_ACCESS_KEY; sleep 600")
-    assert (run.status, run.cause) == (Status.KILLED, Cause.TRIPWIRE)
+    assert (run.status, run.cause) == (Status.KILLED, Cause.HONEYTOKEN)
     async with asyncio.timeout(60):
         beside = await sleeping.result()
-    assert (beside.status, beside.cause) == (Status.KILLED, Cause.TRIPWIRE)
+    assert (beside.status, beside.cause) == (Status.KILLED, Cause.HONEYTOKEN)
     assert await frozen(box) == "AWS_SECRET_ACCESS_KEY in an output"
     with pytest.raises(Conflict):
         await other.run("1")
 
 
-async def test_what_was_lifted_runs_again(box: AsyncSandbox) -> None:
+async def test_unfrozen_sandbox_runs_again(box: AsyncSandbox) -> None:
     secret = await value(box)
     await box.run(f"print({secret!r})")
     await frozen(box)
-    assert await box.lift()
-    assert not await box.lift()
+    assert await box.unfreeze()
+    assert not await box.unfreeze()
     assert (await box.run("1 + 1")).result == "2"
-    assert (await box.run(f"print({secret!r})")).cause is Cause.TRIPWIRE
+    assert (await box.run(f"print({secret!r})")).cause is Cause.HONEYTOKEN
 
 
 async def test_a_file_on_its_way_out_is_looked_at(box: AsyncSandbox) -> None:
@@ -146,7 +147,7 @@ async def test_a_file_on_its_way_out_is_looked_at(box: AsyncSandbox) -> None:
 
     with pytest.raises(Conflict) as raised:
         await download()
-    assert raised.value.code == "tripwire"
+    assert raised.value.code == "honeytoken"
     assert await frozen(box) == "GITHUB_TOKEN in a download"
     with pytest.raises(Conflict):
         await box.files.read_bytes("x")
@@ -182,19 +183,19 @@ async def test_a_file_that_comes_in_pieces_is_looked_at_when_it_is_whole(
         await partials.append(begun.id, at, hashlib.sha256(part).hexdigest(), piece())
     with pytest.raises(Conflict) as raised:
         await box.uploads.put_partial(partials, begun.id, hashlib.sha256(secret).hexdigest())
-    assert raised.value.code == "tripwire"
+    assert raised.value.code == "honeytoken"
     assert await frozen(box) == "GITHUB_TOKEN in a file that came in"
     assert await box.uploads.list() == ()
 
 
 async def test_what_the_proxy_reads_springs_it(box: AsyncSandbox) -> None:
     secret = await value(box)
-    assert box.tripwires is not None
+    assert box.honeytokens is not None
     host = (await value(box, "DATABASE_URL")).partition("@")[2].partition(":")[0]
-    assert box.tripwires.at_proxy("pypi.example") is None
-    assert box.tripwires.at_proxy(f"GET https://{host.upper()}/ HTTP/1.1") == host
+    assert box.honeytokens.at_proxy("pypi.example") is None
+    assert box.honeytokens.at_proxy(f"GET https://{host.upper()}/ HTTP/1.1") == host
     assert await frozen(box) == f"{host} in a request to the proxy"
-    assert box.tripwires.at_proxy(f"token={secret}") == "GITHUB_TOKEN"
+    assert box.honeytokens.at_proxy(f"token={secret}") == "GITHUB_TOKEN"
 
 
 async def test_only_what_is_watched_counts(runtime: Runtime) -> None:
@@ -208,18 +209,21 @@ async def test_only_what_is_watched_counts(runtime: Runtime) -> None:
 
 async def test_a_policy_without_them_plants_nothing(own_runtime: Runtime) -> None:
     async with await own_runtime.create() as box:
-        assert box.tripwires is None
+        assert box.honeytokens is None
         run = await box.run("import os; [n for n in os.environ if 'AWS' in n or 'TOKEN' in n]")
         assert run.result == "[]"
     assert not (own_runtime.data.path / "tripwire_key").exists()
 
 
-async def test_a_service_remembers_and_only_an_operator_lifts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("old", [False, True], ids=["", "recorded by version 6"])
+async def test_a_service_remembers_and_only_an_operator_unfreezes(
+    tmp_path: Path, old: bool
+) -> None:
     policies = tmp_path / "policies"
     policies.mkdir()
     (policies / "wired.toml").write_text(
         'schema = 1\nextends = "default"\n[pool]\nmin_idle = 0\nmax_idle = 0\n'
-        "[tripwire]\nenabled = true\n"
+        "[honeytoken]\nenabled = true\n"
     )
     settings = Settings(data_dir=tmp_path / "data", policy_dirs=(policies,))
     code = "import os; print(os.environ['GITHUB_TOKEN'])"
@@ -227,31 +231,41 @@ async def test_a_service_remembers_and_only_an_operator_lifts(tmp_path: Path) ->
         made = await house.sandboxes.create(ME, profile="wired")
         handle = await house.runs.start(ME, made.id, "default", RunRequest("python", code))
         run = await handle.result()
-        assert (run.status, run.cause) == (Status.KILLED, Cause.TRIPWIRE)
+        assert (run.status, run.cause) == (Status.KILLED, Cause.HONEYTOKEN)
         await house.sandboxes.stop(ME, made.id)
         view = await house.sandboxes.get(ME, made.id)
         assert view.failure is not None
-        assert (view.state.value, view.failure["code"]) == ("failed", "tripwire")
+        assert (view.state.value, view.failure["code"]) == ("failed", "honeytoken")
+    if old:
+        with closing(sqlite3.connect(tmp_path / "data" / "store.sqlite")) as db, db:
+            for table, column in (("sandboxes", "failure"), ("runs", "result")):
+                words = f"replace({column}, '\"honeytoken\"', '\"tripwire\"')"
+                db.execute(
+                    f"UPDATE {table} SET {column} = replace({words}, '\"token\"', '\"wire\"')"
+                )
     async with Service(settings) as house:
         with pytest.raises(Conflict) as raised:
             async with house.sandboxes.using(ME, made.id, scope="execute") as use:
                 await use.box.conversation("default").start()
-        assert raised.value.code == "tripwire"
-        assert raised.value.details["wire"] == "GITHUB_TOKEN"
+        assert raised.value.code == "honeytoken"
+        assert raised.value.details["token"] == "GITHUB_TOKEN"
+        row = await house.runs.entry(ME, made.id, run.run_id)
+        assert row.run is not None
+        assert row.run.cause is Cause.HONEYTOKEN
         with pytest.raises(NotFound):
-            await house.sandboxes.lift(OTHER, made.id)
-        assert await house.sandboxes.lift(ME, made.id)
-        assert not await house.sandboxes.lift(ME, made.id)
+            await house.sandboxes.unfreeze(OTHER, made.id)
+        assert await house.sandboxes.unfreeze(ME, made.id)
+        assert not await house.sandboxes.unfreeze(ME, made.id)
         async with house.sandboxes.using(ME, made.id, scope="execute") as use:
             assert (await use.box.conversation("default").run("1")).ok
         events = (await house.sandboxes.events(ME, made.id)).items
-        assert [one.type for one in events if one.type in ("tripwire", "lifted")] == [
-            "tripwire",
-            "lifted",
+        assert [one.type for one in events if one.type in ("honeytoken", "unfrozen")] == [
+            "honeytoken",
+            "unfrozen",
         ]
     log = (tmp_path / "data" / "audit.jsonl").read_text().splitlines()
-    told = [one for one in map(json.loads, log) if one["what"] == "tripwire"]
-    assert [(one["object"], one["details"]["wire"]) for one in told] == [(made.id, "GITHUB_TOKEN")]
+    told = [one for one in map(json.loads, log) if one["what"] == "honeytoken"]
+    assert [(one["object"], one["details"]["token"]) for one in told] == [(made.id, "GITHUB_TOKEN")]
 
 
 async def test_a_kernel_that_starts_meanwhile_is_not_left(box: AsyncSandbox) -> None:
@@ -259,7 +273,7 @@ async def test_a_kernel_that_starts_meanwhile_is_not_left(box: AsyncSandbox) -> 
     other = box.conversation("other")
     starting = asyncio.create_task(other.start())
     run = await box.run(f"print({secret!r})")
-    assert run.cause is Cause.TRIPWIRE
+    assert run.cause is Cause.HONEYTOKEN
     with suppress(Conflict):
         await starting
     await asyncio.sleep(0.3)

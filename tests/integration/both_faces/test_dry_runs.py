@@ -7,9 +7,8 @@ import pytest
 
 from both_faces.faces import Box
 from sbx import Sandbox
-from sbx.agent.sandbox import Rehearses, Restores
 from sbx.errors import BadRequest, Conflict, NotFound
-from sbx.protocol.dry_runs import CHECKPOINTS_MAX, REHEARSALS_MAX, FileChange
+from sbx.protocol.dry_runs import CHECKPOINTS_MAX, DRY_RUNS_MAX, FileChange
 from sbx.protocol.runs import Status
 
 WORK = """
@@ -45,21 +44,20 @@ async def look(box: Box) -> str:
 
 @pytest.mark.core
 async def test_what_a_command_would_do_is_shown_and_then_done_once(box: Box) -> None:
-    assert isinstance(box, Rehearses)
     await box.run("x = 41")
     await box.shell(WORK)
     before = await look(box)
-    rehearsal = await box.rehearse(COMMAND)
-    run = rehearsal.run
+    dry_run = await box.dry_run(COMMAND)
+    run = dry_run.run
     assert (run.stdout, run.stderr, run.exit_code) == ("said", "cried", 3)
-    assert told(rehearsal.changes) == CHANGED
-    assert not rehearsal.truncated
-    diffs = {one.path: one.diff for one in rehearsal.changes}
+    assert told(dry_run.changes) == CHANGED
+    assert not dry_run.truncated
+    diffs = {one.path: one.diff for one in dry_run.changes}
     assert diffs["/workspace/kept.txt"] == "@@ -1,3 +1,3 @@\n one\n-two\n+2\n three"
     assert diffs["/workspace/below/tool"] == "old mode 0644\nnew mode 0755"
     assert diffs["/workspace/link"] == "+symlink to kept.txt"
     assert await look(box) == before
-    await rehearsal.commit()
+    await dry_run.commit()
     assert (await box.run("x + 1, open('kept.txt').read()")).result == r"(42, 'one\n2\nthree\n')"
     after = await look(box)
     assert "./renamed f 644 1" in after
@@ -67,15 +65,14 @@ async def test_what_a_command_would_do_is_shown_and_then_done_once(box: Box) -> 
     assert "./below/tool f 755 7" in after
     assert "./new/empty d 755" in after
     with pytest.raises(NotFound) as raised:
-        await rehearsal.commit()
-    assert raised.value.code == "rehearsal_not_found"
+        await dry_run.commit()
+    assert raised.value.code == "dry_run_not_found"
     assert await look(box) == after
     assert (await box.shell("touch new/file new/empty/x; rm -r new")).exit_code == 0  # its own
 
 
 @pytest.mark.core
 async def test_files_are_put_back_as_they_were(box: Box) -> None:
-    assert isinstance(box, Restores)
     await box.shell(WORK)
     before = await look(box)
     checkpoint = await box.checkpoint()
@@ -101,32 +98,32 @@ def test_a_file_that_changed_meanwhile_refuses_all_and_others_do_not_matter(
 ) -> None:
     talk = cells.conversation("changed")
     talk.shell(WORK)
-    rehearsal = talk.rehearse("echo more >> kept.txt; rm stays")
+    dry_run = talk.dry_run("echo more >> kept.txt; rm stays")
     talk.shell("printf mine > other; printf changed > named")
-    rehearsal.commit()
-    rehearsal = talk.rehearse("echo more >> kept.txt; echo x > gone; echo y > named")
+    dry_run.commit()
+    dry_run = talk.dry_run("echo more >> kept.txt; echo x > gone; echo y > named")
     talk.shell("printf quicker > gone")
     before = talk.shell(LOOK).stdout
     with pytest.raises(Conflict) as raised:
-        rehearsal.commit()
+        dry_run.commit()
     assert raised.value.code == "workspace_changed"
     assert raised.value.details["path"] == "/workspace/gone"
     assert talk.shell(LOOK).stdout == before
     with pytest.raises(NotFound):
-        rehearsal.commit()
-    talk.rehearse("echo x > gone").commit()
+        dry_run.commit()
+    talk.dry_run("echo x > gone").commit()
     assert talk.files.read("gone") == "x\n"
 
 
 def test_there_are_a_few_at_a_time_and_a_discarded_one_leaves_room(cells: Sandbox) -> None:
     talk = cells.conversation("few")
-    made = [talk.rehearse(f"echo {n} > f") for n in range(REHEARSALS_MAX)]
+    made = [talk.dry_run(f"echo {n} > f") for n in range(DRY_RUNS_MAX)]
     with pytest.raises(Conflict) as raised:
-        talk.rehearse("true")
-    assert raised.value.code == "too_many_rehearsals"
+        talk.dry_run("true")
+    assert raised.value.code == "too_many_dry_runs"
     made[0].discard()
     made[0].discard()
-    assert talk.rehearse("true").changes == ()
+    assert talk.dry_run("true").changes == ()
     checkpoints = [talk.checkpoint() for _ in range(CHECKPOINTS_MAX + 1)]
     checkpoints[-1].restore()
     with pytest.raises(NotFound):
@@ -137,17 +134,17 @@ def test_what_is_asked_wrongly_is_refused_and_a_time_out_is_a_result(cells: Sand
     talk = cells.conversation("asked")
     for words in ({"timeout": -1}, {"timeout": 10**9}, {"cwd": "a\0b"}):
         with pytest.raises(BadRequest):
-            talk.rehearse("true", **words)
+            talk.dry_run("true", **words)
     talk.files.make_directory("below")
-    rehearsal = talk.rehearse("touch here; sleep 50", timeout=2, cwd="below")
-    assert rehearsal.run.status is Status.TIMEOUT
-    assert list(told(rehearsal.changes)) == ["/workspace/below/here"]
+    dry_run = talk.dry_run("touch here; sleep 50", timeout=2, cwd="below")
+    assert dry_run.run.status is Status.TIMEOUT
+    assert list(told(dry_run.changes)) == ["/workspace/below/here"]
 
 
 def test_uploads_are_seen_and_cannot_be_written_and_nothing_leads_out(cells: Sandbox) -> None:
     talk = cells.conversation("uploads")
     talk.uploads.put_bytes("a.csv", b"1,2\n")
-    rehearsal = talk.rehearse(
+    dry_run = talk.dry_run(
         """
         cat uploads/temparea/a.csv; echo $HOME; pwd
         ! touch uploads/temparea/b && ! rm -f uploads/temparea/a.csv && echo refused
@@ -155,22 +152,22 @@ def test_uploads_are_seen_and_cannot_be_written_and_nothing_leads_out(cells: San
         python3 -c 'import socket; socket.create_connection(("1.1.1.1", 53), 2)' 2>&1 | tail -n 1
         """
     )
-    lines = rehearsal.run.stdout.splitlines()
+    lines = dry_run.run.stdout.splitlines()
     assert lines[:4] == ["1,2", "/workspace", "/workspace", "refused"]
     assert "unreachable" in lines[4]
-    changes = told(rehearsal.changes)
+    changes = told(dry_run.changes)
     assert list(changes) == ["/workspace/leads", "/workspace/uploads/generated/made"]
-    assert rehearsal.left_out == ("/workspace/fifo",)
-    rehearsal.commit()
+    assert dry_run.left_out == ("/workspace/fifo",)
+    dry_run.commit()
     assert talk.files.read("uploads/generated/made") == "made\n"
     assert talk.files.stat("leads").kind == "symlink"
 
 
 def test_a_checkpoint_without_asyncio(cells: Sandbox) -> None:
     checkpoint = cells.checkpoint()
-    rehearsal = cells.rehearse("echo 1 > made")
-    assert (rehearsal.run.exit_code, rehearsal.truncated) == (0, False)
-    rehearsal.commit()
+    dry_run = cells.dry_run("echo 1 > made")
+    assert (dry_run.run.exit_code, dry_run.truncated) == (0, False)
+    dry_run.commit()
     assert cells.files.read("made") == "1\n"
     assert told(checkpoint.restore()) == {"/workspace/made": ("removed", 2, None)}
     checkpoint.discard()

@@ -1,4 +1,4 @@
-"""As root: a service that dropped its rights attaches what its settings name, and nothing else."""
+"""As root: a service that dropped its rights mounts what its settings name, and nothing else."""
 
 import socket
 from collections.abc import Iterator
@@ -28,16 +28,16 @@ def top() -> Iterator[Path]:
         yield directory
 
 
-async def test_only_what_the_settings_name_is_attached(top: Path) -> None:
+async def test_only_what_the_settings_name_is_mounted(top: Path) -> None:
     data = top / "data"
     granted = (top / "granted", data / "inside", top / "none")
-    settings = ServiceSettings(data_dir=data, socket=top / "run" / "s", attach_dirs=granted)
+    settings = ServiceSettings(data_dir=data, socket=top / "run" / "s", mount_dirs=granted)
     broker = start_broker(uids=settings.uid_range)
     privileges.confine(broker, settings, privileges.account_of(settings), writable=[data])
     async with Runtime(settings, broker=broker) as runtime, await runtime.create() as box:
         await box.start()
-        await box.attach(top / "granted", "/mnt/whole")
-        await box.attach(top / "granted/below", "/mnt/part")
+        await box.mount(top / "granted", "/mnt/whole")
+        await box.mount(top / "granted/below", "/mnt/part")
         run = await box.run("print(open('/mnt/part/a.txt').read())")
         assert run.stdout == "hello\n"
         kernel = box.conversation("default").contexts.default._kernel
@@ -59,7 +59,7 @@ async def test_only_what_the_settings_name_is_attached(top: Path) -> None:
 
 async def test_taken_over_service_cannot_leave_sockets_uncovered(top: Path) -> None:
     data, place = top / "data", top / "granted"
-    settings = ServiceSettings(data_dir=data, socket=top / "run" / "s", attach_dirs=(place,))
+    settings = ServiceSettings(data_dir=data, socket=top / "run" / "s", mount_dirs=(place,))
     broker = start_broker(uids=settings.uid_range)
     privileges.confine(broker, settings, privileges.account_of(settings), writable=[data])
     with socket.socket(socket.AF_UNIX) as listener:

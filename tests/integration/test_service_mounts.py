@@ -1,4 +1,4 @@
-"""Directories that an operator attaches to sandboxes of a service, over its socket."""
+"""Directories that an operator mounts to sandboxes of a service, over its socket."""
 
 import asyncio
 import json
@@ -34,14 +34,14 @@ async def top() -> AsyncIterator[Path]:
             'schema = 1\nextends = "default"\nshared = true\nhost_executables = "allow"\n'
         )
         (directory / "policies/wired.toml").write_text(
-            'schema = 1\nextends = "default"\n[tripwire]\nenabled = true\n'
+            'schema = 1\nextends = "default"\n[honeytoken]\nenabled = true\n'
         )
         yield directory
 
 
 @pytest.fixture
 async def served(top: Path) -> AsyncIterator[Served]:
-    async with live(top, attach_dirs=(top / "srv",), policy_dirs=(top / "policies",)) as served:
+    async with live(top, mount_dirs=(top / "srv",), policy_dirs=(top / "policies",)) as served:
         yield served
 
 
@@ -52,7 +52,7 @@ async def client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def path_of(box: str) -> str:
-    return f"/v1/admin/sandboxes/{box}/attachments"
+    return f"/v1/admin/sandboxes/{box}/mounts"
 
 
 async def printed(client: httpx.AsyncClient, box: str, code: str) -> str:
@@ -78,20 +78,20 @@ async def test_it_is_seen_listed_recorded_and_taken_away(
     assert reply.json() == body
     assert await printed(client, box, "print(open('/mnt/wheels/a.txt').read())") == "hello"
     assert (await client.get(path_of(box))).json() == {"items": [body]}
-    assert (await client.get(f"/v1/sandboxes/{box}/inspect")).json()["attachments"] == [body]
-    refused(await client.post(path_of(box), json=asked), 409, "already_attached")
+    assert (await client.get(f"/v1/sandboxes/{box}/inspect")).json()["mounts"] == [body]
+    refused(await client.post(path_of(box), json=asked), 409, "already_mounted")
     gone = await client.request("DELETE", path_of(box), params={"target": "/mnt/wheels"})
     assert (gone.status_code, gone.content) == (204, b"")
     assert await printed(client, box, LOOK) == "[]"
     again = await client.request("DELETE", path_of(box), params={"target": "/mnt/wheels"})
-    refused(again, 404, "not_attached")
-    acts = [one for one in log(served) if one["what"] in ("sandbox.attach", "sandbox.detach")]
+    refused(again, 404, "not_mounted")
+    acts = [one for one in log(served) if one["what"] in ("sandbox.mount", "sandbox.unmount")]
     assert [(one["what"], one["object"], one["details"]) for one in acts] == [
-        ("sandbox.attach", box, body),
-        ("sandbox.detach", box, {"target": "/mnt/wheels"}),
+        ("sandbox.mount", box, body),
+        ("sandbox.unmount", box, {"target": "/mnt/wheels"}),
     ]
     told = (await client.get(f"/v1/sandboxes/{box}/events")).json()["items"]
-    assert {"attached", "detached"} <= {one["type"] for one in told}
+    assert {"mounted", "unmounted"} <= {one["type"] for one in told}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ async def test_it_is_seen_listed_recorded_and_taken_away(
         ("data", 403, "not_granted"),
     ],
 )
-async def test_nothing_but_what_the_settings_name_is_attached(
+async def test_nothing_but_what_the_settings_name_is_mounted(
     client: httpx.AsyncClient, top: Path, source: str, status: int, code: str
 ) -> None:
     box = (await made(client))["id"]
@@ -131,14 +131,14 @@ async def test_it_is_the_operator_s_whoever_owns_the_sandbox(
         refused(gone, 403, "forbidden")
         assert (await client.post(path_of(box), json=asked)).status_code == 201
         assert await printed(ann, box, "print(open('/mnt/wheels/a.txt').read())") == "hello"
-        seen = (await ann.get(f"/v1/sandboxes/{box}/inspect")).json()["attachments"]
+        seen = (await ann.get(f"/v1/sandboxes/{box}/inspect")).json()["mounts"]
         assert seen == [{"target": "/mnt/wheels", "read_only": True, "source": None}]
     refused(await client.post(path_of("nope"), json=asked), 404, "not_found")
 
 
 async def test_it_survives_an_idle_close_and_a_stop_and_no_other_process(top: Path) -> None:
     clock = FakeClock()
-    chosen: dict[str, Any] = {"attach_dirs": (top / "srv",), "gc_interval": 0}
+    chosen: dict[str, Any] = {"mount_dirs": (top / "srv",), "gc_interval": 0}
     async with live(top, clock=clock, **chosen) as served, served.client() as client:
         box = (await made(client))["id"]
         assert await printed(client, box, "x = 1") == ""
@@ -165,7 +165,7 @@ async def test_it_survives_an_idle_close_and_a_stop_and_no_other_process(top: Pa
 async def test_an_expired_sandbox_gets_nothing(top: Path) -> None:
     clock = FakeClock()
     async with (
-        live(top, clock=clock, attach_dirs=(top / "srv",), gc_interval=0) as served,
+        live(top, clock=clock, mount_dirs=(top / "srv",), gc_interval=0) as served,
         served.client() as client,
     ):
         box = (await made(client, ttl=10))["id"]
@@ -177,29 +177,29 @@ async def test_an_expired_sandbox_gets_nothing(top: Path) -> None:
 async def test_by_the_client(served: Served, top: Path) -> None:
     wheels = top / "srv/wheels"
     async with Client(served.socket) as client, await client.create() as box:
-        assert await box.attach(wheels) == "/mnt/wheels"
-        assert await box.attachments() == (Mount(str(wheels), "/mnt/wheels", True),)
+        assert await box.mount(wheels) == "/mnt/wheels"
+        assert await box.mounts() == (Mount(str(wheels), "/mnt/wheels", True),)
         assert (await box.run("print(open('/mnt/wheels/a.txt').read())")).stdout == "hello\n"
         with pytest.raises(Conflict) as taken:
-            await box.attach(wheels)
-        assert taken.value.code == "already_attached"
-        await box.detach("/mnt/wheels")
+            await box.mount(wheels)
+        assert taken.value.code == "already_mounted"
+        await box.unmount("/mnt/wheels")
         with pytest.raises(NotFound):
-            await box.detach("/mnt/wheels")
+            await box.unmount("/mnt/wheels")
         with pytest.raises(Denied) as denied:
-            await box.attach("/usr")
+            await box.mount("/usr")
         assert denied.value.code == "not_granted"
 
 
 async def test_without_asyncio(served: Served, top: Path) -> None:
     def use() -> None:
         with Sandbox(connect=served.socket) as box:
-            assert box.attach(top / "srv/wheels", "/mnt/w") == "/mnt/w"
-            assert [one.target for one in box.attachments()] == ["/mnt/w"]
+            assert box.mount(top / "srv/wheels", "/mnt/w") == "/mnt/w"
+            assert [one.target for one in box.mounts()] == ["/mnt/w"]
             assert box.run("print(open('/mnt/w/a.txt').read())").stdout == "hello\n"
-            box.detach("/mnt/w")
-            assert box.attachments() == ()
-            assert box.lift() is False
+            box.unmount("/mnt/w")
+            assert box.mounts() == ()
+            assert box.unfreeze() is False
 
     try:
         await asyncio.to_thread(use)
@@ -215,7 +215,7 @@ async def test_what_is_shared_can_be_written_to(served: Served, top: Path) -> No
     async with Client(served.socket) as client, await client.create("sharing") as box:
         at = "/workspace/shared/corpus"
         await box.run(f"import os; os.mkdir({at!r})")
-        assert await box.attach(corpus, at, read_only=False) == at
+        assert await box.mount(corpus, at, read_only=False) == at
         assert (await box.run(f"open('{at}/f', 'w').write('x')")).ok
     assert (corpus / "f").read_text() == "x"
 
@@ -223,14 +223,14 @@ async def test_what_is_shared_can_be_written_to(served: Served, top: Path) -> No
 async def test_a_frozen_sandbox_is_lifted_by_the_client(served: Served) -> None:
     code = "import os; print(os.environ['GITHUB_TOKEN'])"
     async with Client(served.socket) as client, await client.create("wired") as box:
-        assert await client.lift(box.id) is False
-        assert (await box.run(code)).cause == "tripwire"
+        assert await client.unfreeze(box.id) is False
+        assert (await box.run(code)).cause == "honeytoken"
         with pytest.raises(Conflict) as frozen:
             await box.run("1")
-        assert frozen.value.code == "tripwire"
-        assert await client.lift(box.id) is True
+        assert frozen.value.code == "honeytoken"
+        assert await client.unfreeze(box.id) is True
         assert (await box.run("1 + 1")).result == "2"
         async with Client(served.socket, key=await served.key_of("ann")) as ann:
             with pytest.raises(Denied) as denied:
-                await ann.lift(box.id)
+                await ann.unfreeze(box.id)
             assert denied.value.code == "forbidden"

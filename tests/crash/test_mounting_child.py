@@ -26,7 +26,7 @@ def outcome(act: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> str:
     finally:
         os.close(fd)
     assert error is not None
-    assert error.code == "attach_failed"
+    assert error.code == "mount_failed"
     with pytest.raises(ChildProcessError):
         os.waitpid(child.pid, os.WNOHANG)
     return error.message
@@ -64,7 +64,7 @@ def test_an_unforeseen_failure_is_told_by_its_kind(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("code", "told"), [(1, "already_attached"), (2, "target_moved"), (3, "sockets_not_masked")]
+    ("code", "told"), [(1, "already_mounted"), (2, "target_moved"), (3, "sockets_not_masked")]
 )
 def test_refusals_of_a_child_have_codes_of_their_own(
     monkeypatch: pytest.MonkeyPatch, code: int, told: str

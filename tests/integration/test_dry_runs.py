@@ -1,4 +1,4 @@
-"""Rehearsals and checkpoints where they touch the host: whose the files are, what is left of them,
+"""Dry runs and checkpoints where they touch the host: whose the files are, what is left of them,
 directories of the host, and a service."""
 
 import asyncio
@@ -19,7 +19,7 @@ from sbx.client import Client
 from sbx.errors import Closed, Conflict, Denied, NotFound, TooLarge
 from sbx.isolation.broker.process import start_broker
 from sbx.policy import load
-from sbx.protocol.dry_runs import CHANGES_MAX, REHEARSALS_MAX
+from sbx.protocol.dry_runs import CHANGES_MAX, DRY_RUNS_MAX
 from sbx.protocol.runs import Status
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.open_files import OpenFiles
@@ -46,8 +46,8 @@ def directories(runtime: Runtime, box: AsyncSandbox) -> int:
 
 
 async def running(talk: Conversation) -> None:
-    """Wait until the command of a rehearsal runs."""
-    await eventually(lambda: any(one.alive for one in talk.rehearsals.contexts))
+    """Wait until the command of a dry run runs."""
+    await eventually(lambda: any(one.alive for one in talk.dry_runs.contexts))
 
 
 @pytest.mark.core
@@ -57,23 +57,23 @@ async def test_nothing_is_left_of_what_was_committed_discarded_cancelled_expired
     box = await runtime.create()
     talk = talk_of(box)
     await box.start()
-    made = [await box.rehearse("echo x > made") for _ in range(3)]
+    made = [await box.dry_run("echo x > made") for _ in range(3)]
     assert copies(runtime) == 3
     await made[0].commit()
     await made[1].discard()
-    cancelled = asyncio.create_task(box.rehearse(HANG))
+    cancelled = asyncio.create_task(box.dry_run(HANG))
     await running(talk)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
     assert (copies(runtime), directories(runtime, box)) == (1, 2)
-    talk.rehearsals._lifetime_s = 0.0
-    expired = await box.rehearse("true")
+    talk.dry_runs._lifetime_s = 0.0
+    expired = await box.dry_run("true")
     await eventually(lambda: copies(runtime) == 1)
     with pytest.raises(NotFound):
-        talk.rehearsals.get(expired.id)
+        talk.dry_runs.get(expired.id)
     await box.checkpoint()
-    ended = asyncio.create_task(box.rehearse(HANG))
+    ended = asyncio.create_task(box.dry_run(HANG))
     await running(talk)
     await box.close()
     with pytest.raises(Closed):
@@ -84,15 +84,15 @@ async def test_nothing_is_left_of_what_was_committed_discarded_cancelled_expired
     assert directories(runtime, box) == 0
 
 
-@pytest.mark.parametrize("what", ["rehearse", "checkpoint"])
+@pytest.mark.parametrize("what", ["dry_run", "checkpoint"])
 async def test_whenever_it_is_cancelled_nothing_is_left(own_runtime: Runtime, what: str) -> None:
     """Also while a thread makes or opens something for it, of which nobody else knows."""
     runtime = own_runtime  # the pool of the shared one opens sockets meanwhile, and this one's none
     box = await runtime.create(narrower={"pool": {"max_idle": 0}})
-    await (await box.rehearse("true")).discard()
+    await (await box.dry_run("true")).discard()
 
     async def make() -> DryRun | Checkpoint:
-        return await box.rehearse("true") if what == "rehearse" else await box.checkpoint()
+        return await box.dry_run("true") if what == "dry_run" else await box.checkpoint()
 
     started: asyncio.Future[None]
     left = 0
@@ -123,14 +123,14 @@ async def test_whenever_it_is_cancelled_nothing_is_left(own_runtime: Runtime, wh
                 await work
         await asyncio.gather(*opened.working, return_exceptions=True)
         assert (directories(runtime, box), len(os.listdir("/proc/self/fd"))) == before, number
-    assert number > (2 if what == "rehearse" else 1)
+    assert number > (2 if what == "dry_run" else 1)
 
 
-async def test_a_stop_ends_what_is_rehearsed_and_says_so(box: AsyncSandbox) -> None:
-    rehearsing = asyncio.create_task(box.rehearse(HANG))
+async def test_a_stop_ends_a_dry_run_as_interrupted(box: AsyncSandbox) -> None:
+    dry_run = asyncio.create_task(box.dry_run(HANG))
     await running(talk_of(box))
     await box.stop()
-    assert (await rehearsing).run.status is Status.INTERRUPTED
+    assert (await dry_run).run.status is Status.INTERRUPTED
 
 
 @pytest.mark.core
@@ -139,8 +139,8 @@ async def test_files_stay_the_jail_s_own_and_without_set_id_bits(
     runtime: Runtime, box: AsyncSandbox
 ) -> None:
     await box.shell("mkdir d; touch d/f; chmod 700 d; chmod 400 d/f; touch g")
-    rehearsal = await box.rehearse("chmod 640 d/f; echo x > d/new; mkdir e; ln -s x l; echo > g")
-    await rehearsal.commit()
+    dry_run = await box.dry_run("chmod 640 d/f; echo x > d/new; mkdir e; ln -s x l; echo > g")
+    await dry_run.commit()
     opened = await talk_of(box).opened()
     owners = {path.lstat().st_uid for path in opened.files_path.rglob("*")}
     assert owners == {opened.files_path.stat().st_uid}
@@ -161,28 +161,28 @@ async def test_a_workspace_that_is_too_large_is_refused_and_leaves_nothing(
     async with await runtime.create(default.model_copy(update={"limits": limits})) as box:
         await box.files.write("large", bytes(2 << 20))
         with pytest.raises(TooLarge) as raised:
-            await box.rehearse("true")
+            await box.dry_run("true")
         assert raised.value.code == "workspace_too_large"
         assert copies(runtime) == 0
         await box.files.delete("large")
-        rehearsal = await box.rehearse("head -c 900000 /dev/zero > x; rm x; truncate -s 400M y")
-        await rehearsal.commit()
+        dry_run = await box.dry_run("head -c 900000 /dev/zero > x; rm x; truncate -s 400M y")
+        await dry_run.commit()
         assert (await box.files.stat("y")).size == 400 << 20
 
 
 async def test_a_fifo_is_not_copied_and_stands_in_no_way(box: AsyncSandbox) -> None:
     await box.shell("mkdir -p old/below; mkfifo stays old/below/fifo; touch old/below/file")
     checkpoint = await box.checkpoint()
-    rehearsal = await box.rehearse("rm -r old; mkfifo new; test ! -e stays")
-    assert rehearsal.run.exit_code == 0
-    assert {one.path for one in rehearsal.changes} == {
+    dry_run = await box.dry_run("rm -r old; mkfifo new; test ! -e stays")
+    assert dry_run.run.exit_code == 0
+    assert {one.path for one in dry_run.changes} == {
         "/workspace/old/below/fifo",
         "/workspace/old/below/file",
     }
-    assert {*rehearsal.left_out} == {
+    assert {*dry_run.left_out} == {
         *("/workspace/new", "/workspace/old/below/fifo", "/workspace/stays")
     }
-    await rehearsal.commit()
+    await dry_run.commit()
     await box.shell("mkdir made; mkfifo made/fifo")
     assert (await box.shell("find made old stays 2>&1 | wc -l")).stdout == "4\n"
     await checkpoint.restore()
@@ -193,9 +193,9 @@ async def test_a_fifo_is_not_copied_and_stands_in_no_way(box: AsyncSandbox) -> N
 
 async def test_what_is_left_out_is_told_in_bounds(box: AsyncSandbox) -> None:
     made = "import os; [os.mkfifo(str(n)) for n in range(300)]"
-    rehearsal = await box.rehearse(f'python3 -c "{made}"')
-    assert (len(rehearsal.left_out), rehearsal.truncated) == (CHANGES_MAX, True)
-    assert not rehearsal.changes
+    dry_run = await box.dry_run(f'python3 -c "{made}"')
+    assert (len(dry_run.left_out), dry_run.truncated) == (CHANGES_MAX, True)
+    assert not dry_run.changes
 
 
 async def test_what_is_shared_can_be_read_and_there_is_no_way_out(runtime: Runtime) -> None:
@@ -205,13 +205,13 @@ async def test_what_is_shared_can_be_read_and_there_is_no_way_out(runtime: Runti
     )
     async with await runtime.create(policy) as box:
         await box.files.write("shared/a", "seen")
-        rehearsal = await box.rehearse(
+        dry_run = await box.dry_run(
             "cat shared/a; touch shared/b; echo; ls /run/sbx; env | grep -ci proxy; echo x > c"
         )
-        assert rehearsal.run.stdout == "seen\n0\n"
-        assert "Read-only" in rehearsal.run.stderr
-        assert [one.path for one in rehearsal.changes] == ["/workspace/c"]
-        await rehearsal.commit()
+        assert dry_run.run.stdout == "seen\n0\n"
+        assert "Read-only" in dry_run.run.stderr
+        assert [one.path for one in dry_run.changes] == ["/workspace/c"]
+        await dry_run.commit()
         assert (await box.shell("ls; env | grep -ci proxy")).stdout.split()[0] == "c"
 
 
@@ -239,19 +239,19 @@ async def test_in_a_directory_of_the_host_only_what_is_shown_is_changed(
 ) -> None:
     box, top = project
     before = sorted(top.rglob("*"))
-    rehearsal = await box.rehearse(
+    dry_run = await box.dry_run(
         "echo 'print(2)' > main.py; echo $HOME; touch other; echo x >> .git/config;"
         " touch .git/config; ls /uploads"
     )
-    assert rehearsal.run.stdout.startswith("/home/sandbox\n")
-    assert "Read-only" in rehearsal.run.stderr
+    assert dry_run.run.stdout.startswith("/home/sandbox\n")
+    assert "Read-only" in dry_run.run.stderr
     assert sorted(top.rglob("*")) == before
-    assert [one.path for one in rehearsal.changes] == [
+    assert [one.path for one in dry_run.changes] == [
         "/workspace/main.py",
         "/workspace/other",
     ]
     checkpoint = await box.checkpoint()
-    await rehearsal.commit()
+    await dry_run.commit()
     assert sorted(top.rglob("*")) == sorted([*before, top / "other"])
     assert (top / "main.py").read_text() == "print(2)\n"
     assert (top / "main.py").stat().st_uid == top.stat().st_uid
@@ -269,21 +269,21 @@ async def test_a_dry_run_puts_host_executables_into_the_quarantine(
     if os.geteuid() == 0:
         os.chown(top, 1234, 1234)
     async with await runtime.create(workspace=top) as box:
-        rehearsal = await box.rehearse("mkdir .vscode; echo x > .vscode/tasks.json; echo 1 > a")
-        assert [item.path for item in rehearsal.run.quarantined] == [".vscode"]
-        assert [one.path for one in rehearsal.changes] == ["/workspace/a"]
-        await rehearsal.commit()
+        dry_run = await box.dry_run("mkdir .vscode; echo x > .vscode/tasks.json; echo 1 > a")
+        assert [item.path for item in dry_run.run.quarantined] == [".vscode"]
+        assert [one.path for one in dry_run.changes] == ["/workspace/a"]
+        await dry_run.commit()
     assert sorted(path.name for path in top.iterdir()) == ["a"]
 
 
 @pytest.mark.needs("root")
 async def test_the_host_s_rights_are_not_lent(project: tuple[AsyncSandbox, Path]) -> None:
     box, top = project
-    rehearsal = await box.rehearse("cat of-root; ls; echo x > foreign/x; true")
-    assert "secret" not in rehearsal.run.stdout
-    assert "of-root" not in rehearsal.run.stdout
+    dry_run = await box.dry_run("cat of-root; ls; echo x > foreign/x; true")
+    assert "secret" not in dry_run.run.stdout
+    assert "of-root" not in dry_run.run.stdout
     with pytest.raises(Denied) as raised:
-        await rehearsal.commit()
+        await dry_run.commit()
     assert raised.value.code == "file_not_permitted"
     assert list((top / "foreign").iterdir()) == []
     assert (top / "of-root").read_text() == "secret"
@@ -313,12 +313,12 @@ async def test_a_collection_leaves_copies_and_a_start_removes_them(tmp_path: Pat
         made = await house.sandboxes.create(ME)
         async with house.sandboxes.using(ME, made.id, scope="execute") as use:
             talk = use.conversation()
-            rehearsal = await talk.rehearse("echo x > made")
+            dry_run = await talk.dry_run("echo x > made")
             events = (await house.sandboxes.events(ME, made.id)).items
-            assert events[-1].details.get("context") == f"rehearsal/{rehearsal.id}"
+            assert events[-1].details.get("context") == f"dry_run/{dry_run.id}"
             assert await house.sandboxes.leftovers.clear_unknown() == 0
-            copy = rehearsal._copy
-            await rehearsal.commit()
+            copy = dry_run._copy
+            await dry_run.commit()
             assert await talk.files.read("made") == "x\n"
         name = house.runtime.data.new_name()
         [sandbox] = [one for one in house.runtime.data.sandboxes() if one in str(copy.path)]
@@ -333,13 +333,13 @@ async def test_who_may_see_and_commit_it_over_http(tmp_path: Path) -> None:
     with short_directory() as directory:
         async with live(directory) as served, Client(served.socket) as client:
             box = await client.create()
-            rehearsal = await box.rehearse("echo x > made")
+            dry_run = await box.dry_run("echo x > made")
             base = f"/v1/sandboxes/{box.id}/conversations/default"
             async with served.client(await served.key_of("other")) as other:
                 for method, path in (
-                    ("POST", "/rehearsals"),
-                    ("POST", f"/rehearsals/{rehearsal.id}/commit"),
-                    ("DELETE", f"/rehearsals/{rehearsal.id}"),
+                    ("POST", "/dry_runs"),
+                    ("POST", f"/dry_runs/{dry_run.id}/commit"),
+                    ("DELETE", f"/dry_runs/{dry_run.id}"),
                     ("POST", "/checkpoints"),
                     ("POST", "/checkpoints/x/restore"),
                 ):
@@ -350,49 +350,49 @@ async def test_who_may_see_and_commit_it_over_http(tmp_path: Path) -> None:
             )
             async with served.client(token) as runs_only:
                 session = await client.ensure_session("u", "a")
-                path = f"/v1/sandboxes/{session.session_id}/conversations/default/rehearsals"
+                path = f"/v1/sandboxes/{session.session_id}/conversations/default/dry_runs"
                 made = await runs_only.post(path, json={"command": "echo x > made"})
                 assert made.status_code == 201
                 refused = await runs_only.post(f"{path}/{made.json()['id']}/commit")
                 assert refused.json()["error"]["code"] == "not_found"
                 assert (await runs_only.delete(f"{path}/{made.json()['id']}")).status_code == 204
             async with served.client() as mine:
-                path = f"{base}/rehearsals/{rehearsal.id}"
+                path = f"{base}/dry_runs/{dry_run.id}"
                 assert (await mine.post(f"{path}x/commit")).status_code == 404
                 assert (await mine.post(f"{path}/commit")).json() == {"status": "ok"}
                 reply = await mine.post(f"{path}/commit")
                 assert (reply.status_code, reply.json()["error"]["code"]) == (
                     404,
-                    "rehearsal_not_found",
+                    "dry_run_not_found",
                 )
-                made = await mine.post(f"{base}/rehearsals", json={"command": "rm made"})
+                made = await mine.post(f"{base}/dry_runs", json={"command": "rm made"})
                 assert made.status_code == 201
                 assert set(made.json()) == {
                     *("id", "run", "changes", "truncated", "left_out", "expires_at")
                 }
-                path = f"{base}/rehearsals/{made.json()['id']}"
+                path = f"{base}/dry_runs/{made.json()['id']}"
                 assert (await mine.delete(path)).status_code == 204
                 assert (await mine.delete(path)).status_code == 404
 
 
-async def test_a_caller_of_the_service_that_goes_ends_its_rehearsal(tmp_path: Path) -> None:
+async def test_a_caller_of_the_service_that_goes_ends_its_dry_run(tmp_path: Path) -> None:
     with short_directory() as directory:
         async with live(directory) as served, Client(served.socket) as client:
             box = await client.create()
             await box.start()
             runtime = served.house.runtime
-            gone = asyncio.create_task(box.rehearse(HANG))
+            gone = asyncio.create_task(box.dry_run(HANG))
             await eventually(lambda: len(runtime.copies) == 1)
             gone.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await gone
             await eventually(lambda: not runtime.copies)
-            made = [await box.rehearse("true") for _ in range(REHEARSALS_MAX)]
+            made = [await box.dry_run("true") for _ in range(DRY_RUNS_MAX)]
             with pytest.raises(Conflict):
-                await box.rehearse("true")
+                await box.dry_run("true")
             await box.close()
             await eventually(lambda: not runtime.copies)
-            assert len(made) == REHEARSALS_MAX
+            assert len(made) == DRY_RUNS_MAX
 
 
 @pytest.mark.needs("root", "landlock", "seccomp")
@@ -407,12 +407,12 @@ async def test_a_broker_that_is_confined_lets_it_be() -> None:
         )
         async with Runtime(settings, broker=broker) as runtime, await runtime.create() as box:
             await box.shell("echo 1 > a")
-            rehearsal: DryRun = await box.rehearse("echo 2 >> a; cat a")
-            assert rehearsal.run.stdout == "1\n2\n"
-            await rehearsal.commit()
+            dry_run: DryRun = await box.dry_run("echo 2 >> a; cat a")
+            assert dry_run.run.stdout == "1\n2\n"
+            await dry_run.commit()
             assert await box.files.read("a") == "1\n2\n"
             policy = load("default").model_copy(update={"shared": True})
             async with await runtime.create(policy) as sharing:
                 await sharing.files.write("shared/a", "seen")
-                rehearsal = await sharing.rehearse("cat shared/a")
-                assert rehearsal.run.stdout == "seen"
+                dry_run = await sharing.dry_run("cat shared/a")
+                assert dry_run.run.stdout == "seen"
