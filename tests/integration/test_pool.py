@@ -157,8 +157,8 @@ async def test_kernel_that_died_parked_is_not_given_out_and_its_place_is_filled(
     await runtime.warm()
     pool = pool_of(runtime)
     (first,) = pool._parked
-    assert first.pid is not None
-    os.kill(first.pid, signal.SIGKILL)
+    assert first.jail.pid is not None
+    os.kill(first.jail.pid, signal.SIGKILL)
     await until(lambda: pool.parked == 1 and first not in pool._parked)
     await until(lambda: first.jail.control.fileno() == first.jail.kernel.fileno() == -1)
     async with await runtime.create() as box:
