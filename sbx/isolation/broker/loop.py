@@ -1,10 +1,11 @@
 """The broker's event loop: one thread, one selector, and the socket to the runtime."""
 
 import json
+import os
 import selectors
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -41,6 +42,11 @@ class BrokerLoop:
 
     def close(self) -> None:
         self._selector.close()
+
+
+def close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def log(text: str) -> None:

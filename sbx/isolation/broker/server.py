@@ -64,7 +64,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ from sbx.guest import shares
 from sbx.isolation import cgroups, probe
 from sbx.isolation.broker import bind_staging
 from sbx.isolation.broker.jails import BrokerJails
-from sbx.isolation.broker.loop import BrokerLoop, log
+from sbx.isolation.broker.loop import BrokerLoop, close_all, log
 from sbx.isolation.broker.sandboxes import BrokerSandboxes
 from sbx.isolation.broker.zygotes import Zygotes
 from sbx.linux import mounts, namespaces, prctl
@@ -126,7 +126,7 @@ class BrokerServer:
         except ValueError as error:
             # The runtime sends none that is cut off, and gets no answer to this one.
             log(f"an order cannot be read: {error}")
-            _close(fds)
+            close_all(fds)
             return
         try:
             outcome = self._obey(order, fds)
@@ -139,7 +139,7 @@ class BrokerServer:
             if outcome is not None:
                 self._loop.send({"seq": order["seq"], "ok": outcome})
         finally:
-            _close(fds)
+            close_all(fds)
 
     def _obey(self, order: dict[str, Any], fds: list[int]) -> dict[str, Any] | None:
         if not self._sandboxes.confined or order["do"] in ("hello", "confine"):
@@ -348,11 +348,6 @@ def _layers(hierarchy: cgroups.Hierarchy) -> list[probe.Layer]:
                 probe.Layer(name, False, "no cgroup limit", missing.cause, missing.remedy)
             )
     return layers
-
-
-def _close(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)
 
 
 def _min_deadline(one_s: float | None, other_s: float | None) -> float | None:

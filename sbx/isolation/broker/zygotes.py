@@ -16,7 +16,7 @@ from sbx.guest import shares
 from sbx.isolation import cgroups, userns
 from sbx.isolation.broker import bind_staging, spawn
 from sbx.isolation.broker.jails import BrokerJail, BrokerJails
-from sbx.isolation.broker.loop import BrokerLoop, log
+from sbx.isolation.broker.loop import BrokerLoop, close_all, log
 from sbx.isolation.broker.sandboxes import BrokerSandboxes
 from sbx.linux import mounts, namespaces, prctl, procfs
 
@@ -184,7 +184,7 @@ class Zygotes:
     def adopt(self, jail: BrokerJail | None, pidfds: list[int]) -> None:
         """Take the pidfds of a forked jail; None if it was given up meanwhile."""
         if len(pidfds) < 2:  # Linux drops descriptors without room: see SCM_RIGHTS in unix(7)
-            _close(pidfds)
+            close_all(pidfds)
             if jail is not None:
                 jail.last_words = "the broker has no descriptor left"
                 self._jails.on_exit(jail)  # it ends by the end of its sockets
@@ -193,13 +193,13 @@ class Zygotes:
         try:
             pids = procfs.pid_of(pid1_fd), procfs.pid_of(kernel_fd)
         except OSError as error:
-            _close(pidfds)
+            close_all(pidfds)
             if jail is not None:
                 jail.last_words = f"its processes cannot be known: {error.strerror}"
                 self._jails.on_exit(jail)
             return
         if jail is None:
-            _close(pidfds)  # it ends by the end of its sockets
+            close_all(pidfds)  # it ends by the end of its sockets
             return
         jail.pid1_fd, jail.kernel_fd = pid1_fd, kernel_fd
         jail.pid1, jail.kernel = pids
@@ -242,11 +242,6 @@ class Zygotes:
         finally:
             self._jails.close_setup(jail)
         return {"limits": jail.group.limits._asdict()}
-
-
-def _close(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)
 
 
 def start(
