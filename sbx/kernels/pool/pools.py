@@ -23,7 +23,7 @@ from sbx.kernels.command import KernelDied
 from sbx.kernels.kernel import Kernel
 from sbx.kernels.pool import scaling
 from sbx.kernels.pool.warm_pool import LaunchRequest, Pool, PrewarmSpec, destroy
-from sbx.kernels.pool.zygotes import Key, LoopClock, ZygoteGroup, unavailable
+from sbx.kernels.pool.zygotes import Key, ZygoteGroup, unavailable
 from sbx.linux import memory
 from sbx.telemetry.starts import StartCounts
 
@@ -65,7 +65,12 @@ class KernelPools:
     """
 
     def __init__(
-        self, broker: BrokerClient, *, most: int, deadline_s: float, clock: LoopClock | None = None
+        self,
+        broker: BrokerClient,
+        *,
+        most: int,
+        deadline_s: float,
+        clock: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._pid = os.getpid()
         self._broker = broker

@@ -34,7 +34,8 @@ from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.run import checks
 from sbx.runtime.run.active_run import ActiveRun
-from sbx.runtime.run.context import ClosedReason, Context
+from sbx.runtime.run.context import Context
+from sbx.runtime.run.context_kernel import ClosedReason
 from sbx.service.projects.host_files import HostFiles
 from sbx.workspace import check_name
 
@@ -159,7 +160,7 @@ class HostSession:
             self._start_kernel,
             self._grace_s,
             disk=DiskLimit(POLICY.limits),
-            had_kernel=had_kernel,
+            state_is_kept=had_kernel,
         )
 
     async def _start_kernel(self, _context: str, _opened: OpenFiles) -> Kernel:
