@@ -139,7 +139,10 @@ class RunHandle:
         return True
 
     async def answer(self, text: str | None) -> None:
-        """Answer the oldest question of input(); None interrupts the run instead. Raises Conflict `no_question`, BadRequest `invalid_code`, TooLarge."""
+        """Answer the oldest question of input(); None interrupts the run instead.
+
+        Raises Conflict `no_question`, BadRequest `invalid_code`, TooLarge.
+        """
         if self._answers is None or self.live.done or self._answered >= self.live.questions:
             raise Conflict(
                 f"{self.run_id} does not wait for input",

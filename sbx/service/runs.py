@@ -166,8 +166,8 @@ class Runs:
         return not self._running
 
     async def close(self) -> None:
-        """Forget all runs once they are recorded. Call it after every sandbox was closed, which ends
-        its runs, and before the store is closed."""
+        """Forget all runs once they are recorded. Call it after the sandboxes were closed, which
+        ends their runs, and before the store is closed."""
         self._closing = True
         if not await self.drain(_CLOSE_S):
             _log.error("%d runs did not end with their sandboxes", len(self._running))
