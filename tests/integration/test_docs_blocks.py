@@ -25,7 +25,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import serving
@@ -163,12 +163,12 @@ def test_python_is_executed(block: Block, monkeypatch: pytest.MonkeyPatch) -> No
 def test_commands_of_sbx_exist(block: Block) -> None:
     for command in commands(block.text):
         for words in calls(command.line):
-            known, name = _parser(words[1]), words[1]
+            parser: Any = _parser(words[1])
             for word in words[1:]:  # a group has commands
-                if getattr(known, "commands", None) is None:
+                if getattr(parser, "commands", None) is None:
                     break
-                known, name = known.commands.get(word), word
-                assert known is not None, f"{name} in {command.line}"
+                parser = parser.commands.get(word)
+                assert parser is not None, f"{word} in {command.line}"
 
 
 def calls(line: str) -> Iterator[list[str]]:
