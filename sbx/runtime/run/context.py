@@ -12,7 +12,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +24,8 @@ from sbx.isolation.receipt import Receipt
 from sbx.kernels import frames
 from sbx.kernels.kernel import Command, Kernel, KernelDied
 from sbx.policy import Policy
-from sbx.protocol.runs import Cause, Event, Quarantined, Run, RunError, Status
+from sbx.protocol.runs import Cause, Quarantined, Run, RunError, Status
+from sbx.run_methods import RunCall, RunMethods
 from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.files import OpenFiles
 from sbx.runtime.link_watch import LinkWatch
@@ -93,7 +94,7 @@ class ActiveCell:
             return error
 
 
-class Context:
+class Context(RunMethods[ActiveRun]):
     """A kernel with its turn and its runs. Its methods may be called concurrently from one event
     loop.
 
@@ -194,45 +195,9 @@ class Context:
         """Run a cell and wait for its result. Cancelling the call interrupts the cell."""
         kernel = self.free_kernel
         if on_input is not None or kernel is None:
-            return await self.awaited(self.start_run(code, timeout=timeout, on_input=on_input))
+            return await super().run(code, timeout=timeout, on_input=on_input)
         timeout_s = self.checked(code, timeout)
         return await self.run_inline(kernel, self.new_run(), code, timeout_s)
-
-    def stream(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> AsyncIterator[Event]:
-        """Run a cell and follow it live; the last event carries the result. It runs from now on,
-        whether or not it is followed to its end."""
-        return self.start_run(code, timeout=timeout, on_input=on_input).events()
-
-    async def shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-    ) -> Run:
-        """Run `/bin/bash -c command` beside the kernel and wait for its result."""
-        live = self.start_shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
-        return await self.awaited(live)
-
-    def stream_shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        stdin_open: bool = False,
-    ) -> AsyncIterator[Event]:
-        """Run a command and follow it live; the last event carries the result."""
-        live = self.start_shell(
-            command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, stdin_open=stdin_open
-        )
-        return live.events()
 
     async def interrupt(self) -> bool:
         """Interrupt the cell that runs now; False when none does."""
@@ -259,33 +224,24 @@ class Context:
         timeout_s = self.checked(code, timeout)
         return self._launch(lambda live: self._cell(live, code, timeout_s, on_input), live)
 
-    def start_shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        stdin_open: bool = False,
-    ) -> ActiveRun:
-        """Start a shell command; raises as `start_run` does, and BadRequest `invalid_env`. With
-        `stdin_open`, what `ActiveRun.write` is given follows `stdin`."""
+    def start_call(self, call: RunCall) -> ActiveRun:
+        if call.kind == "python":
+            return self.start_run(call.code, timeout=call.timeout, on_input=call.on_input)
         checks.require_capability(self._policy, "shell")
         checks.require_processes(self._policy)
-        checks.check_command(command)
-        if stdin is not None:
-            checks.check_text(stdin, "stdin")
-        timeout_s = checks.timeout_s(self._policy, timeout)
+        checks.check_command(call.code)
+        if call.stdin is not None:
+            checks.check_text(call.stdin, "stdin")
+        timeout_s = checks.timeout_s(self._policy, call.timeout)
         shell = Program(
-            argv=("/bin/bash", "-c", "--", command),
-            cwd=checks.directory(cwd),
-            env=checks.environment(env or {}),
-            stdin=stdin or "",
+            argv=("/bin/bash", "-c", "--", call.code),
+            cwd=checks.directory(call.cwd),
+            env=checks.environment(call.env or {}),
+            stdin=call.stdin or "",
         )
         self.check_open()
         live = self.new_run()
-        if stdin_open:
+        if call.stdin_open:
             live.stdin = Stdin(shell.stdin)
         return self._launch(lambda live: self._command(live, shell, timeout_s), live)
 
@@ -498,15 +454,7 @@ class Context:
         except Exception as error:  # noqa: BLE001  # the border: a task's failure is its run's
             live.fail(_as_ours(error))
 
-    async def awaited(self, live: ActiveRun) -> Run:
-        """The result of a run that its caller waits for: it is given up with the call."""
-        try:
-            return await live.result()
-        except asyncio.CancelledError:
-            await run_to_completion(self.give_up(live))
-            raise
-
-    async def give_up(self, live: ActiveRun) -> None:
+    async def give_up(self, live: ActiveRun, /) -> None:
         """Nobody waits for this run any more: interrupt it, or forget it if it has not begun."""
         if ladder := self._ladders.get(live):
             await ladder.stop(StopReason.CALLER)

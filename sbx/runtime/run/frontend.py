@@ -248,7 +248,7 @@ class JupyterFrontend:
         self._asked.add(live)
         try:
             self._context.start_request(live, kernel, (kind, content), timeout_s, on_input)
-            run = await self._context.awaited(live)
+            run = await self._context.wait_for(live)
             if notice := quarantine_notice(run.quarantined):
                 await told(self._tell, frames.Stream("stderr", notice))
             return run, live
