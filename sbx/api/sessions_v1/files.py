@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
-from sbx.api.multipart import FormPart, read_form, slot, spool_to_disk
+from sbx.api.multipart import FormPart, read_form, spool_to_disk
 from sbx.api.sessions_v1.dependencies import (
     NAMES_CONVERSATION,
     SessionDep,
@@ -23,6 +23,7 @@ from sbx.api.sessions_v1.dependencies import (
     one_conversation,
 )
 from sbx.api.sessions_v1.models import SessionUploadList
+from sbx.api.slots import upload_slot
 from sbx.errors import BadRequest
 from sbx.service.auth import Caller
 from sbx.service.models import SandboxView
@@ -73,7 +74,7 @@ async def upload(
         demand(caller, view, "files:write", named)
     elif not caller.may("files:write"):
         raise unknown(view.session_id or view.id)
-    async with slot(request, caller):
+    async with upload_slot(request, caller):
         with metrics.uploading() as counted:
             upload = await UploadForm(request, caller, view, service).stored()
             counted.size = upload.size

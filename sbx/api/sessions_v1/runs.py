@@ -50,7 +50,7 @@ async def execute(
         reservation=reservation(request, caller),
     )
     start = partial(service.runs.start, caller, view.id, name, ask)
-    if asked.stream or sse.wanted(request):
+    if asked.stream or sse.accepts_events(request):
         return await streamed(
             request, service, caller, asked, start, events=partial(_told, after=0), content=_content
         )

@@ -121,7 +121,7 @@ async def create_run(
         args=new.args,
     )
     handle = await service.runs.start(caller, sandbox_id, conversation, spec)
-    if new.stream or sse.wanted(request):
+    if new.stream or sse.accepts_events(request):
         return await sse.stream(_events(handle), request=request)
     run = await (_result_while_connected(handle, request) if new.attended else handle.result())
     content = await encoded_run(run, recorded=handle.recorded)

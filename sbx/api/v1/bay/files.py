@@ -11,7 +11,8 @@ from sbx.api.bodies import OkBody, body_of, documented_body
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.middleware import CONTENT_MAX
-from sbx.api.multipart import FormPart, read_form, slot, spool_to_disk
+from sbx.api.multipart import FormPart, read_form, spool_to_disk
+from sbx.api.slots import upload_slot
 from sbx.api.v1.bay.idempotency import encoded, reply
 from sbx.api.v1.bay.models import DirectoryList, FileContent, NewContent, Uploaded
 from sbx.errors import BadRequest, TooLarge
@@ -108,7 +109,7 @@ async def upload(
     with _bays_limits(), metrics.uploading() as counted:
         async with (
             _using(service, caller, sandbox_id, "files:write") as use,
-            slot(request, caller),
+            upload_slot(request, caller),
         ):
             form = aiter(read_form(request))
             fields: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Running code: python/exec and shell/exec, interrupting a run, and following one."""
+"""Run code by python/exec and shell/exec, interrupt a run, and follow one."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -168,7 +168,7 @@ async def _reply(call: _Call, body: Body) -> Response:
         return 200, await content(await call.start())
 
     about = call.request, call.service, call.caller, call.asked
-    if call.asked.stream or sse.wanted(call.request):
+    if call.asked.stream or sse.accepts_events(call.request):
         events = partial(_told, body=body, after=0)
         return await streamed(*about, call.start, events=events, content=content)
     return await answered(*about, work)

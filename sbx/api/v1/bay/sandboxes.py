@@ -145,7 +145,7 @@ async def events(
 ) -> Any:
     """What became of it, and why; a stream that goes on where `Accept` asks for one."""
     after = int(cursor) if cursor else sse.last_event_id(request)
-    if sse.wanted(request):
+    if sse.accepts_events(request):
         await service.sandboxes.get(caller, sandbox_id)
         return await sse.stream(_followed(service, caller, sandbox_id, after), request=request)
     page = await service.sandboxes.events(caller, sandbox_id, after=after, limit=limit)
