@@ -47,7 +47,7 @@ from sbx.runtime.processes.commands import Commands
 from sbx.runtime.processes.languages import Languages
 from sbx.runtime.processes.terminals import Terminals
 from sbx.runtime.resources import RuntimeResources
-from sbx.runtime.run.context import StartKernel
+from sbx.runtime.run.context_kernel import StartKernel
 from sbx.runtime.run.contexts import Contexts
 from sbx.runtime.snapshots.dry_run import is_dry_run, offline
 from sbx.runtime.snapshots.snapshots import Snapshots
