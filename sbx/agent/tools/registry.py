@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from sbx.agent.messages import ToolCall, carried
@@ -20,7 +19,7 @@ from sbx.agent.tools.tool import (
     ToolDefinition,
     ToolResult,
 )
-from sbx.errors import Conflict, NotFound, SbxError, needs_extra
+from sbx.errors import Conflict, NotFound, SbxError
 from sbx.protocol.runs import Run
 
 if TYPE_CHECKING:
@@ -86,13 +85,6 @@ class Tools:
             details={"available": order},
         )
 
-    async def ready(self) -> None:
-        """Import in a thread the module that `parse` imports at its first call. The optional
-        address parser of JSON Schema takes 3 s of CPU if Jupyter is installed. That is too long for
-        the start of a service and for its event loop."""
-        with needs_extra("sbx.agent", "agent"):
-            await asyncio.to_thread(import_module, "jsonschema")
-
     def parse(self, call: ToolCall) -> Arguments | ToolResult:
         """Return the arguments of a call, checked against the schema of its tool. Or return the
         error for the model: an unknown tool, invalid JSON, a wrong field."""
@@ -103,7 +95,6 @@ class Tools:
 
     async def call(self, call: ToolCall, sandbox: "ToolSandbox", emit: Emit) -> ToolResult:
         """Call `parse` and `make`. Raise nothing but CancelledError."""
-        await self.ready()
         arguments = self.parse(call)
         if isinstance(arguments, ToolResult):
             return arguments
