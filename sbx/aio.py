@@ -1,4 +1,4 @@
-"""asyncio: work that must end, an event loop in a thread, the clock, and handles after a fork.
+"""asyncio: work that must end, worker threads, an event loop in a thread, and the clock.
 
 Some work would leave something behind if its caller just went away. A thread cannot be stopped, and
 no caller owns the descriptors that it opens until it returns. Half a clean-up is worse than a late
@@ -7,18 +7,31 @@ afterwards. All work that is awaited in this way has a time limit of its own.
 """
 
 import asyncio
+import inspect
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+)
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from sbx import errors
 
 T = TypeVar("T")
 _END_S = 15.0
+_LONG_CALLS = 3  # at once; asyncio has five worker threads at least
+_LONG_CALL_WAIT_S = 30.0
+_long_calls: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 async def run_to_completion(work: Awaitable[T]) -> T:
@@ -42,6 +55,80 @@ async def in_thread(act: Callable[..., T], *arguments: Any) -> T:
     return await run_to_completion(
         asyncio.get_running_loop().run_in_executor(None, act, *arguments)
     )
+
+
+@asynccontextmanager
+async def long_call() -> AsyncIterator[None]:
+    """Limit the calls that take seconds in a worker thread: short calls need threads too. Raise
+    Unavailable `too_many_searches`."""
+    loop = asyncio.get_running_loop()
+    turn = _long_calls.setdefault(loop, asyncio.Semaphore(_LONG_CALLS))
+    try:
+        async with asyncio.timeout(_LONG_CALL_WAIT_S):
+            await turn.acquire()
+    except TimeoutError:
+        raise errors.Unavailable(
+            f"{_LONG_CALLS} searches, copies or similar calls run, and none of them has ended",
+            code="too_many_searches",
+            hint="try again, with a narrower path",
+            details={"retry_after_s": 5},
+        ) from None
+    try:
+        yield
+    finally:
+        turn.release()
+
+
+@dataclass(slots=True, eq=False)
+class WorkerThreads:
+    """Calls in worker threads that use the resources of one object. The object must not close them
+    while it has `users` or `working` calls."""
+
+    working: set[asyncio.Future[Any]] = field(init=False, default_factory=set)
+    users: int = field(init=False, default=0)
+
+    async def call(self, act: Callable[[], T]) -> T:
+        """Run `act` in a worker thread. A cancelled call leaves its thread at work. The resources
+        stay open for it: a descriptor that is closed too early soon belongs to another file."""
+        work = asyncio.get_running_loop().run_in_executor(None, act)
+        self.working.add(work)
+        work.add_done_callback(self.working.discard)
+        return await asyncio.shield(work)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep the resources open."""
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+
+
+async def call_in_daemon_thread(fn: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
+    """Call a function of the user, which may be a coroutine function. Another function runs in a
+    daemon thread: a person may never answer, and that must not keep the program from ending."""
+    if inspect.iscoroutinefunction(fn):
+        return cast("T", await fn(*arguments))
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[Any] = loop.create_future()
+
+    def settle(value: Any, error: Exception | None) -> None:
+        if not result.done():
+            result.set_result(value) if error is None else result.set_exception(error)
+
+    def work() -> None:
+        value, error = None, None
+        try:
+            value = fn(*arguments)
+        except Exception as raised:  # noqa: BLE001  # carried to the task that waits
+            error = raised
+        with suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=work, name="sbx-on-input", daemon=True).start()
+    value = await result
+    return cast("T", await value if inspect.isawaitable(value) else value)
 
 
 def check_process(pid: int, what: str = "sandbox") -> None:

@@ -1,4 +1,4 @@
-"""The application: one `Service`, the routers over it, and what is outside of them all."""
+"""The application: one `Service`, the routers over it, and the middleware around them."""
 
 from importlib.metadata import version
 from typing import Any
@@ -29,8 +29,8 @@ _CORS_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 
 class Health(BaseModel):
-    """`problems` are codes: `no_space` and `not_recording`, with which new work is refused. Without
-    a problem the member is not there."""
+    """`problems` are codes: `no_space` and `not_recording`. With a problem, new work is refused.
+    Without one, the field is absent."""
 
     status: str
     version: str
@@ -38,7 +38,7 @@ class Health(BaseModel):
 
 
 class _Cors(CORSMiddleware):
-    """Starlette's, with a refusal in our shape."""
+    """Starlette's middleware, with an error body like all others."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
         response = super().preflight_response(request_headers)
@@ -52,7 +52,7 @@ class _NotAllowed(Response):
 
 
 class _App(FastAPI):
-    """FastAPI, whose document says how one is known without a dependency on every call for it."""
+    """FastAPI, with the security schemes in its document but without a dependency per call."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -63,7 +63,7 @@ class _App(FastAPI):
             schemes["bearer"] = {
                 "type": "http",
                 "scheme": "bearer",
-                "description": "A key or a token; on the Unix socket the peer is known without one",
+                "description": "A key or a token; not needed on the Unix socket",
             }
             document["security"] = [{"bearer": []}, {}]
         assert self.openapi_schema is not None
@@ -75,17 +75,17 @@ def create_app(
     settings: ServiceSettings,
     agent_settings: AgentSettings | SbxError | None = None,
 ) -> FastAPI:
-    """The app over `service`, which its caller has started and closes. Mounts every surface.
+    """Return the app over `service`, which its caller starts and closes.
 
-    `agent_settings`: without them, or with the error that says what is wrong with them, everything
-    but a chat works.
+    `agent_settings`: without them, or with the error that explains what is wrong with them,
+    everything except chats works.
     """
     origins = settings.cors_origins
     app = _App(
         title="sbx",
         version=version("sbx"),
         description="Sandboxes for code that agents write.",
-        docs_url=None,  # they load scripts from elsewhere
+        docs_url=None,  # these pages load scripts of other hosts
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -104,7 +104,7 @@ def create_app(
             expose_headers=_CORS_EXPOSED,
             allow_credentials=True,
         )
-    app.add_middleware(RequestLimitsMiddleware, known=caller)
+    app.add_middleware(RequestLimitsMiddleware, authenticate=caller)
     return app
 
 
@@ -123,8 +123,8 @@ def _mount(app: FastAPI) -> None:
         response_model_exclude_defaults=True,
     )
     async def health(service: ServiceDep) -> Health:
-        """Whether the service answers and its processes live. No key is needed. A 503 names the
-        process that failed; the service ends then, so that it is started again."""
+        """Report whether the service answers and its processes are alive. No key is needed. A 503
+        names the process that failed; the service ends then, so that systemd restarts it."""
         if (failure := service.failure) is not None:
             raise failure
         return Health(status="ok", version=app.version, problems=list(service.recording.problems))
@@ -136,6 +136,6 @@ def _mount(app: FastAPI) -> None:
         responses=errors.documented(),
     )
     async def metrics(caller: OperatorDep) -> Response:
-        """For Prometheus; for the operator."""
+        """Return metrics for Prometheus, only to the operator."""
         content, media_type = exposition()
         return Response(content, media_type=media_type)

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from sbx.api.bodies import disconnected
 from sbx.api.errors import error_response
-from sbx.api.shares import Slot, share
+from sbx.api.slots import Slot, take_slot
 from sbx.errors import BadRequest
 from sbx.runtime.files.streams import FileStream
 
@@ -66,7 +66,7 @@ def files_response(
     if request.method == "HEAD":
         return RangeResponse(stream, 0, 0, status=status, headers=headers)
     try:
-        place = share(request, "downloads")
+        place = take_slot(request, "downloads")
     except BaseException:
         stream.close()
         raise

@@ -1,9 +1,9 @@
-"""Errors as HTTP: the only table of status numbers, and the one shape of an error body.
+"""Errors as HTTP: the only table of status codes, and the shape of every error body.
 
     {"error": {"code", "message", "request_id", "details"?, "hint"?}}
 
-Routing (404, 405), request validation (422, with FastAPI's `detail` beside `error`) and bugs of our
-own (500) have the same shape. What is said of a bug is its request id, and nothing of its cause.
+Routing (404, 405), request validation (422, with FastAPI's `detail` next to `error`) and bugs of
+sbx (500) have the same shape. The body of a bug has its request id, but not its cause.
 """
 
 import json
@@ -76,11 +76,11 @@ _CODE_OF_STATUS = {
     415: "unsupported_media_type",
 }
 _REFERENCE = "#/components/schemas/{model}"
-_SHOWN_INPUT = 200  # characters of what was refused
+_SHOWN_INPUT = 200  # characters of invalid input
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong: `code` for programs, `message` and `hint` for people."""
+    """The problem: `code` for programs, `message` and `hint` for people."""
 
     code: str
     message: str
@@ -90,7 +90,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every reply that is no success."""
+    """The body of every reply to a failed request."""
 
     error: ErrorDetail
 
@@ -104,13 +104,13 @@ class Invalid(BaseModel):
 
 
 class ValidationBody(ErrorBody):
-    """422: our own reading and FastAPI's, side by side."""
+    """422: the error of sbx, and FastAPI's details."""
 
     detail: list[Invalid]
 
 
 def status_of(error: errors.SbxError) -> int:
-    """The HTTP status of an error: by its code, else by what the caller should do about it."""
+    """Return the HTTP status of an error: by its code, else by its class."""
     if (status := _STATUS_OF_CODE.get(error.code)) is not None:
         return status
     return next(
@@ -141,10 +141,10 @@ def _reply(model: type[BaseModel], description: str) -> dict[str, Any]:
 
 def schemas() -> dict[str, Any]:
     """Return the schemas of error bodies, by name, for the OpenAPI document."""
-    _, found = models_json_schema(
+    _, definitions = models_json_schema(
         [(ErrorBody, "serialization"), (ValidationBody, "serialization")], ref_template=_REFERENCE
     )
-    return dict(found["$defs"])
+    return dict(definitions["$defs"])
 
 
 def error_body(error: errors.SbxError, request_id: str | None) -> dict[str, Any]:
@@ -159,12 +159,12 @@ def error_body(error: errors.SbxError, request_id: str | None) -> dict[str, Any]
 
 
 def iso(seconds: float) -> str:
-    """ISO-8601 in UTC, of seconds of the epoch."""
+    """Return seconds of the epoch as ISO 8601 in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def error_response(error: errors.SbxError, request_id: str | None) -> Response:
-    """The reply to an error, with `Retry-After` where its details say when."""
+    """Return the reply to an error, with `Retry-After` if its details have a time."""
     status = status_of(error)
     headers = {}
     if (seconds := _retry_after_s(error.details)) is not None:
@@ -172,7 +172,7 @@ def error_response(error: errors.SbxError, request_id: str | None) -> Response:
     if status == 401:
         headers["www-authenticate"] = 'Bearer realm="sbx"'
     if status in (408, 413, 431):
-        headers["connection"] = "close"  # the rest of such a body is not worth reading
+        headers["connection"] = "close"  # do not read the rest of such a body
     return _json(status, error_body(error, request_id), headers)
 
 
@@ -184,14 +184,14 @@ def _retry_after_s(details: Mapping[str, Any]) -> float | None:
 
 
 def broken() -> errors.Broken:
-    """What is told of a bug: its cause is in the log, under the request id."""
+    """Return the error for a bug. Its cause is only in the log, under the request id."""
     return errors.Broken(
-        "sbx failed at this request", hint="the service's log says more, under this request id"
+        "sbx failed at this request", hint="the service's log has the cause, under this request id"
     )
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of `app` in our shape."""
+    """Give every error of `app` the same shape."""
     app.add_exception_handler(errors.SbxError, _on_ours)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
@@ -205,7 +205,7 @@ async def _on_ours(request: Request, error: Exception) -> Response:
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
-    """Routing's own refusals; and ours, which FastAPI wraps when reading a body raises them."""
+    """Answer errors of routing, and errors of sbx that FastAPI wrapped while it read a body."""
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, errors.SbxError):
         return await _on_ours(request, error.__cause__)
@@ -218,7 +218,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> list[str]:
-    """Every method of the path; routing knows only those of the first route that it found."""
+    """Return every method of the path. Routing knows only the methods of the first match."""
     state, document = request.app.state, request.app.openapi()
     if not hasattr(state, "methods"):
         state.methods = [
@@ -226,24 +226,24 @@ def _allowed(request: Request) -> list[str]:
             for path, operations in document["paths"].items()
         ]
     path = request.scope["path"]
-    found = [methods for regex, methods in state.methods if regex.match(path)]
-    return sorted(set().union(*found))
+    matches = [methods for regex, methods in state.methods if regex.match(path)]
+    return sorted(set().union(*matches))
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    problems = [_problem(found) for found in error.errors()[:20]]
-    said = "; ".join(
-        f"{'.'.join(str(part) for part in found['loc'])}: {found['msg']}" for found in problems[:3]
+    problems = [_problem(each) for each in error.errors()[:20]]
+    text = "; ".join(
+        f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in problems[:3]
     )
-    ours = errors.BadRequest(f"the request has another shape: {said}", details={"errors": problems})
+    ours = errors.BadRequest(f"the request has another shape: {text}", details={"errors": problems})
     return _json(422, {**error_body(ours, _request_id(request)), "detail": problems}, {})
 
 
-def _problem(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Without `input`, `ctx` and `url`: they repeat what was sent, and may be no JSON."""
-    where = [part if isinstance(part, int) else _fit(part) for part in found["loc"]]
-    return {"loc": where, "msg": _fit(found["msg"]), "type": found["type"]}
+def _problem(error: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an error without `input`, `ctx` and `url`: they may contain values outside of JSON."""
+    where = [part if isinstance(part, int) else _fit(part) for part in error["loc"]]
+    return {"loc": where, "msg": _fit(error["msg"]), "type": error["type"]}
 
 
 def _fit(text: object) -> str:
@@ -251,7 +251,7 @@ def _fit(text: object) -> str:
 
 
 def _json(status: int, body: object, headers: Mapping[str, str]) -> Response:
-    # Escaped to ASCII: names of files and ids may hold what UTF-8 cannot carry.
+    # ASCII with escapes: names of files and ids may contain lone surrogates.
     content = json.dumps(body, default=str).encode("ascii")
     return Response(content, status, dict(headers), "application/json")
 

@@ -1,9 +1,8 @@
-"""The outermost layer of the app: what one request may cost, its id, and the last border.
+"""The outermost layer of the app: request ids, limits of requests, and the last error handler.
 
-Bounds: how many headers and how large, no second one of a header that decides something, text that
-is UTF-8 after its percent signs are undone, how large a body may be, how slowly it may come, and
-that not a byte of it is read for somebody unknown.
-What is awaited of the client here has a deadline; what the runtime does has its own.
+Limits: the number and size of headers, no duplicates of headers that decide something, UTF-8 after
+percent-decoding, the size and the rate of a body. No byte of a body is read before the caller is
+known. Every wait for the client has a deadline here; the runtime has its own deadlines.
 """
 
 import asyncio
@@ -28,19 +27,19 @@ CONTENT_MAX = 16 << 20  # bytes of a JSON body that carries the text of a file
 HEADERS_MAX = 100
 HEADER_BYTES_MAX = 64 << 10
 PATH_BYTES_MAX = 16 << 10  # of path and query together
-IDLE_S = 15.0  # without one byte of a body
+IDLE_S = 15.0  # without a byte of a body
 JSON_S = 30.0  # for all of a body that is not streamed
-LOGIN_MAX = 16 << 10  # bytes of the one body that says who calls
-SLOW_AFTER_S = 60.0  # in each such stretch a streamed body must have come at SLOWEST
+LOGIN_MAX = 16 << 10  # bytes of the only body that identifies its caller
+SLOW_AFTER_S = 60.0  # in each such window a streamed body must come at SLOWEST
 SLOWEST = 4096  # bytes in a second, on average
-HURRIED_AFTER_S = 5.0  # the same, while others wait for its place
+HURRIED_AFTER_S = 5.0  # the same, while others wait for its slot
 HURRIED = 128 << 10
-HURRY = "hurry"  # in the state of a request: tells whether others wait for its place
+HURRY = "hurry"  # in the state of a request: a function, whether others wait for its slot
 
 _log = logging.getLogger(__name__)
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _BOX = r"/v1/sandboxes/[^/]+"
-# Method and path, both whole: an id may be any text, and so `uploads` or `filesystem` as well.
+# Full matches of method and path: an id may be any text, such as `uploads` or `filesystem`.
 _STREAMED = re.compile(
     rf"POST {_BOX}/filesystem/upload"
     r"|POST /api/v1/sessions/[^/]+/files/upload"
@@ -68,15 +67,15 @@ _ONCE = frozenset(
 
 
 class RequestLimitsMiddleware:
-    """Wraps the app. Whatever escapes it becomes a reply of our shape; after a reply has begun, the
-    connection is cut, which is how HTTP tells that a body is not whole."""
+    """Wrap the app. An exception becomes an error reply. After a reply has begun, the connection is
+    cut instead, so that the client sees an incomplete body."""
 
     def __init__(
-        self, app: ASGIApp, known: Callable[[Request], Awaitable[object]] | None = None
+        self, app: ASGIApp, authenticate: Callable[[Request], Awaitable[object]] | None = None
     ) -> None:
-        """`known` raises for a caller who may not even send a body."""
+        """`authenticate` raises for a caller that may not even send a body."""
         self._app = app
-        self._known = known
+        self._authenticate = authenticate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -101,7 +100,7 @@ class RequestLimitsMiddleware:
         with bound(request=request_id):
             try:
                 length = _check(scope)
-                body = LimitedBody(receive, scope, length, self._known)
+                body = LimitedBody(receive, scope, length, self._authenticate)
                 await self._app(scope, body.receive, sending)
             except SbxError as error:
                 if started:
@@ -119,7 +118,7 @@ class RequestLimitsMiddleware:
                 requested(scope["method"], _template(scope), started or 499, seconds)
 
     async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A WebSocket, whose messages are bounded by its protocol; refused as a request is."""
+        """Pass on a WebSocket, or refuse it like a request. Its protocol bounds its messages."""
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
         with bound(request=request_id):
@@ -132,33 +131,33 @@ class RequestLimitsMiddleware:
 
 
 class LimitedBody:
-    """The messages of one request's body, counted and timed; of a caller who is known."""
+    """The messages of the body of one request, counted and timed, from a known caller."""
 
     def __init__(
         self,
         receive: Receive,
         scope: Scope,
         length: int | None,
-        known: Callable[[Request], Awaitable[object]] | None,
+        authenticate: Callable[[Request], Awaitable[object]] | None,
     ) -> None:
         called = f"{scope['method']} {scope['path']}"
-        self._most = most = _largest(called)  # None: streamed, unbounded
-        if most is not None and length is not None and length > most:
-            raise _too_large(most)
+        self._limit = limit = _largest(called)  # None: streamed, unbounded
+        if limit is not None and length is not None and length > limit:
+            raise _too_large(limit)
         self._receive = receive
         self._scope = scope
-        self._known = None if called == _LOGIN else known
+        self._authenticate = None if called == _LOGIN else authenticate
         self._read = 0
         self._waited = 0.0
-        self._since = 0, 0.0  # read and waited when the present stretch began
+        self._window = 0, 0.0  # read and waited at the start of the current window
         self._ended = False
 
     async def receive(self) -> Message:
         if self._ended:
-            return await self._receive()  # which waits for the client to go
-        if self._known is not None:
-            await self._known(Request(self._scope))
-            self._known = None
+            return await self._receive()  # which waits until the client disconnects
+        if self._authenticate is not None:
+            await self._authenticate(Request(self._scope))
+            self._authenticate = None
         began = time.monotonic()
         try:
             async with asyncio.timeout(IDLE_S):
@@ -173,49 +172,49 @@ class LimitedBody:
         return message
 
     def _check(self) -> None:
-        if self._most is not None and self._read > self._most:
-            raise _too_large(self._most)
+        if self._limit is not None and self._read > self._limit:
+            raise _too_large(self._limit)
         if self._ended:
             return
-        if self._most is not None and self._waited > JSON_S:
+        if self._limit is not None and self._waited > JSON_S:
             raise _too_slow()
-        if self._most is None:
-            self._check_pace()
+        if self._limit is None:
+            self._check_rate()
 
-    def _check_pace(self) -> None:
-        """Stretch by stretch: what came fast once is no credit for trickling ever after."""
+    def _check_rate(self) -> None:
+        """Check the rate in each window, so that a fast start does not excuse a slow body later."""
         hurry: Callable[[], bool] | None = self._state.get(HURRY)
         hurried = hurry is not None and hurry()
         seconds, slowest = (HURRIED_AFTER_S, HURRIED) if hurried else (SLOW_AFTER_S, SLOWEST)
-        read, waited = self._read - self._since[0], self._waited - self._since[1]
+        read, waited = self._read - self._window[0], self._waited - self._window[1]
         if waited < seconds:
             return
         if read / waited < slowest:
             raise _too_slow()
-        self._since = self._read, self._waited
+        self._window = self._read, self._waited
 
     @property
     def _state(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._scope["state"]
-        return found
+        state: dict[str, Any] = self._scope["state"]
+        return state
 
 
 def _template(scope: Scope) -> str:
-    """The route as it is written, never as it was called: that would be a label for each id."""
+    """Return the template of the route. The raw path would make a label for each id."""
     return getattr(scope.get("route"), "path", "") or "none"
 
 
 def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id":
-            given: str = value.decode("latin-1")
-            if _SANE_ID.fullmatch(given):
-                return given
+            request_id: str = value.decode("latin-1")
+            if _SANE_ID.fullmatch(request_id):
+                return request_id
     return str(uuid.uuid4())
 
 
 def _check(scope: Scope) -> int | None:
-    """Refuse what no route should see; the declared length of the body."""
+    """Raise for a request that no route should see. Return the declared length of the body."""
     seen = set()
     size = 0
     length = None
@@ -251,7 +250,7 @@ def _check(scope: Scope) -> int | None:
 
 
 def _check_utf8(text: bytes) -> None:
-    """Servers put U+FFFD for what is no UTF-8: then two different names would mean one file."""
+    """Raise InvalidPath. Servers replace bad UTF-8 by U+FFFD, so two names could mean one file."""
     try:
         unquote_to_bytes(text).decode()
     except UnicodeDecodeError:
@@ -261,7 +260,7 @@ def _check_utf8(text: bytes) -> None:
 
 
 def _largest(called: str) -> int | None:
-    """Of a body to this method and path; None for one that is never held in memory."""
+    """Return the largest body for this method and path; None for one that is never in memory."""
     if _STREAMED.fullmatch(called):
         return None
     if called == _LOGIN:
@@ -269,9 +268,9 @@ def _largest(called: str) -> int | None:
     return CONTENT_MAX if _CONTENT.fullmatch(called) else JSON_MAX
 
 
-def _too_large(most: int) -> SbxError:
+def _too_large(limit: int) -> SbxError:
     return TooLarge(
-        f"the body is larger than {most} bytes", code="body_too_large", details={"limit": most}
+        f"the body is larger than {limit} bytes", code="body_too_large", details={"limit": limit}
     )
 
 

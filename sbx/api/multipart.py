@@ -1,23 +1,21 @@
-"""Multipart bodies, read as they arrive: nothing is spooled, to memory or to disk.
+"""Multipart bodies, read as they arrive, without a copy in memory or on disk.
 
-    socket → request.stream() → python-multipart's parser → Form → Part → whoever stores it
+    socket → request.stream() → python-multipart's parser → Form → FormPart → the route
 
-A part is given while its bytes are still on their way, and the next piece is asked for only when
-the last one was taken, so a body of any size needs the memory of one piece. Everything that a
-sender chooses is bounded by `FormLimits`, and a body that ends too early is refused.
+A part begins before its bytes have arrived, and the next piece is read only after the last one was
+taken, so a body of any size needs the memory of one piece. `FormLimits` bounds everything that a
+sender chooses, and a body that ends too early is refused.
 """
 
-import asyncio
 import re
 import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
-from weakref import WeakValueDictionary
 
 from fastapi import Request
 from python_multipart.exceptions import FormParserError
@@ -25,13 +23,9 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
 from sbx.aio import in_thread
-from sbx.api.middleware import HURRY
-from sbx.api.server.settings import ServiceSettings
-from sbx.errors import BadRequest, SbxError, TooLarge, Unavailable
-from sbx.service.auth import Caller
+from sbx.errors import BadRequest, SbxError, TooLarge
 from sbx.workspace.errors import too_large, translated
 
-_SLOT_WAIT_S = 30.0  # longer than a slow upload can keep a slot that others wait for
 _PIECE = 256 * 1024  # bytes
 # A parameter of Content-Disposition. A backslash is kept unless it escapes: a name that came from
 # Windows is refused later, and never silently cut.
@@ -41,7 +35,7 @@ _ESCAPED = re.compile(r'\\(["\\])')
 
 @dataclass(frozen=True, slots=True)
 class FormLimits:
-    """What one body may have: parts in all, bytes of a part's headers, bytes of a text field."""
+    """The limits of one body: its parts, bytes of the headers of a part, bytes of a text field."""
 
     parts: int = 32
     header_bytes: int = 8 * 1024
@@ -50,7 +44,7 @@ class FormLimits:
 
 @dataclass(slots=True)
 class _Head:
-    """The headers of a part, as the parser tells them, piece by piece."""
+    """The headers of a part, from the parser piece by piece."""
 
     size: int = 0
     name: bytearray = field(default_factory=bytearray)
@@ -68,7 +62,7 @@ _PART_END = _PartEnd()
 class FormPart:
     """One part of a form. `filename` is None for a text field.
 
-    Names hold, as lone surrogates, bytes that are no UTF-8: whoever takes them checks them.
+    Bytes of a name that are not UTF-8 become lone surrogates. Routes check names.
     """
 
     def __init__(self, form: "Form", headers: dict[str, str]) -> None:
@@ -80,7 +74,7 @@ class FormPart:
         self.filename = parameters.get("filename", parameters.get("filename*"))
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Its bytes; only until the next part is asked for."""
+        """Yield its bytes. Call this before the next part."""
         self._begun = True
         while not self._over:
             event = await self._form.next_event()
@@ -90,25 +84,25 @@ class FormPart:
                 self._over = True
 
     async def text(self) -> str:
-        """The value of a field. Raises TooLarge `field_too_large`, BadRequest for no UTF-8."""
-        most = self._form.limits.field_bytes
-        held = bytearray()
+        """Return the text of a field. Raise TooLarge `field_too_large`, BadRequest if not UTF-8."""
+        limit = self._form.limits.field_bytes
+        value = bytearray()
         async with aclosing(self.chunks()) as chunks:
             async for chunk in chunks:
-                held += chunk
-                if len(held) > most:
+                value += chunk
+                if len(value) > limit:
                     raise TooLarge(
-                        f"a form field is larger than {most} bytes",
+                        f"a form field is larger than {limit} bytes",
                         code="field_too_large",
-                        details={"limit": most},
+                        details={"limit": limit},
                     )
         try:
-            return held.decode()
+            return value.decode()
         except UnicodeDecodeError:
             raise _malformed("a form field is not UTF-8 text") from None
 
     async def skip(self) -> None:
-        """Read on to its end."""
+        """Read to its end."""
         async with aclosing(self.chunks()) as chunks:
             async for _ in chunks:
                 pass
@@ -221,7 +215,7 @@ class Form:
 
 
 def read_form(request: Request, limits: FormLimits = FormLimits()) -> Form:
-    """The form in the body of `request`. Raises BadRequest `unsupported_media_type`."""
+    """Return the form in the body of `request`. Raise BadRequest `unsupported_media_type`."""
     kind, options = parse_options_header(request.headers.get("content-type"))
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not boundary:
@@ -236,69 +230,19 @@ def read_form(request: Request, limits: FormLimits = FormLimits()) -> Form:
         raise _malformed(f"the form cannot be read: {error}") from None
 
 
-class UploadSlots:
-    """How many uploads may be on their way at once, in all and for one owner; the others wait a
-    moment for their turn. An owner waits for its own share first: its many do not fill the queue of
-    all."""
-
-    def __init__(self, most: int, per_owner: int, wait_s: float = _SLOT_WAIT_S) -> None:
-        self._most = most
-        self._per_owner = per_owner
-        self._wait_s = wait_s
-        self._free = asyncio.Semaphore(most)
-        self._owners: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._waiting = 0
-
-    def awaited(self) -> bool:
-        """Whether an owner with a share left waits for a slot."""
-        return self._waiting > 0
-
-    @asynccontextmanager
-    async def one(self, owner: str) -> AsyncIterator[None]:
-        """For a caller who may upload: it is known what, and where to. Raises Unavailable
-        `too_many_uploads`."""
-        own = self._owners.get(owner)
-        if own is None:
-            own = self._owners[owner] = asyncio.Semaphore(self._per_owner)
-        async with AsyncExitStack() as held:
-            try:
-                async with asyncio.timeout(self._wait_s):
-                    await held.enter_async_context(own)
-                    await self._enter(held)
-            except TimeoutError:
-                raise Unavailable(
-                    f"{self._most} uploads are on their way already, or {self._per_owner} of yours",
-                    code="too_many_uploads",
-                    hint="try again when one of them has ended",
-                    details={
-                        "limit": self._most,
-                        "limit_per_owner": self._per_owner,
-                        "retry_after_s": 5,
-                    },
-                ) from None
-            yield
-
-    async def _enter(self, held: AsyncExitStack) -> None:
-        self._waiting += 1
-        try:
-            await held.enter_async_context(self._free)
-        finally:
-            self._waiting -= 1
-
-
 @asynccontextmanager
 async def spool_to_disk(
     chunks: AsyncIterator[bytes], directory: Path | None, max_bytes: int | None
 ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-    """Keep `chunks` in a file without a name until it is known where they belong, and give them
-    again: for senders that put the file before the fields that say whose it is.
+    """Store `chunks` in a file without a name, and yield them again: for clients that send the file
+    before the fields with its place.
 
-    `directory` is on the disk that they end on. Nothing is left, however this ends. Raises TooLarge
+    `directory` is on the disk of the final place. Nothing is left, in any case. Raise TooLarge
     `file_too_large`, Unavailable `no_space`.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         with translated("the upload"):
-            file = await in_thread(lambda: held.enter_context(_without_name(directory)))
+            file = await in_thread(lambda: stack.enter_context(_unnamed_file(directory)))
 
         def write(chunk: bytes) -> None:
             rest = memoryview(chunk)
@@ -320,52 +264,36 @@ async def spool_to_disk(
         yield again()
 
 
-def slots(request: Request) -> UploadSlots:
-    """The slots of the app."""
-    state = request.app.state
-    if not hasattr(state, "upload_slots"):
-        settings: ServiceSettings = state.settings
-        state.upload_slots = UploadSlots(settings.uploads_at_once, settings.uploads_per_owner)
-    found: UploadSlots = state.upload_slots
-    return found
-
-
-@asynccontextmanager
-async def slot(request: Request, caller: Caller) -> AsyncIterator[None]:
-    """One of them, for the body of `request`: it must come faster while others wait. To be taken
-    once it is known that the caller may send it. Raises as `UploadSlots.one`."""
-    found = slots(request)
-    async with found.one(caller.owner):
-        request.scope["state"][HURRY] = found.awaited
-        yield
-
-
-def _without_name(directory: Path | None) -> FileIO:
-    """A file in no directory: it is gone with the process, whatever becomes of that."""
-    return tempfile.TemporaryFile(dir=directory, buffering=0)  # the caller's
+def _unnamed_file(directory: Path | None) -> FileIO:
+    """Return a file without a directory entry, which disappears with the process in any case."""
+    return tempfile.TemporaryFile(dir=directory, buffering=0)  # the caller closes it
 
 
 def _disposition(header: str) -> dict[str, str]:
-    """The parameters of a part's Content-Disposition, which must name it."""
+    """Return the parameters of the Content-Disposition of a part, which must name it."""
     kind, separator, _ = header.partition(";")
     rest = header[len(kind) :]
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     position = 0
     while separator and (match := _PARAMETER.match(rest, position)) is not None:
         position = match.end()
         name = match[1].lower()
-        if name in found:
+        if name in parameters:
             raise _malformed("a part of the form has the same parameter twice")
-        found[name] = match[3] if match[2] is None else _ESCAPED.sub(r"\1", match[2])
-    if rest[position:].strip(" \t;") or kind.strip().lower() != "form-data" or "name" not in found:
-        raise _malformed("a part of the form does not say its name as RFC 7578 wants")
-    if "filename*" in found:
-        found["filename*"] = _extended(found["filename*"])
-    return found
+        parameters[name] = match[3] if match[2] is None else _ESCAPED.sub(r"\1", match[2])
+    if (
+        rest[position:].strip(" \t;")
+        or kind.strip().lower() != "form-data"
+        or "name" not in parameters
+    ):
+        raise _malformed("a part of the form does not have a name as in RFC 7578")
+    if "filename*" in parameters:
+        parameters["filename*"] = _extended(parameters["filename*"])
+    return parameters
 
 
 def _extended(value: str) -> str:
-    """The text of a parameter in RFC 5987's form, as some clients name files of other scripts."""
+    """Return the text of a parameter in the form of RFC 5987, which some clients use for names."""
     charset, _, rest = value.partition("'")
     _, separator, quoted = rest.partition("'")
     if not separator or charset.lower() not in ("utf-8", "us-ascii"):
@@ -377,7 +305,7 @@ def _malformed(message: str) -> SbxError:
     return BadRequest(
         message,
         code="malformed_form",
-        hint="send it as RFC 7578 says, as in: curl -F file=@data.csv",
+        hint="send it as in RFC 7578: curl -F file=@data.csv",
     )
 
 
@@ -385,5 +313,5 @@ def _truncated() -> SbxError:
     return BadRequest(
         "the body ended before the form did",
         code="truncated_body",
-        hint="send all of it; nothing of it was kept",
+        hint="send all of it; nothing of it was stored",
     )

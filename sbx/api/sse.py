@@ -1,8 +1,11 @@
-"""Server-sent events: how a run, or the life of a sandbox, is followed over HTTP.
+"""Server-sent events: streams of runs, and of the events of a sandbox, over HTTP.
 
-Each event has an id, so that a client that was cut off asks for the rest with `Last-Event-ID`. The
-status line is gone when something fails on the way: then the last event is `failure`, with the
-usual error body. That is also how a stream ends when its key or token is revoked or expires.
+Each event has an id, so that a client that was cut off requests the rest with `Last-Event-ID`. The
+first event decides the HTTP status. After a later failure the last event is `failure`, with the
+usual error body. A stream also ends so when its key or token is revoked or expires.
+
+sse-starlette would replace only the loop of `_Stream`. It also finds uvicorn by its signal handlers
+and cancels all streams at the first signal, but the drain of `serve` lets runs end first.
 """
 
 import asyncio
@@ -19,15 +22,15 @@ from starlette.types import Receive, Scope, Send
 from sbx.api.auth import authenticate
 from sbx.api.bodies import disconnected
 from sbx.api.errors import broken, error_body, status_of
-from sbx.api.shares import Slot, share
+from sbx.api.slots import Slot, take_slot
 from sbx.errors import BadRequest, Denied, SbxError, Unavailable
 
 MEDIA_TYPE = "text/event-stream"
 HEARTBEAT_S = 15.0
-SEND_S = 60.0  # for a client to take what was sent
-KNOWN_S = 5.0  # after which the key or token of the client is looked at again
-FIRST_S = 5.0  # for the first event: then the reply begins without it, and sees the client go
-DOCUMENTED: dict[str, Any] = {  # as a `content` of the OpenAPI document: one event
+SEND_S = 60.0  # for a client to take one event
+KNOWN_S = 5.0  # between two checks of the key or token of the client
+FIRST_S = 5.0  # for the first event; then the reply begins without it
+DOCUMENTED: dict[str, Any] = {  # one event, as `content` of the OpenAPI document
     MEDIA_TYPE: {
         "schema": {
             "type": "object",
@@ -43,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Encoded(NamedTuple):
-    """An event whose JSON is written already, in ASCII."""
+    """An event with its JSON in ASCII."""
 
     type: str
     data: bytes
@@ -52,8 +55,8 @@ class Encoded(NamedTuple):
 Events = AsyncIterator[tuple[int, dict[str, Any] | Encoded]]
 
 
-def wanted(request: Request) -> bool:
-    """Whether `Accept` asks for a stream of events."""
+def accepts_events(request: Request) -> bool:
+    """Return whether `Accept` names a stream of events."""
     return MEDIA_TYPE in request.headers.get("accept", "")
 
 
@@ -74,33 +77,32 @@ def last_event_id(request: Request) -> int:
 
 
 async def stream(events: Events, *, request: Request | None = None) -> Response:
-    """The events as a reply; the `type` of each is its `event:`, all of it its `data:`.
+    """Return the events as a reply: the `type` of each is its `event:`, all of it its `data:`.
 
-    Awaits the first one for a while, so that what fails before anything was said is an ordinary
-    error reply. When the client goes, or reads nothing for SEND_S seconds, `events` is closed and
-    nothing else: whatever it follows goes on.
+    Await the first event for a while, so that an early failure is an ordinary error reply. If the
+    client disconnects, or reads nothing for SEND_S seconds, close `events` and nothing else: the
+    run continues.
 
-    Who begins a run hears of it; who follows with a GET is one of the owner's followers. Raises
-    Unavailable `too_many_followers`.
+    A GET counts among the followers of the owner. Raise Unavailable `too_many_followers`.
     """
     request_id = getattr(request.state, "request_id", None) if request is not None else None
     follows = request is not None and request.method == "GET"
-    held = share(request, "followers") if request is not None and follows else None
+    slot = take_slot(request, "followers") if request is not None and follows else None
     first = asyncio.ensure_future(anext(events))
     try:
         await asyncio.wait((first,), timeout=FIRST_S)
         if first.done() and not isinstance(first.exception(), StopAsyncIteration):
             first.result()
     except BaseException:
-        await _given_up(first)
-        if held is not None:
-            held.end()
+        await _cancel(first)
+        if slot is not None:
+            slot.end()
         raise
-    return _Stream(_text(first, events, request_id), first, events, held, request)
+    return _Stream(_text(first, events, request_id), first, events, slot, request)
 
 
 def encoded(number: int, event: Mapping[str, Any] | Encoded) -> bytes:
-    """One event as it goes over the wire. JSON has no bare line breaks, so `data:` is one line."""
+    """Return the bytes of one event. JSON has no bare line breaks, so `data:` is one line."""
     if not isinstance(event, Encoded):
         data = json.dumps(event, separators=(",", ":")).encode("ascii")
         event = Encoded(event["type"], data)
@@ -124,7 +126,7 @@ async def _text(
             yield number, encoded(number, event)
     except SbxError as error:
         yield number + 1, _failure(number + 1, error, request_id)
-    except Exception:  # noqa: BLE001  # the reply has begun: this is all to be said
+    except Exception:  # noqa: BLE001  # the reply has begun
         _log.exception("a stream of events failed")
         yield number + 1, _failure(number + 1, broken(), request_id)
 
@@ -135,8 +137,8 @@ def _failure(number: int, error: SbxError, request_id: str | None) -> bytes:
 
 
 class _Stream(Response):
-    """Sends text as it comes, and a comment whenever there is none for a while: proxies cut silent
-    connections."""
+    """Send each event as it comes, and a comment after a while without one, because proxies cut
+    silent connections."""
 
     media_type = MEDIA_TYPE
 
@@ -145,7 +147,7 @@ class _Stream(Response):
         text: AsyncGenerator[tuple[int, bytes], None],
         first: "asyncio.Future[Any]",
         events: Events,
-        held: Slot | None,
+        slot: Slot | None,
         request: Request | None,
     ) -> None:
         super().__init__(headers=_HEADERS)
@@ -153,7 +155,7 @@ class _Stream(Response):
         self._text = text
         self._first = first
         self._events = events
-        self._held = held
+        self._slot = slot
         self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -191,16 +193,16 @@ class _Stream(Response):
         finally:
             for task in (gone, denied, coming, self._first):
                 if task is not None:
-                    await _given_up(task)
+                    await _cancel(task)
             for source in (self._text, self._events):
                 if (close := getattr(source, "aclose", None)) is not None:
                     await close()
-            if self._held is not None:
-                self._held.end()
+            if self._slot is not None:
+                self._slot.end()
 
 
 async def _denied(request: Request | None) -> Denied:
-    """Return the refusal of the client, as soon as its key or token stops being valid."""
+    """Return the error as soon as the key or token of the client is no longer valid."""
     while True:
         await asyncio.sleep(KNOWN_S)
         if request is None or not hasattr(request.state, "caller"):
@@ -210,13 +212,13 @@ async def _denied(request: Request | None) -> Denied:
         except Denied as error:
             return error
         except Unavailable:
-            continue  # the store cannot be read: the key may still be valid
+            continue  # the store cannot be read, and the key may still be valid
 
 
-async def _given_up(task: "asyncio.Future[Any]") -> None:
+async def _cancel(task: "asyncio.Future[Any]") -> None:
     if not task.done():
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
             await task
     elif not task.cancelled():
-        task.exception()  # looked at: nobody is to be told of it any more
+        task.exception()  # retrieved, so that asyncio does not log it

@@ -2,15 +2,14 @@
 
 import asyncio
 import contextlib
-import inspect
 import json
 import logging
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
 from sbx import errors
+from sbx.aio import call_in_daemon_thread
 from sbx.client.errors import failure
 from sbx.client.http import HttpClient, connection_lost, target
 from sbx.client.http_connection import ConnectionLost
@@ -152,7 +151,7 @@ class RemoteRun:
     async def _answer(self, prompt: str) -> None:
         assert self._on_input is not None
         try:
-            line = await asked(self._on_input, prompt)
+            line = str(await call_in_daemon_thread(self._on_input, prompt))
             body = json.dumps({"text": text_to_json(line)}).encode("ascii")
             await self._wire.call("POST", self._at("input"), body=body)
         except Exception:  # noqa: BLE001  # the border to the caller's own function
@@ -167,31 +166,6 @@ class RemoteRun:
     def _at(self, what: str) -> str:
         assert self.run_id is not None
         return target("v1", "sandboxes", self._sandbox_id, "runs", self.run_id, what)
-
-
-async def asked(on_input: OnInput, prompt: str) -> str:
-    """The caller's answer to one prompt; what is no coroutine function runs in a daemon thread."""
-    if inspect.iscoroutinefunction(on_input):
-        return str(await on_input(prompt))
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Any] = loop.create_future()
-
-    def settle(line: Any, error: Exception | None) -> None:
-        if not answer.done():
-            answer.set_result(line) if error is None else answer.set_exception(error)
-
-    def wait() -> None:
-        line, failed = None, None
-        try:
-            line = on_input(prompt)
-        except Exception as error:  # noqa: BLE001  # carried to the task that waits
-            failed = error
-        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
-            loop.call_soon_threadsafe(settle, line, failed)
-
-    threading.Thread(target=wait, name="sbx-on-input", daemon=True).start()
-    line = await answer
-    return str(await line if inspect.isawaitable(line) else line)
 
 
 def read_event(data: str) -> Event:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,17 +10,14 @@ from sbx import errors
 from sbx.client.commands import RemoteCommands
 from sbx.client.contexts import RemoteContexts
 from sbx.client.conversation import RemoteConversation
-from sbx.client.dry_runs import RemoteCheckpoint, RemoteDryRun
 from sbx.client.files import RemoteFiles, RemoteUploads
 from sbx.client.http import HttpClient, query, target
 from sbx.client.records import SandboxInfo, mount, sandbox_info
-from sbx.client.runs import OnInput
 from sbx.client.talk import SandboxState
 from sbx.client.terminals import RemoteTerminals
 from sbx.protocol.mounts import Mount
 from sbx.protocol.receipt import Receipt
-from sbx.protocol.runs import Event, Run
-from sbx.protocol.usage import SandboxUsage
+from sbx.run_methods import to_default
 
 DEFAULT_CONVERSATION = "default"
 
@@ -49,90 +45,24 @@ class RemoteSandbox:
 
     # -- the default conversation ---------------------------------------------------------------
 
-    async def run(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> Run:
-        """Run a cell and wait for its result; see `RemoteConversation.run`."""
-        return await self._default.run(code, timeout=timeout, on_input=on_input)
-
-    def stream(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> AsyncIterator[Event]:
-        """Run a cell and follow it live; the last event carries the result."""
-        return self._default.stream(code, timeout=timeout, on_input=on_input)
-
-    async def shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-    ) -> Run:
-        """Run a shell command and wait for its result."""
-        return await self._default.shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
-
-    def stream_shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        stdin_open: bool = False,
-    ) -> AsyncIterator[Event]:
-        """Run a shell command and follow it live; with `stdin_open`, `write_stdin` feeds it."""
-        return self._default.stream_shell(
-            command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, stdin_open=stdin_open
-        )
-
-    async def run_script(
-        self,
-        code: str,
-        language: str,
-        *,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        cwd: str | None = None,
-    ) -> Run:
-        """Run a script in another language and wait; see `RemoteConversation.run_script`."""
-        return await self._default.run_script(
-            code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
-        )
-
-    def stream_script(
-        self,
-        code: str,
-        language: str,
-        *,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        cwd: str | None = None,
-    ) -> AsyncIterator[Event]:
-        """Run a script in another language and follow it live."""
-        return self._default.stream_script(
-            code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
-        )
-
-    async def interrupt(self) -> bool:
-        """Interrupt the cell that runs now; False when none does."""
-        return await self._default.interrupt()
-
-    async def dry_run(
-        self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> RemoteDryRun:
-        """Run a shell command on a frozen copy; see `RemoteConversation.dry_run`."""
-        return await self._default.dry_run(command, timeout=timeout, cwd=cwd)
-
-    async def checkpoint(self) -> RemoteCheckpoint:
-        """The files as they are now, to be put back; see `RemoteConversation.checkpoint`."""
-        return await self._default.checkpoint()
+    run = to_default(RemoteConversation.run)
+    stream = to_default(RemoteConversation.stream)
+    shell = to_default(RemoteConversation.shell)
+    stream_shell = to_default(RemoteConversation.stream_shell)
+    run_script = to_default(RemoteConversation.run_script)
+    stream_script = to_default(RemoteConversation.stream_script)
+    start_run = to_default(RemoteConversation.start_run)
+    start_shell = to_default(RemoteConversation.start_shell)
+    start_script = to_default(RemoteConversation.start_script)
+    write_stdin = to_default(RemoteConversation.write_stdin)
+    interrupt = to_default(RemoteConversation.interrupt)
+    give_up = to_default(RemoteConversation.give_up)
+    dry_run = to_default(RemoteConversation.dry_run)
+    checkpoint = to_default(RemoteConversation.checkpoint)
+    usage = to_default(RemoteConversation.usage)
+    stream_usage = to_default(RemoteConversation.stream_usage)
+    read_receipt = to_default(RemoteConversation.read_receipt)
+    start = to_default(RemoteConversation.start)
 
     @property
     def files(self) -> RemoteFiles:
@@ -142,41 +72,21 @@ class RemoteSandbox:
     def uploads(self) -> RemoteUploads:
         return self._default.uploads
 
-    async def write_stdin(self, run_id: str, text: str | None) -> None:
-        """Feed a command that was started with `stdin_open`."""
-        await self._default.write_stdin(run_id, text)
+    @property
+    def contexts(self) -> RemoteContexts:
+        return self._default.contexts
 
     @property
     def commands(self) -> RemoteCommands:
-        """Background commands of `default`."""
         return self._default.commands
 
     @property
     def terminals(self) -> RemoteTerminals:
-        """Terminals of `default`."""
         return self._default.terminals
-
-    async def usage(self) -> SandboxUsage:
-        """What the sandbox uses now, and the disk of `default`; nothing starts for it."""
-        return await self._default.usage()
-
-    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[SandboxUsage, None]:
-        """The same now and after each interval, until it is closed."""
-        return self._default.stream_usage(interval_s)
-
-    @property
-    def contexts(self) -> RemoteContexts:
-        """Named kernels side by side over the files of `default`."""
-        return self._default.contexts
 
     @property
     def receipt(self) -> Receipt | None:
-        """Which walls stand around the kernel of `default`; see `RemoteConversation.receipt`."""
         return self._default.receipt
-
-    async def read_receipt(self) -> Receipt | None:
-        """Which walls stand around the live kernel of `default`; None while there is none."""
-        return await self._default.read_receipt()
 
     # -- conversations and life -----------------------------------------------------------------
 
@@ -223,10 +133,6 @@ class RemoteSandbox:
         self._held.check()
         reply = await self._wire.call("POST", f"{self._operated}/unfreeze")
         return bool(reply.json()["unfrozen"])
-
-    async def start(self) -> Receipt:
-        """Start the kernel of `default` now instead of at its first run."""
-        return await self._default.start()
 
     async def stop(self) -> None:
         """End every kernel; files stay, and the next run starts another one."""

@@ -20,7 +20,7 @@ from sbx.jupyter.serialize import JupyterMessage
 from sbx.kernels import frames
 from sbx.protocol.runs import RunError, Status
 from sbx.runtime.run.context import Context
-from sbx.runtime.run.frontend import Cell, CommKind, JupyterFrontend, Told
+from sbx.runtime.run.frontend import Cell, CommKind, JupyterFrontend, Published
 
 _log = logging.getLogger(__name__)
 KILLED = 128 + 9  # a shell's exit code for SIGKILL
@@ -193,7 +193,7 @@ class RequestHandlers:
 
     # -- the output of the kernel -----------------------------------------------------------------
 
-    async def _publish_frame(self, frame: Told) -> None:
+    async def _publish_frame(self, frame: Published) -> None:
         if isinstance(frame, frames.InputRequestFrame):
             self._password = frame.password  # `_ask` comes next
             return

@@ -18,7 +18,7 @@ from sbx import __version__
 from sbx.errors import SbxError
 from sbx.kernels import frames
 from sbx.protocol.runs import RunError
-from sbx.runtime.run.frontend import CellEnd, Told
+from sbx.runtime.run.frontend import CellEnd, Published
 
 PROTOCOL = "5.4"
 # Without `edit_magic`: it names a path of the sandbox, and some clients open that file on the host.
@@ -46,7 +46,7 @@ class JupyterMessage:
 # -- messages that a kernel publishes -------------------------------------------------------------
 
 
-def shown(frame: Told, execution_count: int) -> JupyterMessage:
+def shown(frame: Published, execution_count: int) -> JupyterMessage:
     """Return the message for a frame; `execution_count` is that of the running cell.
 
     Raise frames.Malformed.

@@ -23,7 +23,7 @@ from sbx.protocol.runs import Event, Run, RunError
 from sbx.protocol.usage import SandboxUsage
 from sbx.runtime.files.disk_limit import DiskLimit, DiskLimitState
 from sbx.runtime.files.files import OpenFiles, WorkspaceFiles, WorkspaceUploads
-from sbx.runtime.files.open_limit import OpenFilesLimit
+from sbx.runtime.files.open_files import OpenFilesLimit
 from sbx.runtime.files.usage import SandboxUsageSource, UsageReader
 from sbx.runtime.processes.commands import Commands
 from sbx.runtime.processes.languages import Languages, ScriptInterpreter
@@ -31,7 +31,8 @@ from sbx.runtime.processes.scripts import Program, check_script, plan_script
 from sbx.runtime.processes.terminals import Terminals
 from sbx.runtime.run import checks
 from sbx.runtime.run.active_run import ActiveRun
-from sbx.runtime.run.context import SANDBOX_GONE, Context, StartKernel
+from sbx.runtime.run.context import Context
+from sbx.runtime.run.context_kernel import SANDBOX_GONE, StartKernel
 from sbx.runtime.run.contexts import Contexts, ContextStore
 from sbx.runtime.run.stdin import OnInput
 from sbx.runtime.snapshots.checkpoints import Checkpoint, Checkpoints
@@ -94,7 +95,7 @@ class Conversation:
             self._start,
             self._grace_s,
             disk=DiskLimit(self._policy.limits, self._disk),
-            had_kernel=not new and self._lost(name),
+            state_is_kept=not new and self._lost(name),
         )
 
     @property
@@ -369,7 +370,7 @@ class Conversation:
                 await run_to_completion(self._open())
             assert self._opened is not None
             if self._limit is not None:
-                self._limit.used(self)
+                self._limit.used(self.close_if_idle)
             return self._opened
 
     def close_if_idle(self) -> bool:
@@ -418,7 +419,7 @@ class Conversation:
                 opened, self._opened = self._opened, None
                 await opened.close()
             if self._limit is not None:
-                self._limit.closed(self)
+                self._limit.closed(self.close_if_idle)
 
     async def _open(self) -> None:
         self._opened = await self._open_files()

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -27,8 +27,8 @@ from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.mounts import Mount
-from sbx.protocol.runs import Cause, Event, Run
-from sbx.protocol.usage import SandboxUsage
+from sbx.protocol.runs import Cause
+from sbx.run_methods import to_default
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.disk_limit import limited, refused
 from sbx.runtime.files.files import (
@@ -47,11 +47,9 @@ from sbx.runtime.processes.commands import Commands
 from sbx.runtime.processes.languages import Languages
 from sbx.runtime.processes.terminals import Terminals
 from sbx.runtime.resources import RuntimeResources
-from sbx.runtime.run.context import StartKernel
+from sbx.runtime.run.context_kernel import StartKernel
 from sbx.runtime.run.contexts import Contexts
-from sbx.runtime.run.stdin import OnInput
-from sbx.runtime.snapshots.checkpoints import Checkpoint
-from sbx.runtime.snapshots.dry_run import DryRun, is_dry_run, offline
+from sbx.runtime.snapshots.dry_run import is_dry_run, offline
 from sbx.runtime.snapshots.snapshots import Snapshots
 from sbx.workspace import allowed_paths, check_name
 from sbx.workspace.rights import refuse_rights
@@ -187,90 +185,24 @@ class AsyncSandbox:
 
     # -- the default conversation ---------------------------------------------------------------
 
-    async def run(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> Run:
-        """Run a cell and wait for its result; see `Conversation.run`."""
-        return await self._default.run(code, timeout=timeout, on_input=on_input)
-
-    def stream(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> AsyncIterator[Event]:
-        """Run a cell and follow it live; the last event carries the result."""
-        return self._default.stream(code, timeout=timeout, on_input=on_input)
-
-    async def shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-    ) -> Run:
-        """Run a shell command and wait for its result; see `Conversation.shell`."""
-        return await self._default.shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
-
-    def stream_shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        stdin_open: bool = False,
-    ) -> AsyncIterator[Event]:
-        """Run a shell command and follow it live; with `stdin_open`, `write_stdin` feeds it."""
-        return self._default.stream_shell(
-            command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, stdin_open=stdin_open
-        )
-
-    async def run_script(
-        self,
-        code: str,
-        language: str,
-        *,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        cwd: str | None = None,
-    ) -> Run:
-        """Run a script in another language and wait; see `Conversation.run_script`."""
-        return await self._default.run_script(
-            code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
-        )
-
-    def stream_script(
-        self,
-        code: str,
-        language: str,
-        *,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        cwd: str | None = None,
-    ) -> AsyncIterator[Event]:
-        """Run a script in another language and follow it live."""
-        return self._default.stream_script(
-            code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
-        )
-
-    async def interrupt(self) -> bool:
-        """Interrupt the cell that runs now; False when none does."""
-        return await self._default.interrupt()
-
-    async def dry_run(
-        self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> DryRun:
-        """Run a shell command on a frozen copy; see `Conversation.dry_run`."""
-        return await self._default.dry_run(command, timeout=timeout, cwd=cwd)
-
-    async def checkpoint(self) -> Checkpoint:
-        """The files as they are now, to be put back; see `Conversation.checkpoint`."""
-        return await self._default.checkpoint()
+    run = to_default(Conversation.run)
+    stream = to_default(Conversation.stream)
+    shell = to_default(Conversation.shell)
+    stream_shell = to_default(Conversation.stream_shell)
+    run_script = to_default(Conversation.run_script)
+    stream_script = to_default(Conversation.stream_script)
+    start_run = to_default(Conversation.start_run)
+    start_shell = to_default(Conversation.start_shell)
+    start_script = to_default(Conversation.start_script)
+    write_stdin = to_default(Conversation.write_stdin)
+    interrupt = to_default(Conversation.interrupt)
+    give_up = to_default(Conversation.give_up)
+    dry_run = to_default(Conversation.dry_run)
+    checkpoint = to_default(Conversation.checkpoint)
+    usage = to_default(Conversation.usage)
+    stream_usage = to_default(Conversation.stream_usage)
+    read_receipt = to_default(Conversation.read_receipt)
+    start = to_default(Conversation.start)
 
     @property
     def files(self) -> WorkspaceFiles:
@@ -280,46 +212,26 @@ class AsyncSandbox:
     def uploads(self) -> WorkspaceUploads:
         return self._default.uploads
 
-    async def write_stdin(self, run_id: str, text: str | None) -> None:
-        """Feed a command that was started with `stdin_open`; see `Conversation.write_stdin`."""
-        await self._default.write_stdin(run_id, text)
+    @property
+    def contexts(self) -> Contexts:
+        return self._default.contexts
 
     @property
     def commands(self) -> Commands:
-        """Background commands of `default`."""
         return self._default.commands
 
     @property
     def terminals(self) -> Terminals:
-        """Terminals of `default`."""
         return self._default.terminals
-
-    async def usage(self) -> SandboxUsage:
-        """What the sandbox uses now, and the disk of `default`; nothing starts for it."""
-        return await self._default.usage()
-
-    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[SandboxUsage, None]:
-        """The same now and after each interval, until it is closed."""
-        return self._default.stream_usage(interval_s)
-
-    @property
-    def contexts(self) -> Contexts:
-        """Named kernels side by side over the files of `default`."""
-        return self._default.contexts
 
     @property
     def receipt(self) -> Receipt | None:
-        """Which walls stand around the live kernel of `default`; None while there is none."""
         return self._default.receipt
 
     @property
     def network_log(self) -> "tuple[EgressDecision, ...]":
         """What its proxy decided lately, the last one last; empty without a proxy."""
         return tuple(self._outlet.log) if self._outlet is not None else ()
-
-    async def read_receipt(self) -> Receipt | None:
-        """The same, read back from the live jail now; see `Conversation.read_receipt`."""
-        return await self._default.read_receipt()
 
     # -- conversations and life -----------------------------------------------------------------
 
@@ -393,10 +305,6 @@ class AsyncSandbox:
             return False
         self.honeytokens.unfreeze()
         return True
-
-    async def start(self) -> Receipt:
-        """Start the kernel of `default` now instead of at its first run."""
-        return await self._default.start()
 
     async def stop(self) -> None:
         """End every kernel; files stay, and the next run starts another one."""

@@ -20,12 +20,13 @@ from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import RunError
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.files import OpenFiles
-from sbx.runtime.files.open_limit import OpenFilesLimit
+from sbx.runtime.files.open_files import OpenFilesLimit
 from sbx.runtime.honeytokens import TokenTriggered
 from sbx.runtime.live_mounts import LiveMounts
 from sbx.runtime.prewarm import PrewarmedSandbox
 from sbx.runtime.resources import RuntimeResources
-from sbx.runtime.run.context import Context, StartKernel
+from sbx.runtime.run.context import Context
+from sbx.runtime.run.context_kernel import StartKernel
 from sbx.runtime.run.contexts import ContextStore
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION, AsyncSandbox

@@ -23,7 +23,7 @@ from sbx.protocol.mounts import Mount
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import RunError
 from sbx.runtime.conversation import Conversation
-from sbx.runtime.files.open_limit import OpenFilesLimit
+from sbx.runtime.files.open_files import OpenFilesLimit
 from sbx.runtime.honeytokens import CODE as HONEYTOKEN
 from sbx.runtime.honeytokens import TokenTriggered, refusal
 from sbx.runtime.live_mounts import LiveMounts, not_mounted

@@ -21,7 +21,7 @@ from sbx.kernels.budget import FrameBudgets
 from sbx.protocol.mounts import Mount
 from sbx.protocol.pages import Page
 from sbx.protocol.runs import RunError
-from sbx.runtime.files.open_limit import OpenFilesLimit
+from sbx.runtime.files.open_files import OpenFilesLimit
 from sbx.runtime.run.context import Context
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION

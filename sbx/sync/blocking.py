@@ -1,550 +1,420 @@
-"""Sandboxes without asyncio: an event loop in a thread, and synchronous faces of what lives on it.
+"""Synchronous counterparts of the asynchronous classes; an event loop in a thread runs each call.
 
-The faces know only that a conversation has these methods, not whether it is in this process or in
-a service: so the embedded and the connected `Sandbox` are one class. Calls may come from any
-thread. Imports sbx.protocol and sbx.errors.
+A class here names the methods of its asynchronous counterpart, with their types. It works for a
+sandbox in this process and for one in a service, because both have the same methods; a test
+compares them. Calls may come from any thread. Ctrl-C cancels the call, and interrupts its run.
 """
 
 import asyncio
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterable,
     AsyncIterator,
-    Awaitable,
     Callable,
+    Coroutine,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from contextlib import contextmanager
+from functools import partial, wraps
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from sbx.aio import Loop
-from sbx.protocol.files import (
-    Copied,
-    FileEntry,
-    FileEvent,
-    Kind,
-    Listing,
-    Matches,
-    Unpacked,
-    Upload,
-)
+from sbx.protocol.dry_runs import FileChange
+from sbx.protocol.files import Unpacked
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import Event, Run
-from sbx.protocol.usage import SandboxUsage
 
 if TYPE_CHECKING:
-    from sbx.sync.commands import AsyncCommands, BlockingCommands
-    from sbx.sync.contexts import AsyncContexts, BlockingContexts
-    from sbx.sync.dry_runs import (
-        AsyncCheckpoint,
-        AsyncDryRun,
-        BlockingCheckpoint,
-        BlockingDryRun,
-    )
-    from sbx.sync.terminals import AsyncTerminals, BlockingTerminals
+    from sbx.client.commands import RemoteCommand, RemoteCommands
+    from sbx.client.contexts import RemoteContext, RemoteContexts
+    from sbx.client.conversation import RemoteConversation
+    from sbx.client.dry_runs import RemoteCheckpoint, RemoteDryRun
+    from sbx.client.files import RemoteFiles, RemoteUploads
+    from sbx.client.sandbox import RemoteSandbox
+    from sbx.client.terminal_socket import RemoteAttached
+    from sbx.client.terminals import RemoteTerminal, RemoteTerminals
+else:
 
+    class _Names:
+        """In place of a class of the client, which an embedding program does not need: an attribute
+        is its own name. The type checker reads the signature of the method there."""
+
+        def __getattr__(self, name: str) -> str:
+            return name
+
+    RemoteCommand = RemoteCommands = RemoteContext = RemoteContexts = _Names()
+    RemoteConversation = RemoteCheckpoint = RemoteDryRun = RemoteFiles = RemoteUploads = _Names()
+    RemoteSandbox = RemoteAttached = RemoteTerminal = RemoteTerminals = _Names()
+
+DEFAULT_CONVERSATION = "default"
+P = ParamSpec("P")
 T = TypeVar("T")
-OnInput = Callable[[str], str | Awaitable[str]]
+T_co = TypeVar("T_co", covariant=True)
+B = TypeVar("B", bound="Blocking")
+B_co = TypeVar("B_co", bound="Blocking", covariant=True)
+AsyncMethod = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 
 
-# -- what the faces stand before -------------------------------------------------------------------
+class Blocking:
+    """A synchronous counterpart of `inner`, which lives on `loop`."""
+
+    def __init__(self, loop: Loop, inner: Any) -> None:
+        self._loop = loop
+        self._inner = inner
+        self._parts = inner  # the object that has `files` and so on
 
 
-class AsyncRun(Protocol):
-    """A run that goes on by itself."""
-
-    def events(self) -> AsyncGenerator[Event, None]: ...
+# -- how a method, an attribute or a part of the counterpart is named ------------------------------
 
 
-class AsyncFiles(Protocol):
-    """The files of a conversation."""
+class Method(Generic[P, T]):
+    """A method of `inner`; `finish` calls it and returns the result. Its documentation is that of
+    the asynchronous method."""
 
-    async def read(self, path: str) -> str: ...
-    async def read_bytes(self, path: str) -> bytes: ...
-    async def write(self, path: str, content: str | bytes) -> int: ...
-    async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing: ...
-    async def stat(self, path: str) -> FileEntry: ...
-    async def delete(self, path: str) -> bool: ...
-    async def make_directory(self, path: str) -> None: ...
-    async def find(
-        self, pattern: str, path: str = ".", *, kind: Kind | None = None, max_results: int = 1000
-    ) -> Listing: ...
-    async def grep(
-        self,
-        pattern: str,
-        path: str = ".",
-        *,
-        regex: bool = False,
-        ignore_case: bool = False,
-        include: str | None = None,
-        max_matches: int = 1000,
-    ) -> Matches: ...
-    async def move(self, source: str, target: str, *, overwrite: bool = False) -> None: ...
-    async def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied: ...
-    async def replace(self, path: str, old: str, new: str, *, count: int | None = 1) -> int: ...
-    async def chmod(self, path: str, mode: int) -> None: ...
-    def watch(
-        self, path: str = ".", *, recursive: bool = True
-    ) -> AsyncGenerator[FileEvent, None]: ...
-    def archive(
-        self, path: str = ".", *, format: Literal["tar.gz", "zip"] = "tar.gz"
-    ) -> AsyncGenerator[bytes, None]: ...
-    async def unpack(self, source: bytes | AsyncIterable[bytes], path: str = ".") -> Unpacked: ...
+    def __init__(self, method: Any, finish: Callable[[Blocking, Callable[[], Any]], T]) -> None:
+        self._name: str = method if isinstance(method, str) else method.__name__
+        self._finish = finish
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: Blocking, owner: type) -> Callable[P, T]: ...
+    def __get__(self, instance: Blocking | None, owner: type) -> "Callable[P, T] | Self":
+        if instance is None:
+            return self
+        method = getattr(instance._inner, self._name)
+
+        @wraps(method)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            return self._finish(instance, partial(method, *args, **kwargs))
+
+        return call
 
 
-class AsyncUploads(Protocol):
-    """The uploads of a conversation."""
+class Attribute(Generic[T_co]):
+    """An attribute of `inner` that does not change."""
 
-    async def put(self, path: str | Path, name: str | None = None) -> Upload: ...
-    async def put_bytes(self, name: str, content: bytes) -> Upload: ...
-    async def list(self) -> tuple[Upload, ...]: ...
-    async def read_bytes(self, name: str) -> bytes: ...
-    async def delete(self, name: str) -> None: ...
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
 
-
-class AsyncKernel(Protocol):
-    """What runs code, here or in a service."""
-
-    async def read_receipt(self) -> Receipt | None: ...
-    async def run(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> Run: ...
-    async def shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-    ) -> Run: ...
-    def start_run(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> AsyncRun: ...
-    def start_shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-    ) -> AsyncRun: ...
-    async def give_up(self, run: Any, /) -> None: ...
-    async def interrupt(self) -> bool: ...
-    async def stop(self) -> None: ...
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: Blocking, owner: type) -> T_co: ...
+    def __get__(self, instance: Blocking | None, owner: type) -> "T_co | Self":
+        if instance is None:
+            return self
+        value: T_co = getattr(instance._inner, self._name)
+        return value
 
 
-class AsyncConversation(AsyncKernel, Protocol):
-    """A workspace with a kernel, here or in a service."""
+class Part(Generic[B_co]):
+    """A part of `inner`, such as its files, as a counterpart of this kind."""
 
-    @property
-    def files(self) -> AsyncFiles: ...
-    @property
-    def uploads(self) -> AsyncUploads: ...
-    @property
-    def contexts(self) -> "AsyncContexts": ...
-    @property
-    def commands(self) -> "AsyncCommands": ...
-    @property
-    def terminals(self) -> "AsyncTerminals": ...
-    async def dry_run(
-        self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> "AsyncDryRun": ...
-    async def checkpoint(self) -> "AsyncCheckpoint": ...
-    async def write_stdin(self, run_id: str, text: str | None) -> None: ...
-    async def usage(self) -> SandboxUsage: ...
-    def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[SandboxUsage, None]: ...
-    def start_shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        stdin_open: bool = False,
-    ) -> AsyncRun: ...
-    async def run_script(
-        self,
-        code: str,
-        language: str,
-        *,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        cwd: str | None = None,
-    ) -> Run: ...
-    def start_script(
-        self,
-        code: str,
-        language: str,
-        *,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        cwd: str | None = None,
-    ) -> AsyncRun: ...
-    async def start(self) -> Receipt: ...
+    def __init__(self, kind: type[B_co]) -> None:
+        self._kind = kind
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: Blocking, owner: type) -> B_co: ...
+    def __get__(self, instance: Blocking | None, owner: type) -> "B_co | Self":
+        if instance is None:
+            return self
+        return self._kind(instance._loop, getattr(instance._parts, self._name))
 
 
-async def _given_to(source: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The caller's own iterator, asked in a worker thread: it may block."""
-    while (piece := await asyncio.to_thread(next, source, None)) is not None:
-        yield piece
+def call(method: AsyncMethod[P, T]) -> Method[P, T]:
+    """Wait for the result of the method."""
+    return Method(method, lambda self, begin: self._loop.call(begin()))
 
 
-# -- the faces -------------------------------------------------------------------------------------
+def each(method: Callable[Concatenate[Any, P], AsyncGenerator[T, None]]) -> Method[P, Iterator[T]]:
+    """Yield the items of the method as the caller consumes them."""
+    return Method(method, lambda self, begin: self._loop.each(begin()))
 
 
-class BlockingFiles:
+def wrap(method: AsyncMethod[P, Any], kind: type[B]) -> Method[P, B]:
+    """Return the counterpart of the result."""
+    return Method(method, lambda self, begin: kind(self._loop, self._loop.call(begin())))
+
+
+def wrap_all(method: AsyncMethod[P, Sequence[Any]], kind: type[B]) -> Method[P, list[B]]:
+    """Return the counterpart of each item."""
+
+    def finish(self: Blocking, begin: Callable[[], Any]) -> list[B]:
+        return [kind(self._loop, inner) for inner in self._loop.call(begin())]
+
+    return Method(method, finish)
+
+
+def follow(method: Callable[Concatenate[Any, P], Any]) -> Method[P, Iterator[Event]]:
+    """Start a run now, and yield its events as the caller consumes them. Ctrl-C interrupts the run;
+    a caller that stops to consume does not."""
+
+    def finish(self: Blocking, begin: Callable[[], Any]) -> Iterator[Event]:
+        async def begun() -> Any:
+            return begin()
+
+        return _events(self, self._loop.call(begun()))
+
+    return Method(method, finish)
+
+
+def _events(kernel: Blocking, run: Any) -> Iterator[Event]:
+    try:
+        yield from kernel._loop.each(run.events())
+    except KeyboardInterrupt:
+        kernel._loop.call(kernel._inner.give_up(run))
+        raise
+
+
+# -- the parts of a conversation -------------------------------------------------------------------
+
+
+class BlockingFiles(Blocking):
     """The files as the code inside sees them. Paths are relative to /workspace, or absolute.
 
     Every method raises InvalidPath for a path that leads out, NotFound `file_not_found`, TooLarge,
     Unavailable `no_space`, and Denied where the policy offers no `filesystem`.
     """
 
-    def __init__(self, loop: Loop, inner: AsyncFiles) -> None:
-        self._loop = loop
-        self._call = loop.call
-        self._inner = inner
-
-    def read(self, path: str) -> str:
-        """The text of a file. Raises BadRequest `not_text` when it is not UTF-8."""
-        return self._call(self._inner.read(path))
-
-    def read_bytes(self, path: str) -> bytes:
-        """All bytes of a file."""
-        return self._call(self._inner.read_bytes(path))
-
-    def write(self, path: str, content: str | bytes) -> int:
-        """Write a file in one step, with the directories it needs; its size in bytes."""
-        return self._call(self._inner.write(path, content))
-
-    def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
-        """What lies in a directory, by path."""
-        return self._call(self._inner.list(path, max_depth=max_depth))
-
-    def stat(self, path: str) -> FileEntry:
-        """What a name stands for."""
-        return self._call(self._inner.stat(path))
-
-    def delete(self, path: str) -> bool:
-        """Delete a file, or a directory with all below it; False if that goes on later."""
-        return self._call(self._inner.delete(path))
-
-    def make_directory(self, path: str) -> None:
-        """Make a directory, with those it lies in."""
-        self._call(self._inner.make_directory(path))
-
-    def find(
-        self, pattern: str, path: str = ".", *, kind: Kind | None = None, max_results: int = 1000
-    ) -> Listing:
-        """What lies below a directory and has a name, or with a `/` in the pattern a path, like
-        `*.py` or `src/**/test_*`; `complete` is False where a limit cut it."""
-        return self._call(self._inner.find(pattern, path, kind=kind, max_results=max_results))
-
-    def grep(
-        self,
-        pattern: str,
-        path: str = ".",
-        *,
-        regex: bool = False,
-        ignore_case: bool = False,
-        include: str | None = None,
-        max_matches: int = 1000,
-    ) -> Matches:
-        """The lines of text files that have `pattern`: plain text, or with `regex` an expression of
-        RE2's. `include`: only files whose name, or path, is like this. See `Matches`."""
-        return self._call(
-            self._inner.grep(
-                pattern,
-                path,
-                regex=regex,
-                ignore_case=ignore_case,
-                include=include,
-                max_matches=max_matches,
-            )
-        )
-
-    def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """Move or rename. `overwrite`: a file may replace a file. Raises Conflict `file_exists`."""
-        self._call(self._inner.move(source, target, overwrite=overwrite))
-
-    def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied:
-        """Copy a file, or a directory with all below it. Raises as `move`, and TooLarge."""
-        return self._call(self._inner.copy(source, target, overwrite=overwrite))
-
-    def replace(self, path: str, old: str, new: str, *, count: int | None = 1) -> int:
-        """Replace a text that the file has `count` times (None: once at least), in one step; how
-        often it was. Raises Conflict `replace_count`, `file_changed`."""
-        return self._call(self._inner.replace(path, old, new, count=count))
-
-    def chmod(self, path: str, mode: int) -> None:
-        """Set permissions, 0 to 0o777. Raises Denied `set_id_refused`, `file_not_permitted`."""
-        self._call(self._inner.chmod(path, mode))
-
-    def watch(self, path: str = ".", *, recursive: bool = True) -> Iterator[FileEvent]:
-        """What changes in a directory, and with `recursive` below it, from the `started` on that
-        comes first, until the conversation ends. Raises Unavailable `too_many_watches`."""
-        return self._loop.each(self._inner.watch(path, recursive=recursive))
-
-    def archive(
-        self, path: str = ".", *, format: Literal["tar.gz", "zip"] = "tar.gz"
-    ) -> Iterator[bytes]:
-        """The bytes of an archive of a directory, as they are packed, inside. An end without an
-        error is a whole archive. Starts the kernel; raises Denied `processes_denied`."""
-        return self._loop.each(self._inner.archive(path, format=format))
+    read = call(RemoteFiles.read)
+    read_bytes = call(RemoteFiles.read_bytes)
+    write = call(RemoteFiles.write)
+    list = call(RemoteFiles.list)
+    stat = call(RemoteFiles.stat)
+    delete = call(RemoteFiles.delete)
+    make_directory = call(RemoteFiles.make_directory)
+    find = call(RemoteFiles.find)
+    grep = call(RemoteFiles.grep)
+    move = call(RemoteFiles.move)
+    copy = call(RemoteFiles.copy)
+    replace = call(RemoteFiles.replace)
+    chmod = call(RemoteFiles.chmod)
+    watch = each(RemoteFiles.watch)
+    archive = each(RemoteFiles.archive)
 
     def unpack(self, source: bytes | Iterable[bytes], path: str = ".") -> Unpacked:
-        """Unpack a tar (plain, gz, bz2, xz) or a zip into a directory, inside; files of the same
-        names are replaced. Starts the kernel; raises Denied `processes_denied`, BadRequest
-        `not_an_archive`, TooLarge `archive_too_large`; what was unpacked until then stays."""
+        """Unpack a tar (plain, gz, bz2, xz) or a zip into a directory, inside the walls. Files of
+        the same names are replaced. Start the kernel.
+
+        Raise Denied `processes_denied`, BadRequest `not_an_archive`, TooLarge `archive_too_large`;
+        files that were unpacked before the error stay.
+        """
         if isinstance(source, bytes | bytearray | memoryview):
-            return self._call(self._inner.unpack(bytes(source), path))
-        return self._call(self._inner.unpack(_given_to(iter(source)), path))
+            work = self._inner.unpack(bytes(source), path)
+        else:
+            work = self._inner.unpack(_read_in_thread(iter(source)), path)
+        unpacked: Unpacked = self._loop.call(work)
+        return unpacked
 
 
-class BlockingUploads:
-    """What a user put in, read-only inside at /workspace/uploads/temparea."""
-
-    def __init__(self, loop: Loop, inner: AsyncUploads) -> None:
-        self._call = loop.call
-        self._inner = inner
-
-    def put(self, path: str | Path, name: str | None = None) -> Upload:
-        """Copy a file of the host in, under its own name or another; the same name replaces."""
-        return self._call(self._inner.put(path, name))
-
-    def put_bytes(self, name: str, content: bytes) -> Upload:
-        """Store these bytes as an upload."""
-        return self._call(self._inner.put_bytes(name, content))
-
-    def list(self) -> tuple[Upload, ...]:
-        """All uploads, by name."""
-        return self._call(self._inner.list())
-
-    def read_bytes(self, name: str) -> bytes:
-        """All bytes of an upload."""
-        return self._call(self._inner.read_bytes(name))
-
-    def delete(self, name: str) -> None:
-        """Raises NotFound `file_not_found`."""
-        self._call(self._inner.delete(name))
+async def _read_in_thread(source: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Read the caller's iterator in a worker thread, because it may block."""
+    while (piece := await asyncio.to_thread(next, source, None)) is not None:
+        yield piece
 
 
-class BlockingConversation:
-    """One conversation of a sandbox."""
+class BlockingUploads(Blocking):
+    """The uploads of the user, read-only inside at /workspace/uploads/temparea."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        inner: AsyncConversation,
-        files: BlockingFiles | None = None,
-        uploads: BlockingUploads | None = None,
-    ) -> None:
-        self._loop = loop
-        self._inner = inner
-        self.files = files or BlockingFiles(loop, inner.files)
-        self.uploads = uploads or BlockingUploads(loop, inner.uploads)
+    put_bytes = call(RemoteUploads.put_bytes)
+    list = call(RemoteUploads.list)
+    read_bytes = call(RemoteUploads.read_bytes)
+    delete = call(RemoteUploads.delete)
+    put = call(RemoteUploads.put)
 
-    def write_stdin(self, run_id: str, text: str | None) -> None:
-        """Feed a command of `stream_shell` that was started with `stdin_open`, by the id of its
-        run; None closes it. Raises Conflict `stdin_full` while the command does not read,
-        `stdin_closed`, NotFound."""
-        self._loop.call(self._inner.write_stdin(run_id, text))
 
-    @property
-    def commands(self) -> "BlockingCommands":
-        """Background commands: they go on when the call that started them is over."""
-        from sbx.sync.commands import BlockingCommands
+class BlockingCommand(Blocking):
+    """One background command. It runs until it ends or its kernel does."""
 
-        return BlockingCommands(self._loop, self._inner.commands)
+    id = Attribute[str]()
+    status = call(RemoteCommand.status)
+    logs = call(RemoteCommand.logs)
+    follow = each(RemoteCommand.follow)
+    write = call(RemoteCommand.write)
+    stop = call(RemoteCommand.stop)
+    wait = call(RemoteCommand.wait)
 
-    @property
-    def terminals(self) -> "BlockingTerminals":
-        """Terminals: a shell or a command on a pty, and any number of clients on each."""
-        from sbx.sync.terminals import BlockingTerminals
 
-        return BlockingTerminals(self._loop, self._inner.terminals)
+class BlockingCommands(Blocking):
+    """The background commands of a conversation."""
 
-    def dry_run(
-        self, command: str, *, timeout: float | None = None, cwd: str | None = None
-    ) -> "BlockingDryRun":
-        """Run a shell command on a frozen copy of the files, in a jail of its own and without
-        network: what it printed, and what it would change. `commit` makes that real, all or none.
+    start = wrap(RemoteCommands.start, BlockingCommand)
+    get = wrap(RemoteCommands.get, BlockingCommand)
+    list = call(RemoteCommands.list)
 
-        Raises Conflict `too_many_dry_runs`, TooLarge `workspace_too_large`.
-        """
-        from sbx.sync.dry_runs import BlockingDryRun
 
-        made = self._loop.call(self._inner.dry_run(command, timeout=timeout, cwd=cwd))
-        return BlockingDryRun(self._loop, made)
+class BlockingTerminalClient(Blocking):
+    """One client of a terminal. Two threads may read and write at the same time."""
 
-    def checkpoint(self) -> "BlockingCheckpoint":
-        """The files as they are now; `restore` makes them so again, all or none. The last few are
-        kept. Raises TooLarge `workspace_too_large`."""
-        from sbx.sync.dry_runs import BlockingCheckpoint
+    read = call(RemoteAttached.read)
+    write = call(RemoteAttached.write)
+    resize = call(RemoteAttached.resize)
 
-        return BlockingCheckpoint(self._loop, self._loop.call(self._inner.checkpoint()))
+    def __iter__(self) -> Iterator[bytes]:
+        while data := self.read():
+            yield data
 
-    def usage(self) -> SandboxUsage:
-        """What the sandbox uses now, and the disk of this conversation; nothing starts for it."""
-        return self._loop.call(self._inner.usage())
 
-    def stream_usage(self, interval_s: float = 1.0) -> Iterator[SandboxUsage]:
-        """The same now and after each interval (0.2 to 3600 seconds), until it is closed."""
+class BlockingTerminal(Blocking):
+    """One terminal."""
 
-        return self._loop.each(self._inner.stream_usage(interval_s))
+    id = Attribute[str]()
+    status = call(RemoteTerminal.status)
+    screen = call(RemoteTerminal.screen)
+    resize = call(RemoteTerminal.resize)
+    close = call(RemoteTerminal.close)
 
-    @property
-    def contexts(self) -> "BlockingContexts":
-        """Named kernels side by side over the same files."""
-        from sbx.sync.contexts import BlockingContexts
+    @contextmanager
+    def attach(self) -> Iterator[BlockingTerminalClient]:
+        """Become a client of the terminal: the first read draws its screen."""
+        attaching = self._inner.attach()
 
-        return BlockingContexts(self._loop, self._inner.contexts)
+        async def enter() -> Any:
+            return await attaching.__aenter__()
 
-    def run(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> Run:
-        """Run a cell and wait for its result. Ctrl-C interrupts the cell.
+        async def leave() -> None:
+            await attaching.__aexit__(None, None, None)
 
-        `timeout` in seconds; `on_input` is called with the prompt of each `input()`. Code that
-        fails is a result, with `status`, `error` and `state_lost`; errors are raised for calls
-        that were wrong and for machines that cannot.
-        """
-        return self._loop.call(self._inner.run(code, timeout=timeout, on_input=on_input))
+        client = self._loop.call(enter())
+        try:
+            yield BlockingTerminalClient(self._loop, client)
+        finally:
+            self._loop.call(leave())
 
-    def stream(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> Iterator[Event]:
-        """Run a cell and follow it live; the last event carries the result. Ctrl-C interrupts it;
-        a caller that merely stops to listen does not."""
-        return self._follow(lambda: self._inner.start_run(code, timeout=timeout, on_input=on_input))
 
-    def shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-    ) -> Run:
-        """Run `/bin/bash -c command` inside, beside a busy cell, and wait for its result."""
-        return self._loop.call(
-            self._inner.shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
-        )
+class BlockingTerminals(Blocking):
+    """The terminals of a conversation: a shell or command on a pty, with any number of clients."""
 
-    def stream_shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        stdin_open: bool = False,
-    ) -> Iterator[Event]:
-        """Run a shell command and follow it live; as `stream` does. With `stdin_open` it also reads
-        what `write_stdin` is given, after `stdin`."""
-        return self._follow(
-            lambda: self._inner.start_shell(
-                command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, stdin_open=stdin_open
-            )
-        )
+    open = wrap(RemoteTerminals.open, BlockingTerminal)
+    get = wrap(RemoteTerminals.get, BlockingTerminal)
+    list = wrap_all(RemoteTerminals.list, BlockingTerminal)
+    close = call(RemoteTerminals.close)
 
-    def run_script(
-        self,
-        code: str,
-        language: str,
-        *,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        cwd: str | None = None,
-    ) -> Run:
-        """Run a script of `bash`, `javascript`, `typescript`, `java` or `go` inside, beside a busy
-        cell, and wait for its result.
 
-        It keeps nothing but what it writes to files. Packages are those of the workspace:
-        `node_modules`, jars in `lib` or `jars`, a `go.mod` with `vendor`. Raises BadRequest
-        `unknown_language` and `language_unavailable`, whose hint says what to install.
-        """
-        return self._loop.call(
-            self._inner.run_script(
-                code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
-            )
-        )
+class BlockingDryRun(Blocking):
+    """The result of a command on a frozen copy of the files, and the changes that it would make."""
 
-    def stream_script(
-        self,
-        code: str,
-        language: str,
-        *,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        cwd: str | None = None,
-    ) -> Iterator[Event]:
-        """Run a script and follow it live; as `stream` does."""
-        return self._follow(
-            lambda: self._inner.start_script(
-                code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
-            )
-        )
+    id = Attribute[str]()
+    run = Attribute[Run]()
+    changes = Attribute[Sequence[FileChange]]()
+    truncated = Attribute[bool]()  # there are more changes than `changes` lists
+    left_out = Attribute[Sequence[str]]()  # FIFOs, sockets and the like, and unreadable files
+    expires_at = Attribute[float]()  # seconds of the epoch
+    commit = call(RemoteDryRun.commit)
+    discard = call(RemoteDryRun.discard)
 
-    def interrupt(self) -> bool:
-        """Interrupt the cell that runs now, from another thread; False when none does."""
-        return self._loop.call(self._inner.interrupt())
 
-    def start(self) -> Receipt:
-        """Start the kernel now instead of with the first run; which walls stand around it."""
-        return self._loop.call(self._inner.start())
+class BlockingCheckpoint(Blocking):
+    """The files as they were at a moment."""
 
-    def stop(self) -> None:
-        """End the kernel; files stay, and the next run starts another one."""
-        self._loop.call(self._inner.stop())
+    id = Attribute[str]()
+    restore = call(RemoteCheckpoint.restore)
+    discard = call(RemoteCheckpoint.discard)
+
+
+class BlockingContext(Blocking):
+    """One kernel of a conversation: its own variables and order of runs, over the same files."""
+
+    name = Attribute[str]()
+    run = call(RemoteContext.run)
+    stream = follow(RemoteContext.start_run)
+    shell = call(RemoteContext.shell)
+    stream_shell = follow(RemoteContext.start_shell)
+    interrupt = call(RemoteContext.interrupt)
+    restart = call(RemoteContext.restart)
+    stop = call(RemoteContext.stop)
+    read_receipt = call(RemoteContext.read_receipt)
 
     @property
     def receipt(self) -> Receipt | None:
-        """Which walls stand around the live kernel, read back from it now; None while there is
-        none."""
+        """The walls around the live kernel, read back now. None without a kernel."""
         return self.read_receipt()
 
-    def read_receipt(self) -> Receipt | None:
-        """The same. What it says otherwise than at the start of the kernel is in `changed`."""
-        return self._loop.call(self._inner.read_receipt())
 
-    def _follow(self, begin: Callable[[], AsyncRun]) -> Iterator[Event]:
-        return followed(self._loop, self._inner, begin)
+class BlockingContexts(Blocking):
+    """Named kernels over the files of one conversation; `default` is its own."""
 
-
-def followed(loop: Loop, kernel: AsyncKernel, begin: Callable[[], AsyncRun]) -> Iterator[Event]:
-    """Start a run now, and give its events as they are asked for."""
-
-    async def begun() -> AsyncRun:
-        return begin()
-
-    return _events(loop, kernel, loop.call(begun()))
+    create = wrap(RemoteContexts.create, BlockingContext)
+    get = wrap(RemoteContexts.get, BlockingContext)
+    list = wrap_all(RemoteContexts.list, BlockingContext)
+    delete = call(RemoteContexts.delete)
 
 
-def _events(loop: Loop, kernel: AsyncKernel, run: AsyncRun) -> Iterator[Event]:
-    try:
-        yield from loop.each(run.events())
-    except KeyboardInterrupt:
-        loop.call(kernel.give_up(run))
-        raise
+class BlockingConversation(Blocking):
+    """One conversation of a sandbox."""
+
+    files = Part(BlockingFiles)
+    uploads = Part(BlockingUploads)
+    contexts = Part(BlockingContexts)
+    commands = Part(BlockingCommands)
+    terminals = Part(BlockingTerminals)
+    run = call(RemoteConversation.run)
+    stream = follow(RemoteConversation.start_run)
+    shell = call(RemoteConversation.shell)
+    stream_shell = follow(RemoteConversation.start_shell)
+    run_script = call(RemoteConversation.run_script)
+    stream_script = follow(RemoteConversation.start_script)
+    write_stdin = call(RemoteConversation.write_stdin)
+    interrupt = call(RemoteConversation.interrupt)
+    dry_run = wrap(RemoteConversation.dry_run, BlockingDryRun)
+    checkpoint = wrap(RemoteConversation.checkpoint, BlockingCheckpoint)
+    usage = call(RemoteConversation.usage)
+    stream_usage = each(RemoteConversation.stream_usage)
+    start = call(RemoteConversation.start)
+    stop = call(RemoteConversation.stop)
+    read_receipt = call(RemoteConversation.read_receipt)
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The walls around the live kernel, read back now. None without a kernel."""
+        return self.read_receipt()
 
 
-def beneath(conversation: BlockingConversation) -> tuple[Loop, AsyncConversation]:
-    """The asynchronous face of a conversation, and the loop that it lives on; for what is written
-    for asyncio once and serves both."""
+class BlockingSandbox(BlockingConversation):
+    """A sandbox. Its own methods are those of its conversation `default`."""
+
+    id = Attribute[str]()
+    mount = call(RemoteSandbox.mount)
+    unmount = call(RemoteSandbox.unmount)
+    mounts = call(RemoteSandbox.mounts)
+    unfreeze = call(RemoteSandbox.unfreeze)
+    close = call(RemoteSandbox.close)
+
+    def __init__(self, loop: Loop, inner: Any) -> None:
+        super().__init__(loop, inner)
+        self._parts = self._named(DEFAULT_CONVERSATION)  # also readable after `close`
+
+    def conversation(self, name: str) -> BlockingConversation:
+        """The conversation `name`, with its own files and variables; new if it does not exist."""
+        return BlockingConversation(self._loop, self._named(name))
+
+    def _named(self, name: str) -> Any:
+        async def get() -> Any:
+            return self._inner.conversation(name)
+
+        return self._loop.call(get())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def beneath(conversation: BlockingConversation) -> tuple[Loop, Any]:
+    """The asynchronous counterpart of a conversation and its loop, for code that is written for
+    asyncio and serves both."""
     return conversation._loop, conversation._inner

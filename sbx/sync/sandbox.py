@@ -7,43 +7,23 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
 from sbx import errors
 from sbx.aio import Loop, check_process
-from sbx.sync.blocking import AsyncConversation, BlockingConversation
+from sbx.sync.blocking import Attribute, BlockingSandbox
 
 if TYPE_CHECKING:
     from sbx.policy import Policy
-    from sbx.protocol.mounts import Mount
     from sbx.sync.client import BlockingClient
 
 Connect = str | os.PathLike[str] | bool | None
-_DEFAULT_CONVERSATION = "default"
 
 
-class _Box(Protocol):
-    """A sandbox for asyncio, of either kind."""
-
-    id: str
-
-    @property
-    def policy(self) -> Any: ...
-    def conversation(self, name: str) -> AsyncConversation: ...
-    def mount(
-        self, source: str | Path, target: str | None = None, *, read_only: bool = True
-    ) -> Coroutine[Any, Any, str]: ...
-    def unmount(self, target: str) -> Coroutine[Any, Any, None]: ...
-    def mounts(self) -> Coroutine[Any, Any, "tuple[Mount, ...]"]: ...
-    def unfreeze(self) -> Coroutine[Any, Any, bool]: ...
-    def stop(self) -> Coroutine[Any, Any, None]: ...
-    def close(self) -> Coroutine[Any, Any, None]: ...
-
-
-class Sandbox(BlockingConversation):
+class Sandbox(BlockingSandbox):
     """A sandbox: `with Sandbox(policy="data-science") as box`.
 
     `policy` is a name, the Path of a file, or a value; `narrower` tightens it, for instance
@@ -76,7 +56,7 @@ class Sandbox(BlockingConversation):
             from sbx.runtime.shared import shared_runtime
 
             loop = shared = shared_runtime()
-            self._box: _Box = shared.call(
+            sandbox: Any = shared.call(
                 shared.runtime.create(
                     policy, narrower=narrower, env=env, workspace=workspace, uploads=uploads
                 )
@@ -90,70 +70,32 @@ class Sandbox(BlockingConversation):
                 )
             client = _client(None if connect is True else connect, key)
             loop = client.loop
-            self._box = client.made(policy, narrower=narrower, env=env)
-        super().__init__(loop, loop.call(_named(self._box, _DEFAULT_CONVERSATION)))
+            sandbox = client.create_until_close(policy, narrower=narrower, env=env)
+        super().__init__(loop, sandbox)
         # A sandbox that its program forgets must not keep its jail until the program's end.
-        self._forgotten = weakref.finalize(self, _abandon, loop, self._box)
+        self._forgotten = weakref.finalize(self, _abandon, loop, sandbox)
         self._forgotten.atexit = False  # then `close` ends all of them in order
 
-    @property
-    def id(self) -> str:
-        return self._box.id
-
-    @property
-    def policy(self) -> Any:
-        """The Policy; of a sandbox in a service, its name."""
-        return self._box.policy
-
-    def conversation(self, name: str) -> BlockingConversation:
-        """A conversation by name, with files and variables of its own; made when there is none."""
-        return BlockingConversation(self._loop, self._loop.call(_named(self._box, name)))
-
-    def stop(self) -> None:
-        """End every kernel; files stay, and the next run starts another one."""
-        self._loop.call(self._box.stop())
-
-    def mount(
-        self, source: str | Path, target: str | None = None, *, read_only: bool = True
-    ) -> str:
-        """Show one more directory of the host inside, also in kernels that live; the path there,
-        /mnt/NAME unless `target` says otherwise. See `AsyncSandbox.mount`; of a sandbox in a
-        service, `RemoteSandbox.mount`."""
-        return self._loop.call(self._box.mount(source, target, read_only=read_only))
-
-    def unmount(self, target: str) -> None:
-        """Show it no more. Raises NotFound `not_mounted`."""
-        self._loop.call(self._box.unmount(target))
-
-    def mounts(self) -> "tuple[Mount, ...]":
-        """What is mounted now, by the path inside."""
-        return self._loop.call(self._box.mounts())
-
-    def unfreeze(self) -> bool:
-        """Let kernels start again after a honeytoken was sprung; False where none was."""
-        return self._loop.call(self._box.unfreeze())
+    policy = Attribute[Any]()  # the Policy; of a sandbox in a service, its name
 
     @property
     def network_log(self) -> tuple[Any, ...]:
-        """What its proxy let through and refused lately, the last one last; empty without one. Of a
-        sandbox in a service its events tell what was refused, and the audit log all of it."""
-        if not hasattr(self._box, "network_log"):
+        """The last decisions of its proxy, in order. Empty without a proxy. A service has refusals
+        in the events of the sandbox, and all decisions in its audit log."""
+        if not hasattr(self._inner, "network_log"):
             raise errors.BadRequest(
-                "a service tells its callers only what was refused",
+                "a service shows its callers only the requests that it refused",
                 code="not_over_the_wire",
                 hint="ask for the events of the sandbox: GET /v1/sandboxes/{id}/events",
             )
-        return tuple(self._box.network_log)
+        return tuple(self._inner.network_log)
 
     def close(self) -> None:
         """End everything inside and remove every file; a second call does nothing."""
         check_process(self._loop.pid)
         if self._loop.running:
-            self._loop.call(self._box.close())
+            self._loop.call(self._inner.close())
         self._forgotten.detach()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self,
@@ -213,10 +155,6 @@ def _reset_after_fork() -> None:
 os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-async def _named(box: _Box, name: str) -> AsyncConversation:
-    return box.conversation(name)
-
-
-def _abandon(loop: Loop, box: _Box) -> None:
-    """Close a sandbox that nobody holds any more, without waiting."""
-    loop.begin(box.close())
+def _abandon(loop: Loop, sandbox: Any) -> None:
+    """Close a sandbox to which the program has no reference left, without waiting."""
+    loop.begin(sandbox.close())

@@ -21,7 +21,7 @@ parent directories.
 
 The walk follows no symlink. It has limits, which code inside can exhaust. Therefore it first looks
 up the names of the table in the directory itself. In a large directory, it looks them up before it
-reads the rest of the entries. `runtime.link_watch` repeats the walk while code runs.
+reads the rest of the entries. `ContextKernel` repeats the walk while code runs.
 """
 
 import os

@@ -286,7 +286,7 @@ async def test_code_that_ignores_the_interrupt_is_killed(fresh: Fresh, code: str
 async def test_code_that_hears_the_interrupt_keeps_its_state(fresh: Fresh) -> None:
     """The other end of the ladder: one rung is enough. The next rung comes when this test hangs."""
     box = await fresh()
-    box.conversation("default").contexts.default._grace_s = 60.0
+    box.conversation("default").contexts.default.grace_s = 60.0
     await attack(box, "x = 41")
     done = await run(box, "while True: pass", timeout=0.5)
     assert (done.status, done.state_lost) == (Status.TIMEOUT, False)

@@ -1,10 +1,12 @@
 """A clock that goes on when a test says so."""
 
+import asyncio
 from collections.abc import Callable
+from typing import cast
 
 
 class ManualClock:
-    """What `sbx.kernels.pool.zygotes.LoopClock` asks for; `advance` calls what has become due."""
+    """The clock of an event loop; `advance` calls what has become due."""
 
     def __init__(self) -> None:
         self._now = 1000.0
@@ -12,6 +14,10 @@ class ManualClock:
 
     def time(self) -> float:
         return self._now
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return cast("asyncio.AbstractEventLoop", self)
 
     def call_later(self, delay: float, callback: Callable[[], object], /) -> "Timer":
         timer = Timer(callback)

@@ -234,7 +234,7 @@ async def test_berths_that_nobody_wants_make_room_for_kernels_that_are_only_park
 ) -> None:
     starter: KernelFactory = means_of(runtime).starter
     clock = ManualClock()
-    starter._clock = clock
+    starter._clock = clock.loop
     await runtime.warm(count=1, new=True)
     pool = pool_of(runtime)
     for _ in range(int(2 * QUIET_S / TICK_S) + 2):

@@ -439,7 +439,7 @@ def test_a_sandbox_that_is_forgotten_ends_by_itself() -> None:
     kept = Sandbox()
     box = Sandbox()
     assert box.run("1").ok
-    inner = weakref.ref(box._box)
+    inner = weakref.ref(box._inner)
     del box
     gc.collect()
     deadline = time.monotonic() + 60

@@ -15,7 +15,7 @@ from sbx.errors import BadRequest, Broken, Conflict, Denied, TooLarge
 from sbx.kernels import frames
 from sbx.protocol.runs import Cause, RunError, Status
 from sbx.runtime.run import frontend
-from sbx.runtime.run.frontend import Cell, CellEnd, JupyterFrontend, Told
+from sbx.runtime.run.frontend import Cell, CellEnd, JupyterFrontend, Published
 
 PATIENCE_S = 60.0
 MIB = 1 << 20
@@ -52,14 +52,14 @@ class Seen:
     """A front end that remembers. `slow` is awaited before anything is taken."""
 
     def __init__(self, box: AsyncSandbox) -> None:
-        self.told: list[Told] = []
+        self.told: list[Published] = []
         self.ends: list[RunError] = []
-        self.slow: Callable[[Told], Awaitable[object]] | None = None
+        self.slow: Callable[[Published], Awaitable[object]] | None = None
         self._news = asyncio.Condition()
         self.context = box.contexts.default
         self.front = JupyterFrontend(self.context, self._take, self._ended)
 
-    async def _take(self, told: Told) -> None:
+    async def _take(self, told: Published) -> None:
         if self.slow is not None:
             await self.slow(told)
         self.told.append(told)
@@ -282,7 +282,7 @@ async def test_a_question_that_heeds_no_interrupt_ends_the_kernel(
     seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frontend, "_QUESTION_S", 0.3)
-    monkeypatch.setattr(seen.context, "_grace_s", 0.3)
+    monkeypatch.setattr(seen.context, "grace_s", 0.3)
     await seen.run(
         "class Deaf:\n  def __dir__(self):\n    import signal, time\n"
         "    signal.signal(signal.SIGINT, signal.SIG_IGN)\n    time.sleep(600)\none = Deaf()"
@@ -398,7 +398,7 @@ async def test_a_cell_has_every_limit_of_a_run(make: Make, monkeypatch: pytest.M
     assert len(seen.text()) <= 64 << 10
     with pytest.raises(BadRequest):
         await seen.run("1", timeout=10)
-    monkeypatch.setattr(seen.context, "_grace_s", 0.3)
+    monkeypatch.setattr(seen.context, "grace_s", 0.3)
     deaf = await seen.run("import signal, time\nsignal.signal(2, signal.SIG_IGN)\ntime.sleep(600)")
     assert (deaf.run.status, deaf.run.state_lost, deaf.reply) == (Status.TIMEOUT, True, None)
     assert (await seen.until_ended()).name == "Timeout"
@@ -441,7 +441,7 @@ async def test_a_time_out_counts_while_somebody_takes_slowly(
     """What followed was always there at once, and the deadline never looked at. Then what is left
     is not told: whoever takes it slowly would have the kernel killed."""
     seen = await make(narrower={"limits": {"wall_time": "1s"}})
-    monkeypatch.setattr(seen.context, "_grace_s", 4.0)
+    monkeypatch.setattr(seen.context, "grace_s", 4.0)
 
     async def wait(_: object) -> None:
         await asyncio.sleep(0.5)
@@ -453,7 +453,7 @@ async def test_a_time_out_counts_while_somebody_takes_slowly(
 
 
 async def test_malformed_raised_by_who_is_told_cuts_the_kernel_off(seen: Seen) -> None:
-    async def judge(told: Told) -> None:
+    async def judge(told: Published) -> None:
         if isinstance(told, frames.DisplayData):
             raise frames.MalformedFrame("no bundle of ours")
 
@@ -466,7 +466,7 @@ async def test_malformed_raised_by_who_is_told_cuts_the_kernel_off(seen: Seen) -
 
 
 async def test_a_bug_of_who_is_told_ends_nothing(seen: Seen) -> None:
-    async def fail(told: Told) -> None:
+    async def fail(told: Published) -> None:
         raise ZeroDivisionError
 
     seen.slow = fail
@@ -576,7 +576,7 @@ BETWEEN = {
 
 @pytest.mark.parametrize("what", BETWEEN)
 async def test_what_no_kernel_of_ours_says_between_cells_ends_it(seen: Seen, what: str) -> None:
-    async def judge(told: Told) -> None:
+    async def judge(told: Published) -> None:
         if isinstance(told, frames.DisplayData):
             frames.bundle(told.data)
 

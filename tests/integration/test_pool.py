@@ -386,7 +386,7 @@ async def house() -> AsyncIterator[House]:
     settings = Settings()
     broker = await BrokerClient.start(uids=settings.uid_range, groups=settings.cgroups)
     clock = ManualClock()
-    starter = KernelFactory(broker, most=2, deadline_s=30, clock=clock)
+    starter = KernelFactory(broker, most=2, deadline_s=30, clock=clock.loop)
     yield House(broker, clock, starter)
     await starter.close()
     await broker.close()

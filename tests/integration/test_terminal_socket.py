@@ -330,7 +330,7 @@ async def is_cut(writer: asyncio.StreamWriter) -> bool:
 async def test_who_leaves_and_reads_nothing_holds_no_connection(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(websocket_protocol, "_GONE_S", 1.0)
+    monkeypatch.setattr(websocket_protocol, "_CLOSE_S", 1.0)
     terminal = await place.open(command="while :; do seq 1 100000; done")
     path = f"{place.path(terminal)}/attach"
     reader, writer = await asyncio.open_unix_connection(str(place.served.socket), limit=1 << 10)

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import pytest
 
+from sbx.aio import WorkerThreads
 from sbx.runtime.files.watch import _REST, _REST_MAX_S, Watches, _Watch
 from sbx.workspace.tree import Tree
 from sbx.workspace.watch import Watching
@@ -23,10 +24,11 @@ from sbx.workspace.watch import Watching
 T = TypeVar("T")
 
 
-class _Threads:
+class _Threads(WorkerThreads):
     """Remembers when each call began and ended."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls: list[tuple[float, float]] = []
 
     async def call(self, act: Callable[[], T]) -> T:
@@ -37,11 +39,7 @@ class _Threads:
             finally:
                 self.calls.append((begun, time.monotonic()))
 
-        return await asyncio.to_thread(timed)
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        yield
+        return await super().call(timed)
 
 
 @contextmanager

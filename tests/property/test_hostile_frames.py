@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sbx.guest import frames as guest
 from sbx.kernels import frames
 from sbx.kernels.frames import KERNEL, SUPERVISOR, FrameDecoder, MalformedFrame
-from sbx.runtime.run.relay import ForwardedRun
+from sbx.runtime.run.execution import ForwardedRun
 
 TEXT = st.text(st.characters(codec="utf-8"))
 JSON = st.recursive(

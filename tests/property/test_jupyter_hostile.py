@@ -18,8 +18,8 @@ from sbx.errors import BadRequest
 from sbx.jupyter import parse, serialize
 from sbx.kernels import frames
 from sbx.protocol.runs import Status
-from sbx.runtime.run.frontend import CellEnd, Told
-from sbx.runtime.run.relay import ForwardedRun
+from sbx.runtime.run.execution import ForwardedRun
+from sbx.runtime.run.frontend import CellEnd, Published
 from tests.tiers import examples
 
 KEY = b"k" * 32
@@ -96,7 +96,7 @@ def told_by(kind: str, content: Any) -> serialize.JupyterMessage | None:
     """As the bridge does it. Raises frames.Malformed."""
     if isinstance(content, frames.InputRequestFrame):
         return None  # of which only the words go on
-    if isinstance(content, Told):
+    if isinstance(content, Published):
         return serialize.shown(content, 7)
     if (made := SAID.get(type(content))) is not None:
         kind = "kernel_info_reply" if kind == "ready" else kind

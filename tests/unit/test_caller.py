@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from sbx.api.agent_v1.dependencies import deciding
+from sbx.api.agent_v1.dependencies import approval_scope
 from sbx.errors import Denied
 from sbx.protocol.approvals import ApprovalScope
 from sbx.service.auth import SCOPES, Caller
@@ -93,8 +93,8 @@ def test_the_key_or_token_is_told_and_gives_no_right() -> None:
 def test_a_token_decides_within_all_of_its_bounds() -> None:
     bounds = {"user_id": "u", "agent_id": "a", "conversation_id": "c"}
     executing = Caller("me", "token", scopes=frozenset({"execute"}), **bounds)  # type: ignore[arg-type]
-    assert deciding(executing) == ApprovalScope("me", "u", "a", "c")
-    assert deciding(Caller("me", "key")) == ApprovalScope("me")
+    assert approval_scope(executing) == ApprovalScope("me", "u", "a", "c")
+    assert approval_scope(Caller("me", "key")) == ApprovalScope("me")
     with pytest.raises(Denied) as raised:
-        deciding(token(**bounds))
+        approval_scope(token(**bounds))
     assert raised.value.code == "forbidden"

@@ -71,7 +71,7 @@ class Nursery:
         self.starts = 0
         self.may_start = asyncio.Event()
         self.may_start.set()
-        self.lineage = ZygoteGroup(self._start, self.clock, self._ended)
+        self.lineage = ZygoteGroup(self._start, self.clock.loop, self._ended)
 
     async def _start(self) -> ZygoteHandle:
         self.starts += 1

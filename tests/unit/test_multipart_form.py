@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 
-from sbx.api.multipart import Form, FormLimits, UploadSlots, read_form, spool_to_disk
+from sbx.api.multipart import Form, FormLimits, read_form, spool_to_disk
+from sbx.api.slots import UploadSlots
 from sbx.errors import BadRequest, SbxError, TooLarge, Unavailable
 
 END = b"--B--\r\n"
@@ -206,9 +207,9 @@ async def test_what_is_set_aside_comes_back_whole_and_leaves_nothing(tmp_path: P
 
 async def test_uploads_beyond_their_number_wait_a_moment_and_are_then_refused() -> None:
     slots = UploadSlots(1, 1, wait_s=0.05)
-    async with slots.one("alice"):
+    async with slots.take("alice"):
         with pytest.raises(Unavailable) as refused:
-            async with slots.one("bob"):
+            async with slots.take("bob"):
                 pass
         assert refused.value.code == "too_many_uploads"
         assert refused.value.details["limit"] == 1
@@ -219,19 +220,19 @@ async def test_uploads_beyond_their_number_wait_a_moment_and_are_then_refused() 
 
 
 async def enter(slots: UploadSlots, owner: str = "bob") -> None:
-    async with slots.one(owner):
+    async with slots.take(owner):
         pass
 
 
 async def test_an_owner_has_a_share_of_the_uploads_and_of_their_queue() -> None:
     slots = UploadSlots(3, 2, wait_s=600)
-    async with slots.one("alice"), slots.one("alice"):
+    async with slots.take("alice"), slots.take("alice"):
         more = [asyncio.create_task(enter(slots, "alice")) for _ in range(5)]
         await asyncio.sleep(0)
         assert not slots.awaited()
         async with asyncio.timeout(60):
             await enter(slots)
-        async with slots.one("bob"):
+        async with slots.take("bob"):
             waiting = asyncio.create_task(enter(slots))
             await asyncio.sleep(0)
             assert slots.awaited()

@@ -15,7 +15,7 @@ from sbx import settings_files
 from sbx.api.errors import status_of
 from sbx.api.middleware import RequestLimitsMiddleware
 from sbx.errors import SbxError, Unavailable, out_of_files
-from sbx.runtime.run.context import _as_ours
+from sbx.runtime.run.executor import as_sbx_error
 
 FULL = OSError(errno.EMFILE, "Too many open files")
 
@@ -46,8 +46,8 @@ def test_other_errors_are_not(error: Exception) -> None:
 
 
 def test_run_without_a_descriptor_is_not_a_bug() -> None:
-    assert _as_ours(FULL).code == "too_many_open_files"
-    assert _as_ours(RuntimeError("wrong")).code == "internal_error"
+    assert as_sbx_error(FULL).code == "too_many_open_files"
+    assert as_sbx_error(RuntimeError("wrong")).code == "internal_error"
 
 
 def test_settings_without_a_descriptor_are_not_wrong(tmp_path: Path) -> None:

@@ -4,18 +4,18 @@ import pytest
 
 from sbx.kernels import frames
 from sbx.protocol.runs import Cause, RunError, Status
-from sbx.runtime.run.relay import ForwardedRun, Told
+from sbx.runtime.run.execution import ForwardedRun, Published
 
 
 class Listener:
     """Takes what it is told; raises `error` instead, where there is one."""
 
     def __init__(self, room: int, error: Exception | None = None) -> None:
-        self.told: list[Told] = []
+        self.told: list[Published] = []
         self.error = error
         self.run = ForwardedRun("run-1", room, self.take)
 
-    async def take(self, told: Told) -> None:
+    async def take(self, told: Published) -> None:
         if self.error is not None:
             raise self.error
         self.told.append(told)

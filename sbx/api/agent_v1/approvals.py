@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fastapi import APIRouter, Response
 
-from sbx.api.agent_v1.dependencies import AgentsDep, ChatDep, check_runs, deciding, project_of
+from sbx.api.agent_v1.dependencies import AgentsDep, ChatDep, approval_scope, check_runs, project_of
 from sbx.api.agent_v1.messages import Cursor
 from sbx.api.agent_v1.models import (
     ApprovalBody,
@@ -44,9 +44,11 @@ of_conversations = APIRouter(
 async def pending(
     caller: CallerDep, agents: AgentsDep, limit: Limit = 50, cursor: Cursor = None
 ) -> PendingList:
-    """The calls that wait, of all conversations that the caller reaches, the oldest first."""
-    found, after = await agents.approvals.pending(deciding(caller), limit=limit, cursor=cursor)
-    items = [PendingBody(**one.to_json()) for one in found]
+    """List the pending calls within the bounds of the caller, the oldest first."""
+    approvals, after = await agents.approvals.pending(
+        approval_scope(caller), limit=limit, cursor=cursor
+    )
+    items = [PendingBody(**approval.to_json()) for approval in approvals]
     return PendingList(items=items, next_cursor=after)
 
 
@@ -59,23 +61,23 @@ async def rules(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> RuleList:
-    """What is allowed without asking again, of one conversation or project or of all."""
-    found, after = await agents.approvals.rules(
-        deciding(caller),
+    """List the remembered rules of one conversation or project, or of all."""
+    rules, after = await agents.approvals.rules(
+        approval_scope(caller),
         conversation_id=conversation_id,
         project_id=project_id,
         limit=limit,
         cursor=cursor,
     )
-    return RuleList(items=[RuleBody(**one.to_json()) for one in found], next_cursor=after)
+    return RuleList(items=[RuleBody(**rule.to_json()) for rule in rules], next_cursor=after)
 
 
 @router.delete("/rules/{rule_id}", status_code=204, responses={**documented(404), **REVOKED})
 async def revoke(
     rule_id: str, caller: CallerDep, service: ServiceDep, agents: AgentsDep
 ) -> Response:
-    """From now on it is asked again."""
-    recorded = await agents.approvals.revoke(deciding(caller), rule_id)
+    """Revoke a rule: its commands need approvals again."""
+    recorded = await agents.approvals.revoke(approval_scope(caller), rule_id)
     await service.recording.record(caller, "approval.rule.revoke", rule_id)
     return revoked(recorded)
 
@@ -83,23 +85,23 @@ async def revoke(
 @router.post("/{tool_call_id}", responses=documented(404, 409))
 async def decide(
     tool_call_id: str,
-    verdict: ApprovalBody,
+    answer: ApprovalBody,
     caller: CallerDep,
     service: ServiceDep,
     agents: AgentsDep,
 ) -> Decided:
-    """Say yes or no to one call; the first answer counts. A token may not have it remembered."""
+    """Approve or deny one call; the first answer counts. A token may not create a rule."""
     approval = await agents.approvals.decide(
-        deciding(caller),
+        approval_scope(caller),
         tool_call_id,
-        verdict.approved,
-        remember=verdict.remember,
-        prefix=verdict.prefix,
+        answer.approved,
+        remember=answer.remember,
+        prefix=answer.prefix,
         by=caller.who if caller.via == "token" else None,
     )
     decision = approval.decision
     if decision is None:
-        raise Broken(f"the decision on {tool_call_id} was not kept")
+        raise Broken(f"the decision on {tool_call_id} was not stored")
     await service.recording.record(
         caller,
         "approval.decide",
@@ -164,7 +166,7 @@ async def _project(service: Service, caller: Caller, row: ChatRow) -> Project:
     check_runs(caller, row.conversation_id)
     if row.project_id is None:
         raise Conflict(
-            f"the conversation {row.conversation_id} is in no project, so nothing of it is asked",
+            f"the conversation {row.conversation_id} is not in a project, so it needs no approvals",
             code="no_project",
         )
     return await project_of(service, caller, row.project_id)

@@ -1,4 +1,4 @@
-"""A message to an agent; following what it does; ending that."""
+"""Send a message to an agent, follow its events, abort its run."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -39,31 +39,31 @@ _LAST: dict[str, Any] = {
     openapi_extra=_LAST,
 )
 async def chat(
-    asked: NewChat,
+    new: NewChat,
     request: Request,
     caller: CallerDep,
     service: ServiceDep,
     agents: AgentsDep,
     sessions: SessionsDep,
 ) -> Response:
-    """Ask the agent of a conversation; its events as they come. It goes on when nobody follows. The
-    same body with `Last-Event-ID` asks nothing anew: it follows what goes on, from there."""
-    name = conversation_of(caller, asked)
+    """Send a message to the agent of a conversation, and stream its events. The run continues if
+    the client disconnects. With `Last-Event-ID`, the same body follows the current run."""
+    name = conversation_of(caller, new)
     if "last-event-id" in request.headers:
-        run = _again(agents, caller, asked, name)
-        return await sse.stream(told(run, sse.last_event_id(request)), request=request)
-    settings = agents.models.settings  # what is refused is refused before anything is made
-    if asked.project_id is not None:
-        await project_of(service, caller, asked.project_id)
-    session = await session_of(sessions, caller, asked, name)
-    row, project = await agents.ensure_chat(caller, session, name, asked.project_id)
+        run = _find_run(agents, caller, new, name)
+        return await sse.stream(_events(run, sse.last_event_id(request)), request=request)
+    settings = agents.models.settings  # raises before anything is created
+    if new.project_id is not None:
+        await project_of(service, caller, new.project_id)
+    session = await session_of(sessions, caller, new, name)
+    row, project = await agents.ensure_chat(caller, session, name, new.project_id)
     run = await agents.chats.start(
         AgentRequest(
             caller.owner,
             name,
-            asked.message,
-            max_steps=asked.max_steps or settings.max_steps,
-            model=asked.model,
+            new.message,
+            max_steps=new.max_steps or settings.max_steps,
+            model=new.model,
             caller=caller,
             session=session,
             chat=row,
@@ -71,7 +71,7 @@ async def chat(
         )
     )
     await service.recording.record(caller, "chat.start", name, run=run.run_id, sandbox=session.id)
-    return await sse.stream(told(run, 0), request=request)
+    return await sse.stream(_events(run, 0), request=request)
 
 
 @router.get(
@@ -87,19 +87,19 @@ async def follow(
     agents: AgentsDep,
     run_id: str | None = None,
 ) -> Response:
-    """The events of what goes on in a conversation, or ended there within the last minute, after
-    `Last-Event-ID`. With a `run_id` of this run and no later one."""
+    """Follow the current run of a conversation, or one that ended within the last minute, after
+    `Last-Event-ID`. `run_id`: only this run, not a later one."""
     check_runs(caller, row.conversation_id)
     try:
         run = agents.chats.find(row.key, run_id)
     except NotFound as error:
         raise await _interrupted(agents, row) or error from None
-    return await sse.stream(told(run, sse.last_event_id(request)), request=request)
+    return await sse.stream(_events(run, sse.last_event_id(request)), request=request)
 
 
 @router.post("/{conversation_id}/abort", responses=documented(404))
 async def abort(row: ChatDep, caller: CallerDep, service: ServiceDep, agents: AgentsDep) -> Aborted:
-    """End what goes on: what waits for approval is denied, what runs is interrupted."""
+    """Abort the current run: deny its pending approvals and interrupt its code."""
     check_runs(caller, row.conversation_id)
     aborted = await agents.chats.abort(row.key)
     if aborted:
@@ -107,7 +107,7 @@ async def abort(row: ChatDep, caller: CallerDep, service: ServiceDep, agents: Ag
     return Aborted(aborted=aborted)
 
 
-async def told(run: ChatRun, after: int) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+async def _events(run: ChatRun, after: int) -> AsyncIterator[tuple[int, dict[str, Any]]]:
     async with aclosing(run.events(after)) as events:
         async for number, event in events:
             yield number, event
@@ -120,22 +120,21 @@ async def _interrupted(agents: Agents, row: ChatRow) -> NotFound | None:
             return NotFound(
                 f"the run {last.id} was interrupted by the end of the service",
                 code="run_interrupted",
-                hint="what it had done is in the messages: say something, or resume",
+                hint="its actions are in the messages: send a message, or resume",
                 details={"run_id": last.id},
             )
     return None
 
 
-def _again(agents: Agents, caller: Caller, asked: NewChat, name: str) -> ChatRun:
-    """The run that this very request began. Raises NotFound, Conflict `another_run`."""
+def _find_run(agents: Agents, caller: Caller, new: NewChat, name: str) -> ChatRun:
+    """Return the run that this same request began. Raise NotFound, Conflict `another_run`."""
     check_runs(caller, name)
-    if not caller.sees(asked.user_id, asked.agent_id, name):
+    if not caller.sees(new.user_id, new.agent_id, name):
         raise no_conversation(name)
-    run = agents.chats.find((caller.owner, asked.user_id, asked.agent_id, name))
-    talk = run.ask
-    if talk.message != asked.message:
+    run = agents.chats.find((caller.owner, new.user_id, new.agent_id, name))
+    if run.ask.message != new.message:
         raise Conflict(
-            "the agent of this conversation is at something else",
+            "the agent of this conversation has another request",
             code="another_run",
             hint="send the same body, or follow /chat/{conversation_id}/events",
             details={"run_id": run.run_id},

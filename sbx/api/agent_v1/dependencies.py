@@ -1,4 +1,4 @@
-"""What a request names, and whether its caller may: every route of the agent begins here."""
+"""The agents, chats, projects and sessions that a request names, and the rights of its caller."""
 
 import secrets
 from typing import Annotated
@@ -18,23 +18,21 @@ from sbx.service.sessions import SessionAsk, Sessions, check_id, session_id
 
 
 def agents_of(app: FastAPI) -> Agents:
-    """The agents of an app, made at the first call."""
+    """Return the agents of an app, created at the first call."""
     state = app.state
     if not hasattr(state, "agents"):
         state.agents = Agents(state.service, state.agent_settings)
-    found: Agents = state.agents
-    return found
+    agents: Agents = state.agents
+    return agents
 
 
 async def _agents(request: Request) -> Agents:
-    found = agents_of(request.app)
-    await found.start()
-    return found
+    agents = agents_of(request.app)
+    await agents.start()
+    return agents
 
 
 AgentsDep = Annotated[Agents, Depends(_agents)]
-
-
 Named = Annotated[str | None, Query(max_length=400)]
 
 
@@ -54,57 +52,58 @@ ChatDep = Annotated[ChatRow, Depends(chat)]
 
 
 async def project_of(service: Service, caller: Caller, project_id: str) -> Project:
-    """Raises NotFound, also for whoever is bound to one user: a project is its owner's own."""
-    check_whole(caller, project_id)
+    """Return a project of the caller. Raise NotFound, also for a token."""
+    check_projects(caller, project_id)
     return await service.projects.get(caller.owner, project_id)
 
 
-def check_whole(caller: Caller, project_id: str) -> None:
+def check_projects(caller: Caller, project_id: str) -> None:
+    """Raise NotFound for a token: it belongs to one user, and a project to its owner."""
     if caller.via == "token":
         raise NotFound(f"there is no project {project_id[:80]!r}")
 
 
 async def session_of(
-    sessions: Sessions, caller: Caller, asked: NewChat, conversation_id: str
+    sessions: Sessions, caller: Caller, new: NewChat, conversation_id: str
 ) -> SandboxView:
-    """The session of the pair, ensured. Raises as `Sessions.ensure`, and BadRequest for another
-    `sandbox_session_id`."""
-    key = session_id(check_id("user_id", asked.user_id), check_id("agent_id", asked.agent_id))
-    if asked.sandbox_session_id not in (None, key):
+    """Return the session of the user and agent, created if need be. Raise as `Sessions.ensure`, and
+    BadRequest for another `sandbox_session_id`."""
+    key = session_id(check_id("user_id", new.user_id), check_id("agent_id", new.agent_id))
+    if new.sandbox_session_id not in (None, key):
         raise BadRequest(
             f"the session of this user and agent has the id {key}",
             hint="leave sandbox_session_id out, or give this one",
             details={"field": "sandbox_session_id", "session_id": key},
         )
-    if not caller.sees(asked.user_id, asked.agent_id, conversation_id) or not caller.may("execute"):
+    if not caller.sees(new.user_id, new.agent_id, conversation_id) or not caller.may("execute"):
         raise no_conversation(conversation_id)
-    ask = SessionAsk(asked.user_id, asked.agent_id, asked.business_domain_id)
+    ask = SessionAsk(new.user_id, new.agent_id, new.business_domain_id)
     view, _ = await sessions.ensure(caller, ask)
     return view
 
 
-def conversation_of(caller: Caller, asked: NewChat) -> str:
-    """The one that is named, else the one that a token is for, else a new one."""
-    named = asked.conversation_id
-    if named is None:
-        named = caller.conversation_id or f"conversation-{secrets.token_hex(8)}"
-    return check_id("conversation_id", named)
+def conversation_of(caller: Caller, new: NewChat) -> str:
+    """Return the named conversation, else that of the token, else a new one."""
+    name = new.conversation_id
+    if name is None:
+        name = caller.conversation_id or f"conversation-{secrets.token_hex(8)}"
+    return check_id("conversation_id", name)
 
 
 def check_reads(caller: Caller, conversation_id: str) -> None:
-    """Whether the caller may read what was said. Raises NotFound."""
+    """Raise NotFound unless the caller may read messages."""
     if not (caller.may("execute") or caller.may("files:read")):
         raise no_conversation(conversation_id)
 
 
 def check_runs(caller: Caller, conversation_id: str) -> None:
-    """Whether the caller may say what an agent does. Raises NotFound."""
+    """Raise NotFound unless the caller may give orders to an agent."""
     if not caller.may("execute"):
         raise no_conversation(conversation_id)
 
 
-def deciding(caller: Caller) -> ApprovalScope:
-    """What the caller may decide. Raises Denied `forbidden`.
+def approval_scope(caller: Caller) -> ApprovalScope:
+    """Return the approvals that the caller may decide. Raise Denied `forbidden`.
 
     A token with the scope `execute` may approve within its bounds, also changes on the host: it is
     the front end in which the user decides. Only an unbounded caller may have a decision remembered
@@ -112,7 +111,7 @@ def deciding(caller: Caller) -> ApprovalScope:
     """
     if not caller.may("execute"):
         raise Denied(
-            "this token may not approve what an agent does",
+            "this token may not approve the actions of an agent",
             code="forbidden",
             hint="it takes the scope execute",
         )

@@ -1,4 +1,4 @@
-"""What was said in a conversation: listed, exported, imported; and the runs of its agent."""
+"""The messages of a conversation: list, export, import; and the runs of its agent."""
 
 from typing import Annotated, Any, Literal
 
@@ -23,12 +23,12 @@ from sbx.service.agents import AgentRunRow, MessageRow
 from sbx.service.sessions import check_id
 
 router = APIRouter(prefix="/api/v1/conversations/{conversation_id}", tags=["agent"])
-_LAST = (1 << 63) - 1  # a number that a row can have
+_SEQ_MAX = (1 << 63) - 1  # of SQLite
 Cursor = Annotated[str | None, Query(max_length=40)]
 
 
 class AgentRunBody(BaseModel):
-    """`interrupted`: the service ended while it went on, so there is no `reason`."""
+    """`interrupted`: the service ended during the run, so there is no `reason`."""
 
     run_id: str
     status: Literal["running", "ended", "interrupted"]
@@ -54,10 +54,10 @@ class Imported(BaseModel):
 async def messages(
     row: ChatDep, caller: CallerDep, agents: AgentsDep, limit: Limit = 50, cursor: Cursor = None
 ) -> MessageList:
-    """The oldest first."""
+    """List the messages, the oldest first."""
     check_reads(caller, row.conversation_id)
-    found, more = await agents.messages.page(row.id, after=number_of(cursor), limit=limit)
-    items = [_message(one) for one in found]
+    rows, more = await agents.messages.page(row.id, after=number_of(cursor), limit=limit)
+    items = [_message(each) for each in rows]
     return MessageList(items=items, next_cursor=str(items[-1].seq) if more and items else None)
 
 
@@ -65,13 +65,13 @@ async def messages(
 async def runs(
     row: ChatDep, caller: CallerDep, agents: AgentsDep, limit: Limit = 50, cursor: Cursor = None
 ) -> AgentRunList:
-    """How each run of its agent ended, the newest first."""
+    """List the runs of its agent, the newest first."""
     check_reads(caller, row.conversation_id)
     before = number_of(cursor) or None
-    found = await agents.runs(row, limit=limit, before=before)
-    more = len(found) == limit and found[-1].seq > 1
+    rows = await agents.runs(row, limit=limit, before=before)
+    more = len(rows) == limit and rows[-1].seq > 1
     return AgentRunList(
-        items=[_run(one) for one in found], next_cursor=str(found[-1].seq) if more else None
+        items=[_run(each) for each in rows], next_cursor=str(rows[-1].seq) if more else None
     )
 
 
@@ -81,10 +81,10 @@ async def runs(
     responses={**documented(404), 200: {"content": {"application/json": {}}}},
 )
 async def export(row: ChatDep, caller: CallerDep, agents: AgentsDep) -> Response:
-    """All of it as one JSON document, which `import` takes."""
+    """Export the conversation as one JSON document for `import`."""
     check_reads(caller, row.conversation_id)
-    told = await export_history(agents.history(row))
-    return Response(told.encode("utf-8", "backslashreplace"), media_type="application/json")
+    text = await export_history(agents.history(row))
+    return Response(text.encode("utf-8", "backslashreplace"), media_type="application/json")
 
 
 @router.post(
@@ -107,14 +107,14 @@ async def import_(
     user_id: Named = None,
     agent_id: Named = None,
 ) -> Imported:
-    """Begin a conversation with what was exported from one. Nothing may be said in it yet; it is
-    made where `user_id` and `agent_id` say whose it is."""
+    """Import an exported conversation into an empty one. `user_id` and `agent_id` create it if need
+    be."""
     name = check_id("conversation_id", conversation_id)
     if user_id is None or agent_id is None:
         row = await agents.find_chat(caller, name, user_id=user_id, agent_id=agent_id)
     else:
-        whose = NewChat(user_id=user_id, agent_id=agent_id, resume=True)
-        session = await session_of(sessions, caller, whose, name)
+        new = NewChat(user_id=user_id, agent_id=agent_id, resume=True)
+        session = await session_of(sessions, caller, new, name)
         row, _ = await agents.ensure_chat(caller, session, name)
     check_runs(caller, name)
     text = (await request.body()).decode("utf-8", "replace")
@@ -126,18 +126,17 @@ async def import_(
 
 
 def number_of(cursor: str | None) -> int:
-    """Where a page begins: a cursor is the number of what was last on the one before. Raises
-    BadRequest."""
+    """Return the number in a cursor: that of the last row of the page before. Raise BadRequest."""
     if cursor is None:
         return 0
-    if not (cursor.isascii() and cursor.isdecimal()) or int(cursor) > _LAST:
-        raise BadRequest("this is no cursor of ours", details={"field": "cursor"})
+    if not (cursor.isascii() and cursor.isdecimal()) or int(cursor) > _SEQ_MAX:
+        raise BadRequest("the cursor is invalid", details={"field": "cursor"})
     return int(cursor)
 
 
 def _message(row: MessageRow) -> MessageBody:
-    told = {**row.message, "seq": row.seq, "created_at": row.created_at}
-    return MessageBody(**told if row.covers is None else {**told, "covers": row.covers})
+    fields = {**row.message, "seq": row.seq, "created_at": row.created_at}
+    return MessageBody(**fields if row.covers is None else {**fields, "covers": row.covers})
 
 
 def _run(row: AgentRunRow) -> AgentRunBody:

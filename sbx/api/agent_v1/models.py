@@ -20,9 +20,9 @@ Json = dict[str, Any]
 
 
 class NewChat(BaseModel):
-    """`conversation_id`: made up where there is none, and told by every event. `model`: a name at
-    the configured provider; `max_steps`: null for the configured one. `resume`, without a message:
-    go on where an earlier run broke off."""
+    """`conversation_id`: null for a new one, which is part of every event. `model`: a name at the
+    configured provider; `max_steps`: null for the configured number. `resume`, without a message:
+    continue where an earlier run broke off."""
 
     user_id: Name
     agent_id: Name
@@ -36,30 +36,30 @@ class NewChat(BaseModel):
     model: ModelName | None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _is_not_empty(self) -> Self:
         if self.resume != (self.message is None):
             raise ValueError("message is missing" if not self.resume else "resume has no message")
         return self
 
 
 class CommandsChange(BaseModel):
-    """`allowed`: commands are made without asking, and Python may start processes. `changes`:
-    whether changes of files are asked about; `ask_outside`: directories of the project in which
-    they are not. What is left out stays as it is."""
+    """`allowed`: commands need no approval, and Python may start processes. `changes`: whether
+    changes of files need approvals; `ask_outside`: directories of the project in which they do not.
+    An absent field stays as it is."""
 
     allowed: bool | None = None
     changes: Literal["ask", "allow"] | None = None
     ask_outside: Annotated[list[Path], Field(max_length=PREFIXES_MAX)] | None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _is_not_empty(self) -> Self:
         if self.allowed is None and self.changes is None and self.ask_outside is None:
             raise ValueError("name allowed, changes or ask_outside")
         return self
 
 
 class CommandPermission(BaseModel):
-    """What is asked about in one conversation in a project."""
+    """The approvals that one conversation in a project needs."""
 
     allowed: bool
     changes: Literal["ask", "allow"]
@@ -67,7 +67,7 @@ class CommandPermission(BaseModel):
 
 
 class Aborted(BaseModel):
-    """`aborted` is false when nothing went on."""
+    """`aborted` is false if no run was in progress."""
 
     aborted: bool
 
@@ -123,7 +123,7 @@ class ApprovalBody(BaseModel):
     @model_validator(mode="after")
     def _has_its_prefix(self) -> Self:
         if self.remember == "prefix" and self.prefix is None:
-            raise ValueError("prefix is missing: the words that commands are to begin with")
+            raise ValueError("prefix is missing: the first words of the allowed commands")
         return self
 
 
@@ -179,7 +179,7 @@ class NewProject(BaseModel):
 
 
 class ProjectChange(BaseModel):
-    """What is left out stays as it is."""
+    """An absent field stays as it is."""
 
     name: Name | None = None
     working_directory: Path | None = None
@@ -219,7 +219,7 @@ class Invocation(BaseModel):
 
 
 class Invoked(BaseModel):
-    """`result` is what a model would be told; a call that failed is a success of this request."""
+    """`result` is the text for a model; a call that failed is a success of this request."""
 
     tool_call_id: str
     result: str

@@ -1,8 +1,8 @@
-"""Projects: a directory of the host that agents work in, by its owner's wish."""
+"""Projects: directories of the host that agents work in, at the request of their owner."""
 
 from fastapi import APIRouter
 
-from sbx.api.agent_v1.dependencies import check_whole, project_of
+from sbx.api.agent_v1.dependencies import check_projects, project_of
 from sbx.api.agent_v1.models import (
     Limit,
     NewProject,
@@ -14,7 +14,6 @@ from sbx.api.agent_v1.models import (
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.errors import Denied
-from sbx.service.auth import Caller
 
 router = APIRouter(prefix="/api/v1/projects", tags=["projects"])
 
@@ -23,28 +22,33 @@ router = APIRouter(prefix="/api/v1/projects", tags=["projects"])
 async def list_(
     caller: CallerDep, service: ServiceDep, limit: Limit = 50, cursor: str | None = None
 ) -> ProjectList:
-    """The caller's, by id; a token has none."""
+    """List the projects of the caller, by id. A token has none."""
     if caller.via == "token":
         return ProjectList(items=[], next_cursor=None)
     page = await service.projects.list(caller.owner, limit=limit, cursor=cursor)
     return ProjectList(
-        items=[project_body(one) for one in page.items], next_cursor=page.next_cursor
+        items=[project_body(project) for project in page.items], next_cursor=page.next_cursor
     )
 
 
 @router.post("", status_code=201, responses=documented(409))
-async def create(asked: NewProject, caller: CallerDep, service: ServiceDep) -> ProjectBody:
-    """The directory must be there, below those that the operator gives to projects."""
-    _check_may_make(caller)
-    made = await service.projects.create(
+async def create(new: NewProject, caller: CallerDep, service: ServiceDep) -> ProjectBody:
+    """Create a project. Its directory must exist below one of the setting `project_dirs`."""
+    if caller.via == "token":
+        raise Denied(
+            "a token makes no projects",
+            code="forbidden",
+            hint="call with a key, or over the socket",
+        )
+    project = await service.projects.create(
         caller.owner,
-        name=asked.name,
-        working_directory=asked.working_directory,
-        sandbox_enabled=asked.sandbox_enabled,
+        name=new.name,
+        working_directory=new.working_directory,
+        sandbox_enabled=new.sandbox_enabled,
     )
-    told = project_body(made)
-    await service.recording.record(caller, "project.create", made.id, **_shown(told))
-    return told
+    body = project_body(project)
+    await service.recording.record(caller, "project.create", project.id, **_details(body))
+    return body
 
 
 @router.get("/{project_id}", responses=documented(404))
@@ -53,39 +57,30 @@ async def get(project_id: str, caller: CallerDep, service: ServiceDep) -> Projec
 
 
 @router.patch("/{project_id}", responses=documented(404, 409))
-async def change(
-    project_id: str, asked: ProjectChange, caller: CallerDep, service: ServiceDep
+async def change_project(
+    project_id: str, change: ProjectChange, caller: CallerDep, service: ServiceDep
 ) -> ProjectBody:
-    """What goes on in it keeps what it began with."""
+    """Change a project. Current sessions keep the old settings."""
     await project_of(service, caller, project_id)
-    changed = await service.projects.change(
+    project = await service.projects.change(
         caller.owner,
         project_id,
-        name=asked.name,
-        working_directory=asked.working_directory,
-        sandbox_enabled=asked.sandbox_enabled,
+        name=change.name,
+        working_directory=change.working_directory,
+        sandbox_enabled=change.sandbox_enabled,
     )
-    told = project_body(changed)
-    await service.recording.record(caller, "project.change", project_id, **_shown(told))
-    return told
+    body = project_body(project)
+    await service.recording.record(caller, "project.change", project_id, **_details(body))
+    return body
 
 
 @router.delete("/{project_id}", status_code=204, responses=documented(404, 409))
 async def delete(project_id: str, caller: CallerDep, service: ServiceDep) -> None:
-    """Forget it, with its conversations; the directory stays as it is."""
-    check_whole(caller, project_id)
+    """Delete a project with its conversations. The directory stays as it is."""
+    check_projects(caller, project_id)
     await service.projects.delete(caller.owner, project_id)
     await service.recording.record(caller, "project.delete", project_id)
 
 
-def _check_may_make(caller: Caller) -> None:
-    if caller.via == "token":
-        raise Denied(
-            "a token makes no projects",
-            code="forbidden",
-            hint="call with a key, or over the socket",
-        )
-
-
-def _shown(told: ProjectBody) -> dict[str, object]:
-    return told.model_dump(exclude={"id", "created_at"})
+def _details(body: ProjectBody) -> dict[str, object]:
+    return body.model_dump(exclude={"id", "created_at"})

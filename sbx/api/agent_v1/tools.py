@@ -1,4 +1,4 @@
-"""What a model may call: told in the words of each provider, and called by a program."""
+"""The tools of agents: their definitions in the format of each provider, and calls by a program."""
 
 import json
 import secrets
@@ -38,7 +38,7 @@ class ToolList(BaseModel):
 async def list_(
     agents: AgentsDep, format: Literal["openai", "anthropic", "mcp"] = "openai"
 ) -> ToolList:
-    """The definitions."""
+    """Return the definitions of the tools."""
     return ToolList(items=list(DIALECTS[format](agents.tools.definitions())))
 
 
@@ -47,31 +47,31 @@ async def list_(
     response_model=Invoked,
     responses={**documented(404, 409, 429), 200: _STREAM},
 )
-async def invoke(
+async def invoke_tool(
     name: str,
-    asked: Invocation,
+    call: Invocation,
     request: Request,
     caller: CallerDep,
     service: ServiceDep,
     agents: AgentsDep,
     sessions: SessionsDep,
 ) -> Response:
-    """Call a tool as a model would, with the permission and the approval that takes. A call that
-    fails is a success of this request: `is_error` tells."""
+    """Call a tool as a model would, with the same permission and approval. A call that fails is a
+    success of this request: `is_error` is true."""
     tool = agents.tools.get(name)
-    conversation = check_id("conversation_id", asked.conversation_id)
-    talk = await _request(agents, sessions, caller, tool, asked, conversation)
-    run = await agents.chats.start(talk)
+    conversation = check_id("conversation_id", call.conversation_id)
+    invoke = await _request(agents, sessions, caller, tool, call, conversation)
+    run = await agents.chats.start(invoke)
     await service.recording.record(
-        caller, "tool.invoke", name, conversation=conversation, sandbox=talk.session.id
+        caller, "tool.invoke", name, conversation=conversation, sandbox=invoke.session.id
     )
-    if sse.wanted(request):
-        return await sse.stream(_told(run), request=request)
+    if sse.accepts_events(request):
+        return await sse.stream(_events(run), request=request)
     async with aclosing(run.events()) as events:
         async for _, event in events:
             if event["type"] == "tool_end":
                 return _reply(event)
-    raise _not_made(run)
+    raise _unfinished(run)
 
 
 async def _request(
@@ -79,14 +79,14 @@ async def _request(
     sessions: Sessions,
     caller: Caller,
     tool: Tool,
-    asked: Invocation,
+    invocation: Invocation,
     conversation: str,
 ) -> Invoke:
-    """Raises NotFound, Denied `forbidden` without the scope for what the call would do."""
-    session = await sessions.get(caller, asked.sandbox_session_id)
+    """Raise NotFound, and Denied `forbidden` without the scope for the effect of the call."""
+    session = await sessions.get(caller, invocation.sandbox_session_id)
     if not caller.sees(session.user_id, session.agent_id, conversation):
         raise no_conversation(conversation)
-    call = ToolCall(f"call-{secrets.token_hex(8)}", tool.name, json.dumps(asked.arguments))
+    call = ToolCall(f"call-{secrets.token_hex(8)}", tool.name, json.dumps(invocation.arguments))
     arguments = agents.tools.parse(call)
     if isinstance(arguments, ToolResult):
         raise BadRequest(arguments.text, code="invalid_arguments", details={"field": "arguments"})
@@ -113,20 +113,20 @@ async def _request(
     )
 
 
-async def _told(run: ChatRun) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-    """Only what is of the call: a program knows what it asked."""
+async def _events(run: ChatRun) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+    """Yield only the events of the call, not those of the run around it."""
     async with aclosing(run.events()) as events:
         async for number, event in events:
             if event["type"] in _OF_CALL:
                 yield number, event
     if run.end is not None and run.end.reason == "error":
-        raise _not_made(run)
+        raise _unfinished(run)
 
 
 def _reply(event: dict[str, Any]) -> Response:
-    told = {name: event[name] for name in Invoked.model_fields}
-    return Response(json.dumps(told).encode("ascii"), media_type="application/json")
+    body = {name: event[name] for name in Invoked.model_fields}
+    return Response(json.dumps(body).encode("ascii"), media_type="application/json")
 
 
-def _not_made(run: ChatRun) -> Broken:
-    return Broken(f"the call of {run.run_id} came to no end", code="call_not_made")
+def _unfinished(run: ChatRun) -> Broken:
+    return Broken(f"the call of {run.run_id} did not end", code="call_not_made")

@@ -1,24 +1,24 @@
-"""As root: how the process that parses HTTP gives up what the broker, started before, keeps.
+"""Drop the rights of root in the process that parses HTTP. The broker, started first, keeps them.
 
-    broker     told what the jails of the policies are made of, and from then on nothing else
-    shown      its own mount namespace: what is needed, read-only and nosuid, and the rest hidden;
-               writable the data directory and the socket's
+    broker     gets the allowlist of the jails of all policies, and accepts no other one afterwards
+    mounts     an own mount namespace: the necessary files, read-only and nosuid; everything else is
+               hidden; only the data directory and the directory of the socket are writable
     uid        an unprivileged one, no supplementary groups, not dumpable
     capable    CAP_DAC_OVERRIDE, CAP_CHOWN, CAP_FOWNER, and never again another one (below)
-    Landlock   opened are for writing only the files there, for reading only programs and libraries
+    Landlock   only files there may be opened for writing, only programs and libraries for reading
     seccomp    the filter `serve`: no set-id files, no mounts, namespaces, ptrace, bpf, devices
 
-The three capabilities are for the files of jails, each of which has a host uid of its own: to read
-and write them, to give them to their owner, and to change and remove what that owner made sticky or
-unreadable. Landlock minds neither chmod(2) nor chown(2), and no Unix socket that is connected to:
-that is what the mount namespace is for. On a read-only mount nobody changes an owner, and what
-listens in /run, /var, /tmp or a home (docker, dbus, databases, agents) is not there. Of the top of
-the host's tree only what `_PROGRAMS` names, /etc and /proc are as they are. The directories that
-policies show are there, so that they can be looked for; one that is exchanged for another later is
-seen by new jails of the cold path only, until the service starts again.
+The three capabilities are for the files of jails, each with another host uid: to read and write
+them, to give them to their owner, and to change and remove files that their owner made sticky or
+unreadable. Landlock restricts neither chmod(2) nor chown(2), nor connections to Unix sockets. The
+mount namespace does: a read-only mount prevents a change of owner, and the sockets in /run, /var,
+/tmp or a home (docker, dbus, databases, agents) are not visible. Of the host's root directory only
+`_PROGRAMS`, /etc and /proc are visible as they are. The directories that policies mount exist, so
+that they can be checked. If one is replaced later, only new jails of the cold path see the new one,
+until the service restarts.
 
-All of it belongs to a thread or must come before the second one: `drop` is called before there is
-an event loop. It either does all of it, and has looked that linux says so, or raises.
+All of this applies to one thread or must precede the second one, so `drop` is called before an
+event loop exists. It does all of it and verifies the result with Linux, or raises.
 """
 
 import errno
@@ -75,45 +75,45 @@ class Account(NamedTuple):
 
 
 def account_of(settings: ServiceSettings) -> Account:
-    """Whom the serving process becomes. Raises BadRequest `invalid_settings`."""
+    """Return the account of the serving process. Raise BadRequest `invalid_settings`."""
     name = settings.user
     if name is None:
         with suppress(KeyError):
-            found = pwd.getpwnam(_ACCOUNT)
-            return Account(found.pw_uid, found.pw_gid)
-        below = settings.uid_range[0] - 1  # nobody's: no other process of the host has it
+            entry = pwd.getpwnam(_ACCOUNT)
+            return Account(entry.pw_uid, entry.pw_gid)
+        below = settings.uid_range[0] - 1  # no other process of the host has it
         return Account(below, below)
     uid, _, gid = name.partition(":")
     if uid.isdecimal() and (not gid or gid.isdecimal()):
         account = Account(int(uid), int(gid or uid))
     else:
         try:
-            found = pwd.getpwnam(name)
+            entry = pwd.getpwnam(name)
         except KeyError:
             raise _wrong(f"this host has no account {name}") from None
-        account = Account(found.pw_uid, found.pw_gid)
+        account = Account(entry.pw_uid, entry.pw_gid)
     first, count = settings.uid_range
     if 0 in account:
-        raise _wrong("whoever parses HTTP is not to be root")
+        raise _wrong("the process that parses HTTP must not be root")
     if first <= account.uid < first + count:
         raise _wrong("its uid is one of uid_range, which sandboxes get")
     return account
 
 
 def prepare_data(path: Path, account: Account) -> None:
-    """Make the data directory, and give it to who will use it.
+    """Create the data directory, and give it to the account.
 
-    Who used it before may have put anything into it: no symlink there is followed as root.
+    Its earlier user may have put anything into it, so no symlink in it is followed as root.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir(mode=0o711)
     try:
-        top = _given(path, None, account, 0o711)
+        top = _open_for(path, None, account, 0o711)
         try:
             with suppress(FileExistsError):
                 os.mkdir("tmp", 0o700, dir_fd=top)
-            os.close(_given(Path("tmp"), top, account, 0o700))
+            os.close(_open_for(Path("tmp"), top, account, 0o700))
         finally:
             os.close(top)
     except OSError as error:
@@ -124,8 +124,9 @@ def prepare_data(path: Path, account: Account) -> None:
         ) from error
 
 
-def _given(path: Path, parent: int | None, account: Account, mode: int) -> int:
-    """Open a directory that is root's or the account's already, as the account's own."""
+def _open_for(path: Path, parent: int | None, account: Account, mode: int) -> int:
+    """Open a directory of root or the account, and give it to the account. Raise PermissionError if
+    it belongs to another user."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         if os.fstat(fd).st_uid not in (0, account.uid):
@@ -146,12 +147,13 @@ def confine(
     writable: Sequence[Path],
     private: Sequence[Path] = (),
 ) -> list[str]:
-    """Tell the broker what the jails of every policy are made of; what of that `drop` has to show.
+    """Give the broker its allowlist for the jails of every policy. Return the paths in it that
+    `drop` must keep visible.
 
-    `private`: further paths of sbx that no project may hold or lie in.
+    `private`: further paths of sbx that may neither contain nor be in a project.
 
-    Once, before `drop`. A policy that cannot be loaded now is none, nor is one whose environment
-    is not there yet, or lies where this process can still write afterwards.
+    Call this once, before `drop`. Later starts exclude a policy that cannot be loaded now, that has
+    no environment yet, or whose environment this process can still change afterwards.
     """
     machine = platform.machine()
     policies = list(_policies(settings, account))
@@ -172,7 +174,7 @@ def confine(
     sources.update(os.path.abspath(path) for path in settings.mount_dirs)
     for policy, interpreter in policies:
         if policy.environment is not None:
-            sources.update(interpreter.prefixes)  # which are looked at, to see if they changed
+            sources.update(interpreter.prefixes)  # they are checked for changes
     return sorted(source for source in sources if os.path.exists(source))
 
 
@@ -207,8 +209,8 @@ def _policies(settings: ServiceSettings, account: Account) -> Iterator[tuple[Pol
                 yield policy, environments.interpreter(name, info.name)
             except SbxError as error:
                 _log.warning("%s", error)
-        elif found := interpreter_as(policy.interpreter, *account):
-            yield policy, found
+        elif interpreter := interpreter_as(policy.interpreter, *account):
+            yield policy, interpreter
         else:
             _log.warning("the interpreter of policy %s does not answer", info.name)
 
@@ -221,17 +223,17 @@ def drop(
     shown: Sequence[str] = (),
     projects: Sequence[Path] = (),
 ) -> None:
-    """Give up everything but what the module's docstring names. For good, and all or nothing.
+    """Drop all rights except those in the docstring of the module, irrevocably.
 
-    `shown`: what `confine` gave; paths that are there, and no more readable than Landlock says.
+    `shown`: the result of `confine`. Landlock still decides which of these paths are readable.
     `projects`: directories of users, which a project server may change.
-    Raises Unavailable `cannot_drop` where this host lacks a layer: a service that would parse HTTP
-    with more rights than said is not started. The program must end then: some of it may be done.
+    Raise Unavailable `cannot_drop` if this host lacks a layer: a service never parses HTTP with
+    more rights than documented. The program must end then, because some steps may be done.
     """
     if not landlock.supported():
         raise _cannot("Landlock is not there", "boot linux with lsm=landlock,...")
     if not seccomp.supported():
-        raise _cannot("seccomp filters are not there", "use a linux that has them")
+        raise _cannot("seccomp filters are not there", "use a Linux that has them")
     program = load_filter("serve", platform.machine()).program
     readable = _readable(settings)
     tempfile.tempdir = str(settings.data / "tmp")
@@ -248,12 +250,12 @@ def drop(
         _confine(readable, writable, projects)
         seccomp.install(program)
     except (OSError, RuntimeError) as error:
-        raise _cannot(str(error), "`sbx doctor` says what this host gives") from error
+        raise _cannot(str(error), "`sbx doctor` lists the layers of this host") from error
     check(account)
 
 
 def check(account: Account) -> None:
-    """Look at what linux says of this process. Raises Broken when it is not what was meant."""
+    """Compare the rights of this process, as Linux reports them. Raise Broken for a difference."""
     sets = capabilities.current()
     seen = procfs.credentials("thread-self")
     ids = {*os.getresuid()}, {*os.getresgid()}, {*os.getgroups()}
@@ -293,16 +295,16 @@ def _confine(readable: Iterable[str], writable: Iterable[Path], projects: Sequen
             rules.allow(f"/dev/{name}", FileRights.DEVICE)
         for where in (*writable, *projects):
             rules.allow(str(where), _WRITTEN)
-        # The service connects to sockets of the host, as the resolver's: what it may not use is
-        # not shown to it.
+        # The service connects to sockets of the host, such as the resolver's. The mount
+        # namespace hides the others.
         rules.allow("/", FileRights.RESOLVE_UNIX)
         rules.enter()
 
 
 def _readable(settings: ServiceSettings) -> list[str]:
-    """Programs and libraries, and of the rest of the host single files that are for everybody."""
+    """Return the programs and libraries, and single files of the host that every user may read."""
     python = own_interpreter()
-    found = [
+    paths = [
         *_PROGRAMS,
         *(f"/etc/{name}" for name in _ETC),
         *_SHOWN_OF_RUN,
@@ -314,21 +316,21 @@ def _readable(settings: ServiceSettings) -> list[str]:
         *((str(settings.bwrap),) if settings.bwrap else ()),
         *_secret_files(settings),
     ]
-    return [path for path in dict.fromkeys(found) if os.path.exists(path)]
+    return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
 def _secret_files(settings: ServiceSettings) -> Iterator[str]:
-    """Where policies say that the values of their secrets lie, which the proxy is to use."""
+    """Yield the files with the values of secrets, which policies name for the proxy."""
     for info in available(settings.policy_dirs):
-        with suppress(SbxError):  # one that cannot be loaded was warned of
+        with suppress(SbxError):  # `confine` logged a warning
             policy = load(info.name, search=settings.policy_dirs)
             sources = [secret.source for secret in policy.secrets.values()]
-            yield from (one.removeprefix("file:") for one in sources if one.startswith("file:"))
+            yield from (name.removeprefix("file:") for name in sources if name.startswith("file:"))
 
 
-def _wrong(said: str) -> BadRequest:
+def _wrong(problem: str) -> BadRequest:
     return BadRequest(
-        f"the setting user is wrong: {said}",
+        f"the setting user is wrong: {problem}",
         code="invalid_settings",
         hint="name an unprivileged account: useradd --system sbx, then --user sbx",
     )

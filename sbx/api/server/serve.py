@@ -1,16 +1,16 @@
 """`sbx serve`: one process from its start to its end.
 
-    sockets      opened first, as whoever started it
-    privileges   as root: the broker is started, and the project server where the settings name
-                 owners of projects; then everything they need is given up
+    sockets      open them first, as the user who started the process
+    privileges   as root: start the broker, and the project server if the settings name owners of
+                 projects; then drop the rights that they need
     service      inside the event loop: store, sandboxes, runs
-    ready        systemd is told, and whoever watches
-    drain        SIGTERM, SIGINT: no new connection, agents are ended, requests and runs end, or
-                 are ended in time
-    end          the service closes: kernels end, files stay; the socket is removed
+    ready        notify systemd, and log the addresses
+    drain        SIGTERM, SIGINT: stop accepting connections, end the agents, wait for requests and
+                 runs until a deadline
+    end          close the service: kernels end, files stay; remove the socket
 
-The order is the point: capabilities and Landlock belong to a thread, so nothing of the loop, which
-makes threads, comes before they are dropped.
+The order matters: capabilities and Landlock belong to a thread, and the event loop starts threads,
+so it comes after the drop.
 """
 
 import asyncio
@@ -48,9 +48,9 @@ from sbx.service.service import Service
 from sbx.telemetry import logs, metrics
 
 _log = logging.getLogger(__name__)
-_LAST_WORDS_S = 5.0
+_REPLIES_S = 5.0
 _KEEP_ALIVE_S = 75
-_LOOK_S = 0.2  # how soon a second signal is seen
+_LOOK_S = 0.2  # seconds until a second signal takes effect
 _LOOPBACK = ("127.", "::1")
 _FAILURES = {
     "broker_died": "the broker died, so the service could no longer start kernels",
@@ -58,7 +58,7 @@ _FAILURES = {
     "project_server_died": "the project server died, so the service could no longer open projects",
     "project_server_silent": "the project server did not answer: no project could be opened",
 }
-FILES_MAX = 1 << 20  # more are of no use, and some programs close every number up to the limit
+FILES_MAX = 1 << 20  # more are useless, and some programs close every number up to the limit
 # TCP and the Unix socket have as many places each: half are for connections, and the rest for the
 # files that requests open.
 _FILES_A_CONNECTION = 4
@@ -68,13 +68,12 @@ OnKey = Callable[[str, Path], None]
 
 
 def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, and return when all has ended.
+    """Serve until SIGTERM or SIGINT, and return when everything has ended.
 
-    `on_first_key` hears the key that is made at the first start, once, and where it is kept. To be
-    called with one thread, and no event loop. Raises what hinders the start: Conflict
-    (`already_running`, `data_dir_in_use`), Unavailable, Denied, BadRequest; Broken with a
-    code of `_FAILURES` when that ended it. `config`: the file that `--config` names, for the
-    settings of agents.
+    `on_first_key` gets the key of the first start, once, and its file. Call this with one thread
+    and no event loop. Raise the errors of the start: Conflict (`already_running`,
+    `data_dir_in_use`), Unavailable, Denied, BadRequest; Broken with a code of `_FAILURES` if a
+    process failed. `config`: the file of `--config`, for the settings of agents.
     """
     logs.configure(form=settings.log_format, level=settings.log_level)
     metrics.enable()
@@ -84,9 +83,9 @@ def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None
         notifier = Notifier()
         ending.callback(notifier.close)
         files = raise_nofile_limit(FILES_MAX)
-        if (most := max(1, files // _FILES_A_CONNECTION)) < settings.connections_max:
-            _log.warning("only %d files may be open, so only %d connections", files, most)
-            settings = settings.model_copy(update={"connections_max": most})
+        if (limit := max(1, files // _FILES_A_CONNECTION)) < settings.connections_max:
+            _log.warning("only %d files may be open, so only %d connections", files, limit)
+            settings = settings.model_copy(update={"connections_max": limit})
         if settings.cgroups:
             move_to_leaf_cgroup()
         if root:
@@ -107,8 +106,8 @@ def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None
                 groups=settings.cgroups,
             )
             undo.callback(broker.close)
-            made = {one.path.parent for one in listeners if one.path is not None}
-            writable = [settings.data, *sorted(made)]
+            parents = {each.path.parent for each in listeners if each.path is not None}
+            writable = [settings.data, *sorted(parents)]
             # It maps no project: the broker of the project server does that.
             mine = settings.model_copy(update={"project_owners": ()})
             shown = privileges.confine(broker, mine, account, writable=writable)
@@ -128,7 +127,7 @@ def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None
 
 
 def _agent_settings(config: Path | None) -> AgentSettings | SbxError:
-    """What is wrong with them is told to who wants to chat: all else needs no model."""
+    """Return the settings or their error. Only chats need a model, and report the error."""
     try:
         return read_agent_settings(config=config)
     except SbxError as error:
@@ -146,9 +145,9 @@ async def _serve(
 ) -> None:
     broker, project_server = started
     async with Service(settings, broker=broker, project_server=project_server) as service:
-        given = settings.api_key.get_secret_value() if settings.api_key else None
-        key = await service.access.first_key(given, settings.credentials_path)
-        if key is not None and given is None:
+        chosen = settings.api_key.get_secret_value() if settings.api_key else None
+        key = await service.access.first_key(chosen, settings.credentials_path)
+        if key is not None and chosen is None:
             on_first_key(key, settings.credentials_path)
         shown = [listener.shown for listener in listeners]
 
@@ -170,7 +169,7 @@ async def _serve(
 
 
 def _listeners(settings: ServiceSettings) -> list[Listener]:
-    """What systemd handed over, else the Unix socket; TCP beside it only where asked for."""
+    """Return the listeners from systemd, else the Unix socket, and TCP if the settings name it."""
     with ExitStack() as undo:
         listeners = [described(sock) for sock in inherited_sockets()]
         if not listeners:
@@ -209,10 +208,10 @@ class _Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # whoever can connect could claim any address
+                proxy_headers=False,  # any client could claim any address
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 limit_concurrency=settings.connections_max,
-                timeout_graceful_shutdown=None,  # `shutdown` has a deadline of its own
+                timeout_graceful_shutdown=None,  # `shutdown` has its deadline
             )
         )
         self._service = service
@@ -227,12 +226,12 @@ class _Server(uvicorn.Server):
         self._ready()
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end: also when no kernel can be had any more, so that whoever runs the service
-        (systemd by Restart=) starts it anew."""
+        """Return whether to end, also if kernels can no longer start, so that systemd (Restart=)
+        restarts the service."""
         return await super().on_tick(counter) or self._service.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no connection and no run any more, let end what goes on, and cut off the rest."""
+        """Stop accepting connections and runs, wait for the current ones, and cut off the rest."""
         self._until = time.monotonic() + self._drain_s
         self._notifier.stopping()
         _log.info("draining, for %g s at most", self._drain_s)
@@ -240,44 +239,44 @@ class _Server(uvicorn.Server):
             server.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        await self._agents.close()  # who would start runs for minutes to come
+        await self._agents.close()  # they could start runs for minutes
         runs = asyncio.create_task(self._service.runs.drain(self._drain_s))
-        while (going_on := self._going_on(runs)) and (left_s := self._left_s()):
-            await asyncio.wait(going_on, timeout=min(_LOOK_S, left_s))
+        while (pending := self._pending(runs)) and (left_s := self._left_s()):
+            await asyncio.wait(pending, timeout=min(_LOOK_S, left_s))
             if runs.done():
-                self._send_followers_away()
+                self._close_followers()
         await self._cut_off(runs)
         for connection in list(self.server_state.connections):
             connection.transport.close()
 
-    def _going_on(self, runs: "asyncio.Task[bool]") -> "set[asyncio.Task[Any]]":
+    def _pending(self, runs: "asyncio.Task[bool]") -> "set[asyncio.Task[Any]]":
         return {*self.server_state.tasks, *(() if runs.done() else (runs,))}
 
     def _left_s(self) -> float:
         return 0.0 if self.force_exit else max(0.0, self._until - time.monotonic())
 
-    def _send_followers_away(self) -> None:
-        """Whoever follows the events of a sandbox would do so for ever; all runs have ended."""
+    def _close_followers(self) -> None:
+        """Close the streams of sandbox events, which do not end by themselves."""
         for connection in list(self.server_state.connections):
             cycle = getattr(connection, "answering", None)
             if cycle is not None and cycle.scope.get(FOLLOWING):
                 connection.transport.close()
 
     async def _cut_off(self, runs: "asyncio.Task[bool]") -> None:
-        """End the kernels first: a request that waits for a run then has its outcome to tell."""
-        if going_on := self._going_on(runs):
-            _log.warning("%d runs and requests did not end in time", len(going_on))
+        """End the kernels first, so that a request that waits for a run gets its outcome."""
+        if pending := self._pending(runs):
+            _log.warning("%d runs and requests did not end in time", len(pending))
             await self._service.sandboxes.close()
-            await asyncio.wait(going_on, timeout=_LAST_WORDS_S)
-        for task in (left := self._going_on(runs)):
+            await asyncio.wait(pending, timeout=_REPLIES_S)
+        for task in (left := self._pending(runs)):
             task.cancel()
         if left:
-            await asyncio.wait(left, timeout=_LAST_WORDS_S)
+            await asyncio.wait(left, timeout=_REPLIES_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The first asks for a drain, a second one ends it. None is raised again afterwards: the
-        house has to be closed yet."""
+        """Start a drain at the first signal, and end it at the second. Do not raise the signals
+        again, because the service is still to be closed."""
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGTERM, signal.SIGINT)
         for number in numbers:
@@ -287,7 +286,7 @@ class _Server(uvicorn.Server):
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
-                signal.signal(number, signal.SIG_IGN)  # what is left has deadlines of its own
+                signal.signal(number, signal.SIG_IGN)  # the remaining steps have deadlines
 
     def _on_signal(self) -> None:
         self.force_exit = self.should_exit

@@ -10,8 +10,7 @@ from sbx.api.auth import StackDep
 from sbx.api.bodies import RAW_BODY, OkBody, raw_body
 from sbx.api.downloads import SENT, PiecesResponse, attachment, files_response
 from sbx.api.errors import documented
-from sbx.api.multipart import slot
-from sbx.api.shares import share
+from sbx.api.slots import take_slot, upload_slot
 from sbx.api.v1.dependencies import PREFIX, Path, TargetDep
 from sbx.errors import Denied
 from sbx.protocol.files import Copied, FileEntry, Kind, Match, Unpacked
@@ -106,7 +105,7 @@ async def write(path: Path, request: Request, target: TargetDep) -> WriteReply:
     """Create or replace a file in one step, with its missing directories."""
     async with (
         target.use("files:write", creates=True) as talk,
-        slot(request, target.caller),
+        upload_slot(request, target.caller),
     ):
         with metrics.uploading() as upload:
             upload.size = await talk.files.write_stream(path, raw_body(request))
@@ -256,7 +255,7 @@ async def pack(
     finished, the connection is cut. Starts the kernel."""
     _check_execute(target.caller)
     talk = await stack.enter_async_context(target.use("files:read"))
-    place = share(request, "downloads")
+    place = take_slot(request, "downloads")
     if place is not None:
         stack.callback(place.end)
     pieces = talk.files.archive(path, format=format)
@@ -282,7 +281,7 @@ async def unpack(request: Request, target: TargetDep, path: Path = ".") -> Unpac
     _check_execute(target.caller)
     async with (
         target.use("files:write", creates=True) as talk,
-        slot(request, target.caller),
+        upload_slot(request, target.caller),
     ):
         unpacked = await talk.files.unpack(raw_body(request), path)
     await target.record("archive.unpack", path=path, size=unpacked.bytes)

@@ -16,7 +16,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from sbx.api.auth import authenticate, caller, check_origin, service
 from sbx.api.errors import broken, documented, error_response
-from sbx.api.shares import Slot, share
+from sbx.api.slots import Slot, take_slot
 from sbx.api.v1.dependencies import PREFIX, Target, TargetDep
 from sbx.errors import BadRequest, Conflict, Denied, SbxError
 from sbx.protocol.terminals import (
@@ -129,7 +129,7 @@ async def attach(socket: WebSocket, sandbox_id: str, conversation: str, terminal
         check_origin(socket)
         target = Target(service(socket), await caller(socket), sandbox_id, conversation)
         size = _size(socket)
-        place = share(socket, "followers")
+        place = take_slot(socket, "followers")
         async with target.use("execute", starts=False) as talk:
             attached = await talk.terminals.get(terminal)
             async with attached.attach() as client:

@@ -10,7 +10,7 @@ from sbx.api.auth import StackDep
 from sbx.api.bodies import RAW_BODY, raw_body
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
-from sbx.api.multipart import slot
+from sbx.api.slots import upload_slot
 from sbx.api.v1.dependencies import PREFIX, TargetDep
 from sbx.protocol.files import PartialUpload, Upload
 from sbx.runtime.files.open_files import OpenFiles
@@ -63,7 +63,7 @@ async def put_upload(name: str, request: Request, target: TargetDep) -> Upload:
     """Upload a file, read-only inside; it replaces the upload of the same name in one step."""
     async with (
         target.lease("files:write") as use,
-        slot(request, target.caller),
+        upload_slot(request, target.caller),
     ):
         with metrics.uploading() as counted:
             upload = await target.service.uploads.store(use, target.name, name, raw_body(request))
@@ -116,7 +116,7 @@ async def append(
     """Add a piece at the offset. An incomplete piece leaves nothing."""
     async with (
         target.use("files:write") as talk,
-        slot(request, target.caller),
+        upload_slot(request, target.caller),
     ):
         body = raw_body(request)
         return await talk.files.partials.append(partial_id, offset, sha256, body)

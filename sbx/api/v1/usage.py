@@ -26,7 +26,7 @@ async def usage(
 ) -> SandboxUsage | Response:
     """Return the usage now. No kernel starts. A client that accepts events gets one now and one
     after each interval. The sandbox is in use while the client follows them."""
-    if sse.wanted(request):
+    if sse.accepts_events(request):
         return await sse.stream(_events(target, interval_s), request=request)
     async with target.use("execute", starts=False) as talk:
         return await talk.usage()

@@ -28,7 +28,7 @@ from sbx.kernels.kernel import Kernel, KernelDied
 from sbx.kernels.order import LaunchRequest
 from sbx.kernels.pool import scaling
 from sbx.kernels.pool.warm_pool import Pool, PrewarmedKernel, PrewarmSpec, destroy
-from sbx.kernels.pool.zygotes import Key, LoopClock, ZygoteGroup, unavailable
+from sbx.kernels.pool.zygotes import Key, ZygoteGroup, unavailable
 from sbx.linux import memory
 from sbx.telemetry import metrics, spans
 from sbx.telemetry.starts import StartCounts
@@ -72,7 +72,12 @@ class KernelFactory:
     """
 
     def __init__(
-        self, broker: BrokerClient, *, most: int, deadline_s: float, clock: LoopClock | None = None
+        self,
+        broker: BrokerClient,
+        *,
+        most: int,
+        deadline_s: float,
+        clock: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._pid = os.getpid()
         self._broker = broker

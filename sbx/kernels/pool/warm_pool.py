@@ -23,7 +23,7 @@ from sbx.isolation.broker.client import ZygoteHandle
 from sbx.kernels.kernel import Kernel
 from sbx.kernels.order import LaunchRequest
 from sbx.kernels.pool import scaling
-from sbx.kernels.pool.zygotes import Key, LoopClock, ZygoteGroup
+from sbx.kernels.pool.zygotes import Key, ZygoteGroup
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +67,11 @@ class Pool:
     """
 
     def __init__(
-        self, key: Key, lineage: ZygoteGroup, clock: LoopClock, changed: Callable[[], None]
+        self,
+        key: Key,
+        lineage: ZygoteGroup,
+        clock: asyncio.AbstractEventLoop,
+        changed: Callable[[], None],
     ) -> None:
         self.lineage = lineage
         self._key = key

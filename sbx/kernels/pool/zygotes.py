@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Se
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from sbx import errors
 from sbx.aio import run_to_completion
@@ -32,14 +32,6 @@ from sbx.policy import Policy
 
 _log = logging.getLogger(__name__)
 _IN_FLIGHT_S = 30.0  # the longest time for one fork
-
-
-class LoopClock(Protocol):
-    """The part of an event loop that is a clock; the tests use their own."""
-
-    def time(self) -> float: ...
-
-    def call_later(self, delay: float, callback: Callable[[], object], /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +146,7 @@ class ZygoteGroup:
     def __init__(
         self,
         start: Callable[[], Awaitable[ZygoteHandle]],
-        clock: LoopClock,
+        clock: asyncio.AbstractEventLoop,
         on_end: Callable[[], None],
     ) -> None:
         self._start = start

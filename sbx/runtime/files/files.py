@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from sbx import errors
-from sbx.aio import run_to_completion
+from sbx.aio import long_call, run_to_completion
 from sbx.policy import Policy
 from sbx.protocol.files import Copied, FileEvent, Kind, Matches, Unpacked
 from sbx.runtime.files.archives import ArchiveFormat, Archives, Beside
-from sbx.runtime.files.long_calls import long_call
 from sbx.runtime.files.open_files import Identity, MountPoints, OpenFiles, open_files
 from sbx.runtime.files.resumable_uploads import Partials
 from sbx.runtime.files.streams import FileStream, opened_stream

@@ -1,15 +1,16 @@
-"""What a conversation's files are while they are open: descriptors, and whoever uses them now."""
+"""The open files of a conversation, and the limit for the open files of a service."""
 
 import asyncio
 import logging
 import os
+import resource
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
+from sbx.aio import WorkerThreads
 from sbx.isolation.broker.bind_staging import replaced
 from sbx.isolation.plan import GuardPaths, Wall
 from sbx.policy import Policy
@@ -28,10 +29,52 @@ from sbx.workspace.host_executable_links import ENTRIES_MAX, ExecutableLinks
 from sbx.workspace.paths import UPLOADS, UPLOADS_APART
 from sbx.workspace.quarantine import HostProtection, Quarantine
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 Identity = tuple[int, int]  # device and inode
+CloseIfIdle = Callable[[], bool]  # whether the files are closed now
+_DESCRIPTORS = 4  # of one conversation: its files, uploads, incoming files, and shared files
+_SHARE = 4  # at most one of so many descriptors of the process
+_OPEN_MIN = 16
+_OPEN_MAX = 4096
+
+
+class OpenFilesLimit:
+    """The limit for conversations with open files.
+
+    Open files need several descriptors, of which a process has a limited number. A caller that
+    uses many conversations must not take them all. Therefore the least recently used conversation
+    that is idle is closed, and opens again with its next use. More than `most` conversations are
+    open only while each of them has a kernel or an incoming file, which have their own limits.
+    Without `most`, the limit of descriptors decides. A conversation is known by its callback.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = _by_descriptors() if most is None else most
+        self._open: dict[CloseIfIdle, None] = {}  # the least recently used first
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def used(self, close_if_idle: CloseIfIdle) -> None:
+        """Note that these files are open, and about to be used."""
+        self._open.pop(close_if_idle, None)
+        self._open[close_if_idle] = None
+        for close_other in list(self._open):
+            if len(self._open) <= self.most:
+                return
+            if close_other != close_if_idle and close_other():
+                self._open.pop(close_other, None)
+
+    def closed(self, close_if_idle: CloseIfIdle) -> None:
+        self._open.pop(close_if_idle, None)
+
+
+def _by_descriptors() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _OPEN_MAX
+    return max(_OPEN_MIN, min(_OPEN_MAX, soft // (_DESCRIPTORS * _SHARE)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +87,7 @@ class MountPoints:
 
 
 @dataclass(slots=True, eq=False)
-class OpenFiles:
+class OpenFiles(WorkerThreads):
     """What a conversation's files are, held open: for the host's calls, and for its jail's mounts.
 
     `uploads` is None where a directory of the host is mounted as the uploads, `measured` where the
@@ -67,35 +110,15 @@ class OpenFiles:
     protection: HostProtection | None = None
     identities: Mapping[str, Identity] = field(default_factory=dict)
     held: ExitStack = field(default_factory=ExitStack)
-    working: set[asyncio.Future[Any]] = field(default_factory=set)
     untouched: bool = False
     shared: Tree | None = None
     has_quota: bool = False
     disk: Wall | None = None
     intakes: IncomingFiles = field(default_factory=IncomingFiles)
     watches: Watches = field(default_factory=Watches)
-    users: int = 0
     left_out: list[str] = field(default_factory=list)
     mapped: bool = False
     looking: threading.Lock = field(default_factory=threading.Lock)
-
-    async def call(self, act: Callable[[], T]) -> T:
-        """`act` in a worker thread. A call that is cancelled leaves its thread at work, and what
-        is open here stays open for it: a descriptor closed too early is soon that of another file.
-        """
-        work = asyncio.get_running_loop().run_in_executor(None, act)
-        self.working.add(work)
-        work.add_done_callback(self.working.discard)
-        return await asyncio.shield(work)
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Within it nothing here is put away."""
-        self.users += 1
-        try:
-            yield
-        finally:
-            self.users -= 1
 
     @property
     def busy(self) -> bool:

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from sbx import errors
-from sbx.aio import run_to_completion
+from sbx.aio import long_call, run_to_completion
 from sbx.policy import Policy
 from sbx.protocol.files import PartialUpload
-from sbx.runtime.files.long_calls import long_call
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.honeytokens import Honeytokens, reader_of
 from sbx.workspace import resumable_uploads

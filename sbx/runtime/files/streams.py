@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from sbx import errors
-from sbx.aio import run_to_completion
+from sbx.aio import WorkerThreads, run_to_completion
 from sbx.workspace import FileEntry, OpenFile, Upload
 from sbx.workspace.streams import CHUNK, FileWriter
 
@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Threads(Protocol):
-    """Whose worker threads are used; what is open there stays open for a step that runs."""
-
-    async def call(self, act: Callable[[], T]) -> T: ...
-
-
 async def opened_stream(
-    threads: Threads,
+    threads: WorkerThreads,
     act: Callable[[], tuple[OpenFile, Upload | None]],
     reader: "FileReader | None" = None,
 ) -> "FileStream":
@@ -58,7 +52,7 @@ class FileStream:
     entry: FileEntry
     upload: Upload | None
     _file: OpenFile
-    _threads: Threads
+    _threads: WorkerThreads
     _reader: "FileReader | None" = None
 
     @property
@@ -106,7 +100,7 @@ class IncomingFiles:
         self._stopped = False
 
     async def fill(
-        self, threads: Threads, intake: FileWriter[T], chunks: AsyncIterable[bytes]
+        self, threads: WorkerThreads, intake: FileWriter[T], chunks: AsyncIterable[bytes]
     ) -> T:
         """Feed all of `chunks` to `intake`; its outcome. Cancelled or failed, it leaves nothing.
 
@@ -141,7 +135,7 @@ class IncomingFiles:
             await asyncio.wait(filling)
 
 
-async def _feed(threads: Threads, intake: FileWriter[T], chunks: AsyncIterable[bytes]) -> T:
+async def _feed(threads: WorkerThreads, intake: FileWriter[T], chunks: AsyncIterable[bytes]) -> T:
     def step(chunk: bytes | None) -> tuple[bool, Any]:
         try:
             intake.send(chunk)

@@ -1,6 +1,6 @@
-"""What a live sandbox uses: counted by its cgroup where there is one, else by its processes.
+"""The usage of a live sandbox, counted by its cgroup if it has one, else by its processes.
 
-Meter.now ──► Broker.usage (cgroup, network)        all jails of the sandbox
+UsageReader.now ──► Broker.usage (cgroup, network)        all jails of the sandbox
     │    └──► procfs, in a thread                    … where no cgroup counts
     └───────► Tree.measure, in a thread              the workspace of one conversation
 """
@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from sbx.errors import BadRequest, SbxError
 from sbx.isolation.broker.client import JailsUsage
@@ -21,71 +22,65 @@ from sbx.workspace import DiskUsage as Measured
 _ENTRIES = 200_000
 _MEASURE_S = 0.4
 _MEASURED_AGAIN_S = 0.5
-_DUTY = 10  # a measure that took long is believed for so many times as long
+_DUTY = 10  # a measurement is used for so many times as long as it took
 _SOURCES: dict[int, Source] = {2: "cgroup2", 1: "cgroup1"}
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxUsageSource:
-    """The sandbox, as one conversation of it may ask. `pids` are the processes of all its jails."""
+    """The sandbox of a conversation. `pids` are the processes of all its jails."""
 
     id: str
     jails: Callable[[], Awaitable[JailsUsage]]
     pids: Callable[[], list[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class CountedUsage:
-    cpu_s: float
-    memory: int
-    pids: int
-
-
 class UsageReader:
-    """Tells what the sandbox of a conversation uses."""
+    """Reads the usage of the sandbox of a conversation."""
 
     def __init__(
-        self, policy: Policy, opened: Callable[[], Awaitable[OpenFiles]], whole: SandboxUsageSource
+        self,
+        policy: Policy,
+        opened: Callable[[], Awaitable[OpenFiles]],
+        sandbox: SandboxUsageSource,
     ) -> None:
         self._policy = policy
         self._opened = opened
-        self._whole = whole
+        self._sandbox = sandbox
         self._highest = 0
         self._disk: Measured | None = None
         self._disk_until = 0.0
         self._measuring = asyncio.Lock()
 
     async def now(self) -> SandboxUsage:
-        """Raises Closed, and Broken where the broker has ended."""
+        """Read the usage now. Raise Closed, and Broken if the broker has ended."""
         opened = await self._opened()
         with opened.in_use():
             disk = await self._measured(opened)
-            told = await self._whole.jails()
-            counted = None
-            if None in (told.cpu_s, told.memory, told.tasks):
-                counted = await opened.call(lambda: _counted(self._whole.pids()))
+            usage = await self._sandbox.jails()
+            values: list[Any] = [usage.cpu_s, usage.memory, usage.tasks]
+            if by_process := None in values:
+                counted = await opened.call(lambda: _count(self._sandbox.pids()))
+                pairs = zip(values, counted, strict=True)
+                values = [other if value is None else value for value, other in pairs]
         limits = self._policy.limits
-        cpu_s, memory, pids = told.cpu_s, told.memory, told.tasks
-        if counted is not None:
-            cpu_s = counted.cpu_s if cpu_s is None else cpu_s
-            memory = counted.memory if memory is None else memory
-            pids = counted.pids if pids is None else pids
+        cpu_s, memory, pids = values
         self._highest = max(self._highest, memory or 0)
-        network = told.network
+        received, sent, loopback = usage.network or (None, None, None)
         return SandboxUsage(
             at=time.time(),
-            source="proc" if counted is not None else _SOURCES[told.version],
-            kernels=told.jails,
+            source="proc" if by_process else _SOURCES[usage.version],
+            kernels=usage.jails,
             cpu_s=cpu_s,
             memory=memory,
-            memory_peak=self._highest if told.memory_peak is None else told.memory_peak,
+            memory_peak=self._highest if usage.memory_peak is None else usage.memory_peak,
             pids=pids,
             disk=None if disk is None else disk.bytes,
             disk_files=None if disk is None else disk.files,
             disk_complete=disk is not None and disk.complete,
-            network_received=None if network is None else network[0],
-            network_sent=None if network is None else network[1],
-            loopback=None if network is None else network[2],
+            network_received=received,
+            network_sent=sent,
+            loopback=loopback,
             memory_max=limits.memory_max,
             pids_max=limits.tasks_max,
             cpu_quota=limits.cpu_quota,
@@ -93,7 +88,7 @@ class UsageReader:
         )
 
     async def stream(self, interval_s: float) -> AsyncGenerator[SandboxUsage, None]:
-        """One now, and one after each interval, until it is closed. Raises BadRequest."""
+        """Yield the usage now and after each interval. Raise BadRequest `invalid_interval`."""
         if isinstance(interval_s, bool) or not INTERVAL_MIN_S <= interval_s <= INTERVAL_MAX_S:
             raise BadRequest(
                 f"an interval is {INTERVAL_MIN_S:g} to {INTERVAL_MAX_S:g} seconds, "
@@ -108,7 +103,7 @@ class UsageReader:
             await asyncio.sleep(due - now)
 
     async def _measured(self, opened: OpenFiles) -> Measured | None:
-        """What the files take; the last measure while that is young, for a large tree costs."""
+        """Return the disk usage: the last one for a while, as a walk may take long."""
         tree = opened.measured
         if tree is None:
             return None
@@ -126,11 +121,8 @@ class UsageReader:
         return self._disk
 
 
-def _counted(pids: list[int]) -> CountedUsage:
-    """By the processes that live now: shared pages divided among those who share them."""
+def _count(pids: list[int]) -> tuple[float, int, int]:
+    """Return CPU seconds, memory (parts of shared pages), and threads of these processes."""
     spent = [procfs.spent(pid) for pid in pids]
-    return CountedUsage(
-        cpu_s=sum(cpu_s for cpu_s, _ in spent),
-        memory=sum(procfs.proportional(pid) for pid in pids),
-        pids=sum(threads for _, threads in spent),
-    )
+    memory = sum(procfs.proportional(pid) for pid in pids)
+    return sum(cpu_s for cpu_s, _ in spent), memory, sum(threads for _, threads in spent)

@@ -11,28 +11,17 @@ watches of a conversation read one after another, and rest for nine times as lon
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, suppress
-from typing import Protocol, TypeVar
+from contextlib import suppress
 
 from sbx import errors
-from sbx.aio import run_to_completion
+from sbx.aio import WorkerThreads, long_call, run_to_completion
 from sbx.protocol.files import FileEvent
-from sbx.runtime.files.long_calls import long_call
 from sbx.workspace.watch import Watching
-
-T = TypeVar("T")
 
 WATCHES_MAX = 16  # of one conversation
 _GATHER_S = 0.05  # in which changes of one burst come together
 _REST = 9  # times as long as it was read
 _REST_MAX_S = 2.0
-
-
-class WatchThreads(Protocol):
-    """Whose worker threads are used; what is open there stays open for a step that runs."""
-
-    async def call(self, act: Callable[[], T]) -> T: ...
-    def in_use(self) -> AbstractContextManager[None]: ...
 
 
 class _Watch:
@@ -79,7 +68,7 @@ class Watches:
         self._rested_at = 0.0
 
     async def follow(
-        self, threads: WatchThreads, begin: Callable[[], tuple[str, Watching]]
+        self, threads: WorkerThreads, begin: Callable[[], tuple[str, Watching]]
     ) -> AsyncGenerator[FileEvent, None]:
         """The changes that the Watching of `begin` sees; first `started` with its path. Ends, and
         closes it, when the conversation does. Raises Unavailable `too_many_watches`, and as
@@ -110,7 +99,7 @@ class Watches:
                 await run_to_completion(threads.call(watch.watching.close))
 
     async def _begun(
-        self, threads: WatchThreads, begin: Callable[[], tuple[str, Watching]]
+        self, threads: WorkerThreads, begin: Callable[[], tuple[str, Watching]]
     ) -> tuple[str, _Watch]:
         async with long_call():
             opening = asyncio.ensure_future(threads.call(begin))
@@ -126,7 +115,7 @@ class Watches:
         self._open.add(watch)
         return base, watch
 
-    async def _next(self, threads: WatchThreads, watch: _Watch) -> list[FileEvent]:
+    async def _next(self, threads: WorkerThreads, watch: _Watch) -> list[FileEvent]:
         await watch.readable.wait()
         if watch.stopped:
             return []

@@ -47,9 +47,9 @@ from sbx.runtime.processes.command_log import (
     LogWriter,
     piece_of,
 )
-from sbx.runtime.run import checks, verdict
+from sbx.runtime.run import checks, termination
 from sbx.runtime.run.context import Context
-from sbx.runtime.run.stdin import Stdin
+from sbx.runtime.run.stdin import Stdin, write_stdin
 from sbx.workspace.ring_files import CommandLogs, RingFile
 
 T = TypeVar("T")
@@ -122,14 +122,7 @@ class BackgroundCommand:
     async def write(self, text: str | None) -> None:
         """Feed its standard input, which was left open at the start; None closes it. Does not wait
         for the command to read: raises Conflict `stdin_full` instead, and `stdin_closed`."""
-        stdin = self._record.stdin
-        if stdin is None:
-            raise errors.Conflict(
-                f"{self.id} has no open standard input",
-                code="stdin_closed",
-                hint="start a command with stdin_open=True, and write while it runs",
-            )
-        await stdin.write(text)
+        await write_stdin(self._record.stdin, self.id, text)
 
     async def stop(self, *, grace_s: float = STOP_GRACE_S) -> CommandStatus:
         """SIGTERM to its process group, and SIGKILL after `grace_s` seconds; how it ended. What has
@@ -182,10 +175,7 @@ class Commands:
         Raises Denied, BadRequest, TooLarge, Closed as a shell command does, Conflict
         `too_many_commands`, Unavailable `no_space`, and what starting a kernel raises.
         """
-        checks.require_capability(self._policy, "shell")
-        checks.require_processes(self._policy)
-        checks.check_command(command)
-        directory, variables = checks.directory(cwd), checks.environment(env or {})
+        directory, variables = checks.check_shell(self._policy, command, cwd, env)
         self._context.check_open()
         if self._running + self._starting >= RUNNING_MAX:
             raise errors.Conflict(
@@ -239,8 +229,6 @@ class Commands:
         while self._tasks:
             await asyncio.wait(self._tasks)
         await self._book.close()
-
-    # -- one command ----------------------------------------------------------------------------
 
     async def _launch(
         self,
@@ -333,10 +321,10 @@ class Commands:
             return await _with_its_jail(kernel, process)
         if told.error is not None:
             return {"state": CommandState.FAILED, "reason": told.error}
-        code = verdict.exit_code(told)
+        code = termination.exit_code(told)
         if record.stopped:
             return {"state": CommandState.STOPPED, "exit_code": code}
-        if verdict.was_killed(code) and (await kernel.jail.counters()).oom_kills > seen:
+        if termination.was_killed(code) and (await kernel.jail.counters()).oom_kills > seen:
             return {
                 "state": CommandState.KILLED,
                 "exit_code": code,
@@ -373,8 +361,6 @@ class Commands:
                 return
         if record.running:
             _log.warning("the background command %s outlives its kill", record.status.id)
-
-    # -- logs -----------------------------------------------------------------------------------
 
     async def _piece(self, record: _Record, offset: int, limit: int) -> LogPiece:
         if isinstance(offset, bool) or not 0 <= offset <= record.log.end:
@@ -461,8 +447,6 @@ class Commands:
                 return record
         return max(self._records.values(), key=lambda record: record.log.kept)
 
-    # -- what is remembered ---------------------------------------------------------------------
-
     async def _load(self) -> None:
         """What an earlier use of these files left: those that ran then have ended with it."""
         if self._loaded:
@@ -513,8 +497,6 @@ class Commands:
 
     def _written(self, status: CommandStatus) -> bytes:
         return json.dumps({**status_to_json(status), "owner": self._owner}).encode()
-
-    # -- tasks ----------------------------------------------------------------------------------
 
     def _track(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)

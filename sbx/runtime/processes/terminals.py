@@ -34,7 +34,7 @@ from sbx.protocol.terminals import (
     check_size,
 )
 from sbx.runtime.processes.terminal_screen import ScreenBuffer
-from sbx.runtime.run import checks, verdict
+from sbx.runtime.run import checks, termination
 from sbx.runtime.run.context import Context
 
 _log = logging.getLogger(__name__)
@@ -313,7 +313,7 @@ class Terminal:
             except KernelDied:
                 return None, "its kernel ended"
             if isinstance(told, frames.Exited):
-                code = None if told.error is not None else verdict.exit_code(told)
+                code = None if told.error is not None else termination.exit_code(told)
                 return code, told.error or ""
             self._stirs()
             self.shows.add(told.data)
@@ -398,14 +398,9 @@ class Terminals:
         Raises Denied where the policy offers no shell or no processes, BadRequest, TooLarge,
         Closed, Conflict `too_many_terminals`, and what starting a kernel raises.
         """
-        checks.require_capability(self._policy, "shell")
-        checks.require_processes(self._policy)
+        directory, variables = checks.check_shell(self._policy, command, cwd, env)
         check_size(rows, columns)
-        argv = ["/bin/bash"]
-        if command is not None:
-            checks.check_command(command)
-            argv += ["-c", "--", command]
-        directory, variables = checks.directory(cwd), checks.environment(env or {})
+        argv = ["/bin/bash"] if command is None else ["/bin/bash", "-c", "--", command]
         self._context.check_open()
         self._make_room()
         self._opening += 1

@@ -1,9 +1,11 @@
 """One run: from the request to its result.
 
-checks       checks a request
-context      a kernel with its queue of runs; contexts is the table of a conversation
-active_run   a run that is queued or runs: its events and its result; relay forwards them
-termination  ends a run in steps: interrupt, then kill; verdict derives the status from the end
-stdin        the input of a command; questions passes `input()` to the caller
-frontend     a Jupyter frontend of a kernel; between reads output between two runs
+checks          checks a request
+context         a kernel with its runs, as callers see it; contexts is the table of a conversation
+executor        executes the runs of a context; execution is one of them, up to its result
+context_kernel  the kernel of a context: its start, its use and its end
+active_run      the events and the result of a run
+termination     ends a run in steps, and derives the status and the cause of each end
+stdin           the input of a command, and the answers to `input()`
+frontend        a Jupyter frontend of a kernel
 """

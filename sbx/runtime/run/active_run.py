@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from sys import getsizeof
 from typing import Any
 
-from sbx.errors import Conflict
 from sbx.event_log import EventLog
 from sbx.kernels import frames
 from sbx.protocol.bundles import text_of
@@ -32,7 +31,7 @@ from sbx.protocol.runs import (
     Stderr,
     Stdout,
 )
-from sbx.runtime.run.stdin import Stdin
+from sbx.runtime.run.stdin import Stdin, write_stdin
 
 _EVENT_SIZE = 200  # bytes, about; its text not counted
 _PART_SIZE = 200  # bytes, about, of a part of a bundle; its text or its JSON not counted
@@ -141,13 +140,7 @@ class ActiveRun:
     async def write(self, text: str | None) -> None:
         """Feed the standard input of a command that was started with it open; None closes it.
         Raises Conflict `stdin_closed` and `stdin_full`, BadRequest, TooLarge."""
-        if self.stdin is None or self.done:
-            raise Conflict(
-                f"{self.run_id} has no open standard input",
-                code="stdin_closed",
-                hint="start a command with stdin_open=True, and write while it runs",
-            )
-        await self.stdin.write(text)
+        await write_stdin(None if self.done else self.stdin, self.run_id, text)
 
     def give_room_back(self) -> None:
         """What it holds is counted elsewhere from now on, or not held any more."""
@@ -259,7 +252,7 @@ class ActiveRun:
                 data = frames.kept(content.data)
                 self._cut |= content.cut
                 self._show(_Shown(bundle=data))
-                self._result = _plain(data)
+                self._result = text_of(data, "text/plain")
                 return Result(data, frames.kept_object(content.metadata), content.execution_count)
             case frames.ErrorFrame():
                 traceback = "\n".join(content.traceback)
@@ -323,10 +316,6 @@ class ActiveRun:
         self._screen.clear()
 
 
-def _plain(bundle: MimeBundle) -> str | None:
-    return text_of(bundle, "text/plain")
-
-
 def apply_carriage_returns(text: str) -> str:
     """Without what a progress bar wrote before it went back to the start of its line."""
     if "\r" not in text:
@@ -348,5 +337,5 @@ def _as_text(screen: list[_Shown]) -> str:
             continue
         if parts and parts[-1] and not parts[-1].endswith("\n"):
             parts.append("\n")
-        parts.append((_plain(shown.bundle) or "") + "\n")
+        parts.append((text_of(shown.bundle, "text/plain") or "") + "\n")
     return "".join(parts)

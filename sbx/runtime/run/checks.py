@@ -85,6 +85,18 @@ def check_command(command: str) -> None:
         )
 
 
+def check_shell(
+    policy: Policy, command: str | None, cwd: str | None, env: Mapping[str, str] | None
+) -> tuple[str, dict[str, str]]:
+    """Check a shell command, or a shell without one. Return its directory and its environment.
+    Raise Denied, and as the other checks of this module."""
+    require_capability(policy, "shell")
+    require_processes(policy)
+    if command is not None:
+        check_command(command)
+    return directory(cwd), environment(env or {})
+
+
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """What execve(2) and JSON can carry; not checked further, since only the command has it.
 

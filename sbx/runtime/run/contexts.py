@@ -13,7 +13,8 @@ from sbx.aio import run_to_completion
 from sbx.errors import Conflict, NotFound
 from sbx.protocol.contexts import CONTEXTS_MAX, DEFAULT_CONTEXT, check_context
 from sbx.protocol.runs import RunError
-from sbx.runtime.run.context import ClosedReason, Context
+from sbx.runtime.run.context import Context
+from sbx.runtime.run.context_kernel import ClosedReason
 
 _NOT_MADE = RunError("ContextNotMade", "the kernel of this context could not be started", "")
 

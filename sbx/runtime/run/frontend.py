@@ -24,11 +24,12 @@ from sbx.kernels import frames
 from sbx.kernels.kernel import Kernel, KernelDied
 from sbx.protocol.runs import Run, RunError, Status, quarantine_notice
 from sbx.runtime.run import checks
-from sbx.runtime.run.context import Context, kernel_gone
-from sbx.runtime.run.relay import ForwardedRun, Tell, Told, told
+from sbx.runtime.run.context import Context
+from sbx.runtime.run.context_kernel import kernel_gone
+from sbx.runtime.run.execution import ForwardedRun, OnPublished, Published, publish
 from sbx.runtime.run.stdin import OnInput
 
-__all__ = ("Cell", "CellEnd", "CommKind", "JupyterFrontend", "Tell", "Told")
+__all__ = ("Cell", "CellEnd", "CommKind", "JupyterFrontend", "OnPublished", "Published")
 
 _log = logging.getLogger(__name__)
 # Output between requests comes from threads and tasks that a cell left behind. It is read under the
@@ -42,7 +43,7 @@ _AROUND = 1 << 20  # bytes that the frames of what may be shown take themselves
 class IdleOutputReader:
     """Tells what comes between the requests to this kernel, from now on until `close`."""
 
-    def __init__(self, context: Context, kernel: Kernel, tell: Tell) -> None:
+    def __init__(self, context: Context, kernel: Kernel, tell: OnPublished) -> None:
         self._context = context
         self._kernel = kernel
         self._tell = tell
@@ -84,8 +85,8 @@ class IdleOutputReader:
                 return
             frame = await self._kernel.next_unsolicited()
             self._room -= frame.size
-            if isinstance(frame.content, Told):
-                await told(self._tell, frame.content)
+            if isinstance(frame.content, Published):
+                await publish(self._tell, frame.content)
 
     @property
     def _has_next(self) -> bool:
@@ -134,7 +135,7 @@ class JupyterFrontend:
     def __init__(
         self,
         context: Context,
-        told: Tell,
+        told: OnPublished,
         ended: Callable[[RunError], None],
     ) -> None:
         self._context = context
@@ -208,7 +209,7 @@ class JupyterFrontend:
         if live.reply is None:
             raise _gone_in(run)
         if run.error is not None and run.status in _STOPPED_FOR_GOOD:  # no reply would say it
-            await told(self._tell, frames.Stream("stderr", f"{run.error.value}\n"))
+            await publish(self._tell, frames.Stream("stderr", f"{run.error.value}\n"))
 
     async def interrupt(self) -> bool:
         """Interrupt what runs now, a cell or a comm's handler; False when nothing does."""
@@ -224,8 +225,6 @@ class JupyterFrontend:
         """End the kernel; files stay. `ended` is not told."""
         async with self._changing:
             await run_to_completion(self._stop(_STOPPED))
-
-    # -- requests -------------------------------------------------------------------------------
 
     async def _question(self, kind: str, content: Mapping[str, Any]) -> frames.ReplyFrame:
         self._context.checked(content["code"], None)
@@ -247,17 +246,15 @@ class JupyterFrontend:
         live = self._context.new_forwarded(self._tell)
         self._asked.add(live)
         try:
-            self._context.start_request(live, kernel, (kind, content), timeout_s, on_input)
+            self._context.start_request(live, kernel, kind, content, timeout_s, on_input)
             run = await self._context.awaited(live)
             if notice := quarantine_notice(run.quarantined):
-                await told(self._tell, frames.Stream("stderr", notice))
+                await publish(self._tell, frames.Stream("stderr", notice))
             return run, live
         finally:
             self._asked.discard(live)
             self._fatal = self._fatal or live.fatal
             between.reset()
-
-    # -- the kernel -----------------------------------------------------------------------------
 
     async def _start(self) -> frames.KernelReady:
         kernel, _ = await self._context.ready()

@@ -1,12 +1,10 @@
 """The standard input of a command that was left open: fed by whoever started it, bounded."""
 
 import asyncio
-import contextlib
-import inspect
 import logging
-import threading
 from collections.abc import Awaitable, Callable
 
+from sbx.aio import call_in_daemon_thread
 from sbx.errors import Conflict
 from sbx.kernels import frames
 from sbx.kernels.kernel import Command, Kernel, KernelDied
@@ -47,12 +45,7 @@ class InputRequests:
 
     async def _answer(self, prompt: str) -> None:
         try:
-            if inspect.iscoroutinefunction(self._on_input):
-                line = await self._on_input(prompt)
-            else:
-                line = await _in_daemon_thread(self._on_input, prompt)
-                if inspect.isawaitable(line):
-                    line = await line
+            line = await call_in_daemon_thread(self._on_input, prompt)
             await self._kernel.answer_input(str(line))
         except KernelDied:
             return
@@ -61,28 +54,16 @@ class InputRequests:
             await self._give_up()
 
 
-async def _in_daemon_thread(ask: OnInput, prompt: str) -> str | Awaitable[str]:
-    """A person may never answer: such a thread must not keep the program from ending."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[str | Awaitable[str]] = loop.create_future()
-
-    def settle(line: str | Awaitable[str], error: Exception | None) -> None:
-        if answer.done():
-            return
-        answer.set_result(line) if error is None else answer.set_exception(error)
-
-    def wait() -> None:
-        line: str | Awaitable[str] = ""
-        failed = None
-        try:
-            line = ask(prompt)
-        except Exception as error:  # noqa: BLE001  # carried to the task that waits
-            failed = error
-        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
-            loop.call_soon_threadsafe(settle, line, failed)
-
-    threading.Thread(target=wait, name="sbx-on-input", daemon=True).start()
-    return await answer
+async def write_stdin(stdin: "Stdin | None", name: str, text: str | None) -> None:
+    """Write to the standard input of a command or run, as `Stdin.write`. Without one raise Conflict
+    `stdin_closed`."""
+    if stdin is None:
+        raise Conflict(
+            f"{name} has no open standard input",
+            code="stdin_closed",
+            hint="start a command with stdin_open=True, and write while it runs",
+        )
+    await stdin.write(text)
 
 
 class Stdin:

@@ -1,24 +1,35 @@
-"""The ladder by which a run is stopped: interrupt, wait a little, kill."""
+"""The end of a run: how it is stopped, and which status and cause it then has.
+
+GracefulTermination   stops a run in steps: interrupt, wait a little, kill
+ending_of_…           pure functions: the status and the cause from what was observed
+explanation           the same as a sentence
+"""
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 from typing import TypeVar
 
-from sbx.protocol.runs import Cause, Status
+from sbx.isolation.broker.client import JailExit
+from sbx.kernels import frames
+from sbx.kernels.kernel import Kernel
+from sbx.policy.model import LimitsPolicy
+from sbx.protocol.runs import Cause, RunError, Status
 
 T = TypeVar("T")
+Ending = tuple[Status, Cause | None]
 _SETTLED_S = 0.05  # by then the inside has read what it is to do; an interrupt before is ignored
 
 
 class StopReason(Enum):
-    """Why a run is being stopped by us."""
+    """The reason for which sbx stops a run."""
 
     DEADLINE = auto()
     OUTPUT = auto()
     CALLER = auto()
 
-    def outcome(self) -> tuple[Status, Cause | None]:
+    def outcome(self) -> Ending:
         match self:
             case StopReason.DEADLINE:
                 return Status.TIMEOUT, None
@@ -99,3 +110,121 @@ class GracefulTermination:
             self._deadline = self._loop.time() + self._grace_s
         await asyncio.sleep(self._began + _SETTLED_S - self._loop.time())
         await self._interrupt()
+
+
+def ending_of_reply(
+    reply: frames.ReplyFrame, why: StopReason | None, *, pids_max_hits: int = 0
+) -> Ending:
+    """Return the ending of a run to which the kernel replied. An interrupt that did not end the
+    code changes nothing. A process that could not be started is the cause if the run failed."""
+    if why is not None and (why is not StopReason.CALLER or _is_interrupted(reply)):
+        status, cause = why.outcome()
+    else:
+        status, cause = (Status.OK if reply.status == "ok" else Status.ERROR), None
+    return _with_pids(status, cause, pids_max_hits)
+
+
+def _is_interrupted(reply: frames.ReplyFrame) -> bool:
+    if not isinstance(reply, frames.ExecuteReply):
+        return False
+    return reply.status == "error" and reply.ename == "KeyboardInterrupt"
+
+
+def ending_of_jail(
+    killed_for: Cause | None, why: StopReason | None, *, oom_kills: int, pids_max_hits: int
+) -> Ending:
+    """Return the ending of a run during which its jail ended: by a limit of sbx, by a limit of
+    Linux (the counters are those of this run), by its termination, or by itself."""
+    if killed_for is not None:
+        return Status.KILLED, killed_for
+    if oom_kills > 0:
+        return Status.KILLED, Cause.MEMORY
+    if why is not None:
+        return why.outcome()
+    if pids_max_hits > 0:
+        return Status.KILLED, Cause.PIDS
+    return Status.KILLED, Cause.CRASHED
+
+
+def ending_of_command(
+    code: int, why: StopReason | None, *, oom_kills: int, pids_max_hits: int = 0
+) -> Ending:
+    """Return the ending of a command by its exit code, which is 128 + N for a signal."""
+    if why is not None:
+        return _with_pids(*why.outcome(), pids_max_hits)
+    if was_killed(code) and oom_kills > 0:
+        return Status.KILLED, Cause.MEMORY
+    return _with_pids(Status.OK if code == 0 else Status.ERROR, None, pids_max_hits)
+
+
+def _with_pids(status: Status, cause: Cause | None, hits: int) -> Ending:
+    if cause is None and hits > 0 and status in (Status.ERROR, Status.TIMEOUT):
+        return status, Cause.PIDS
+    return status, cause
+
+
+def ending_in_kernel(
+    kernel: Kernel, seen: tuple[int, int], end: JailExit, why: StopReason | None
+) -> Ending:
+    """As `ending_of_jail`. `seen` are the counters of the kernel before the run."""
+    oom_kills, pids_max_hits = seen
+    return ending_of_jail(
+        kernel.killed_for,
+        why,
+        oom_kills=end.oom_kills - oom_kills,
+        pids_max_hits=end.pids_max_hits - pids_max_hits,
+    )
+
+
+def end_of_kernel(kernel: Kernel, end: JailExit, limits: LimitsPolicy) -> RunError:
+    """Return the reason why a kernel ended outside of a run."""
+    ending = ending_in_kernel(kernel, kernel.seen, end, None)
+    error = cut_off(kernel) if ending[1] is Cause.CRASHED else None
+    error = error or explanation(ending, limits, "the kernel")
+    assert error is not None  # it did not reply
+    return error
+
+
+def cut_off(kernel: Kernel) -> RunError | None:
+    """Return the error for a kernel that sbx ended because of its hostile frames."""
+    if kernel.cut_off is None:
+        return None
+    return RunError("KernelCutOff", f"the kernel was ended: {kernel.cut_off}", "")
+
+
+def exit_code(exited: frames.Exited) -> int:
+    return exited.code if exited.code is not None else 128 + (exited.signal or 0)
+
+
+def was_killed(code: int) -> bool:
+    """Return whether the process got SIGKILL, which Linux sends when memory runs out."""
+    return code == 128 + signal.SIGKILL
+
+
+def explanation(ending: Ending, limits: LimitsPolicy, what: str = "the run") -> RunError | None:
+    """Return the reason for the end as a sentence for the reader of the result, often a model.
+    Return None if the error of the code itself states it."""
+    match ending:
+        case Status.TIMEOUT, _:
+            return RunError("Timeout", "the run took longer than its time-out", "")
+        case Status.KILLED, Cause.MEMORY:
+            text = f"{what} used more memory than the limit of {limits.memory_max} bytes"
+            return RunError("MemoryLimit", text, "")
+        case Status.KILLED, Cause.OUTPUT:
+            text = f"{what} wrote more output than the limit of {limits.output_max} bytes"
+            return RunError("OutputLimit", text, "")
+        case Status.KILLED, Cause.PIDS:
+            text = f"{what} started more processes than the limit of {limits.tasks_max}"
+            return RunError("ProcessLimit", text, "")
+        case Status.KILLED, Cause.DISK:
+            text = f"the workspace grew beyond its limit of {limits.workspace_max} bytes"
+            return RunError("DiskLimit", text, "")
+        case Status.KILLED, Cause.HONEYTOKEN:
+            text = "a planted credential was used, and the sandbox is frozen"
+            return RunError("Honeytoken", text, "")
+        case Status.KILLED, Cause.DESCRIPTORS:
+            text = f"{what} held more pipes or epoll instances than one sandbox may"
+            return RunError("DescriptorLimit", text, "")
+        case Status.KILLED, _:
+            return RunError("KernelDied", "the kernel process ended by itself", "")
+    return None

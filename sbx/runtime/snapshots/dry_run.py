@@ -28,7 +28,8 @@ from sbx.protocol.runs import Run
 from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.run import checks
-from sbx.runtime.run.context import ClosedReason, Context, StartKernel
+from sbx.runtime.run.context import Context
+from sbx.runtime.run.context_kernel import ClosedReason, StartKernel
 from sbx.runtime.snapshots.snapshots import Changes, Snapshot, Snapshots, outcome
 from sbx.telemetry.background import background_context
 from sbx.workspace.quarantine import drop_all

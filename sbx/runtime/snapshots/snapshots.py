@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from sbx import errors
-from sbx.aio import in_thread, run_to_completion
+from sbx.aio import in_thread, long_call, run_to_completion
 from sbx.policy import Policy
 from sbx.protocol.dry_runs import CHANGES_MAX, FileChange
 from sbx.runtime.files.disk_limit import wall
-from sbx.runtime.files.long_calls import long_call
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.snapshots.dry_run_view import uploads_are_inert, uploads_of
@@ -218,8 +217,6 @@ class Snapshots:
             inodes_max=limits.workspace_files + _NAMES,
         )
 
-    # -- a copy that is used again ----------------------------------------------------------------
-
     async def empty(self, opened: OpenFiles) -> str:
         """Make a tree that no jail sees, for content that is to be committed; its name."""
         name = self._means.data.new_name()
@@ -249,8 +246,6 @@ class Snapshots:
         """`act` in a worker thread, within the bounds of a copy; a cancelled caller stops it."""
         bounds = self._bounds()
         return await _stoppable(opened, bounds, lambda: act(bounds))
-
-    # -- in a worker thread -----------------------------------------------------------------------
 
     def _shown(
         self, opened: OpenFiles, copy: Snapshot, shared: Path | None, uploads: Path | None

@@ -29,7 +29,8 @@ from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.processes.scripts import Program
 from sbx.runtime.run.active_run import ActiveRun
-from sbx.runtime.run.context import ClosedReason, Context, StartKernel
+from sbx.runtime.run.context import Context
+from sbx.runtime.run.context_kernel import ClosedReason, StartKernel
 from sbx.runtime.snapshots.dry_run import dry_run_name, offline
 from sbx.runtime.snapshots.snapshots import Changes, Snapshot, Snapshots, protected
 from sbx.workspace.mirroring import Mirror
@@ -99,7 +100,7 @@ class WorkingCopy:
             start,
             grace_s,
             disk=DiskLimit(python_policy.limits),
-            had_kernel=had_kernel,
+            state_is_kept=had_kernel,
         )
 
     @property
@@ -192,8 +193,6 @@ class WorkingCopy:
         finally:
             self._jails.discard(jail)
 
-    # -- what a transaction does ----------------------------------------------------------------
-
     async def taken(self, opened: OpenFiles, stage: str) -> Changes:
         """What was changed in the copy; the new content is in the tree `stage` from then on."""
         copy, mirror = self._copy, self._mirror
@@ -248,8 +247,6 @@ class WorkingCopy:
 
     async def stage(self, opened: OpenFiles) -> str:
         return await self._copies.empty(opened)
-
-    # -- the copy -------------------------------------------------------------------------------
 
     async def _make(self) -> None:
         if self._refusal is not None and time.monotonic() < self._refusal[1]:

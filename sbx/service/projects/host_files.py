@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from sbx import errors
-from sbx.aio import in_thread
+from sbx.aio import in_thread, long_call
 from sbx.protocol.files import FileEntry, Kind, Listing
-from sbx.runtime.files.long_calls import long_call
 from sbx.workspace.errors import is_a_directory, not_a_file, too_large, translated
 
 _READ_MAX = 512 << 20

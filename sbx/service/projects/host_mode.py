@@ -27,7 +27,7 @@ from sbx.policy.model import LimitsPolicy
 from sbx.protocol.files import Upload
 from sbx.protocol.languages import check_language
 from sbx.protocol.runs import Run, RunError, Status
-from sbx.runtime.run import checks, verdict
+from sbx.runtime.run import checks, termination
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.termination import GracefulTermination, StopReason
 from sbx.service.projects.host_files import HostFiles
@@ -187,8 +187,8 @@ class HostSession:
                 code = await process.wait()
         except errors.Unavailable as error:
             return live.finish(Status.ERROR, error=RunError("CommandNotStarted", str(error), ""))
-        status, cause = verdict.exited(code, ladder.why, oom_kills=0)
-        told_error = verdict.explained((status, cause), LimitsPolicy())
+        status, cause = termination.ending_of_command(code, ladder.why, oom_kills=0)
+        told_error = termination.explanation((status, cause), LimitsPolicy())
         return live.finish(status, cause=cause, error=told_error, exit_code=code)
 
     @contextmanager

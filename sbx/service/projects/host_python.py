@@ -22,7 +22,7 @@ from sbx.aio import in_thread, run_to_completion
 from sbx.kernels import frames
 from sbx.policy.model import LimitsPolicy
 from sbx.protocol.runs import Run
-from sbx.runtime.run import verdict
+from sbx.runtime.run import termination
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.termination import GracefulTermination, StopReason
 from sbx.service.projects.host_process import HostProcess
@@ -75,11 +75,13 @@ class HostPython:
                 reply = await kernel.execute(live, code, ladder)
             if reply is None:
                 await self._drop()
-                status, cause = verdict.died(None, ladder.why, oom_kills=0, pids_max_hits=0)
+                status, cause = termination.ending_of_jail(
+                    None, ladder.why, oom_kills=0, pids_max_hits=0
+                )
             else:
                 live.replied(reply)
-                status, cause = verdict.replied(reply, ladder.why)
-            error = verdict.explained((status, cause), LimitsPolicy())
+                status, cause = termination.ending_of_reply(reply, ladder.why)
+            error = termination.explanation((status, cause), LimitsPolicy())
             return live.finish(status, cause=cause, error=error, state_lost=lost or reply is None)
 
     async def close(self) -> None:

@@ -33,7 +33,8 @@ from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.files import MountPoints, OpenFiles, WorkspaceFiles
 from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.run.active_run import ActiveRun
-from sbx.runtime.run.context import ClosedReason, Context, StartKernel
+from sbx.runtime.run.context import Context
+from sbx.runtime.run.context_kernel import ClosedReason, StartKernel
 from sbx.runtime.run.contexts import ContextStore
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import AsyncSandbox

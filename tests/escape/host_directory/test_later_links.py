@@ -7,7 +7,7 @@ from planting import make_place, sandbox
 
 from sbx import Runtime
 from sbx.errors import Denied
-from sbx.runtime import link_watch
+from sbx.runtime.run import context_kernel
 from tests.tiers import rows
 
 pytestmark = [
@@ -23,7 +23,7 @@ printf '#!/bin/sh\\ntouch {marker}\\n' > tools/hooks/pre-commit && chmod +x tool
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_watch, "PERIOD_S", 0.1)
+    monkeypatch.setattr(context_kernel, "LINKS_PERIOD_S", 0.1)
 
 
 @pytest.mark.parametrize("linked", [False, True], ids=["named by git", "a link"])

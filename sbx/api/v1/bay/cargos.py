@@ -1,4 +1,4 @@
-"""Cargos: workspaces with an id of their own, which outlive the sandboxes that use them."""
+"""Cargos: workspaces with an id, which outlive the sandboxes that use them."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -9,7 +9,7 @@ from sbx.api.v1.bay.models import CargoList, CargoResponse, Limit, NewCargo
 from sbx.service.sandboxes import WorkspaceView
 
 router = APIRouter(prefix="/v1/cargos", tags=["cargos"])
-_DEFAULT_MB = 1024  # also told of a managed cargo, which its policy limits
+_DEFAULT_MB = 1024  # also shown for a managed cargo, whose limit is in its policy
 
 
 @router.post(
@@ -39,7 +39,7 @@ async def list_(
     cursor: str | None = None,
     managed: bool = False,
 ) -> CargoList:
-    """Those from outside, or with `managed` those that sandboxes made for themselves."""
+    """List the external cargos, or with `managed` those that sandboxes created for themselves."""
     page = await service.sandboxes.cargos(caller, limit=limit, cursor=cursor, managed=managed)
     return CargoList(items=[_shown(cargo) for cargo in page.items], next_cursor=page.next_cursor)
 
@@ -51,7 +51,7 @@ async def get(cargo_id: str, caller: CallerDep, service: ServiceDep) -> CargoRes
 
 @router.delete("/{cargo_id}", status_code=204, responses=documented(404, 409))
 async def delete(cargo_id: str, caller: CallerDep, service: ServiceDep) -> None:
-    """Refused while a sandbox uses it."""
+    """Delete a cargo. Refused while a sandbox uses it."""
     await service.sandboxes.delete_cargo(caller, cargo_id)
     await service.recording.record(caller, "cargo.delete", cargo_id)
 

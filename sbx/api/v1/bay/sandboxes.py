@@ -21,7 +21,7 @@ from sbx.api.v1.bay.models import (
     SandboxList,
     SandboxResponse,
     StopBody,
-    maybe,
+    iso_or_none,
 )
 from sbx.service.lifecycle import State
 from sbx.service.sandboxes import SandboxView
@@ -145,7 +145,7 @@ async def events(
 ) -> Any:
     """What became of it, and why; a stream that goes on where `Accept` asks for one."""
     after = int(cursor) if cursor else sse.last_event_id(request)
-    if sse.wanted(request):
+    if sse.accepts_events(request):
         await service.sandboxes.get(caller, sandbox_id)
         return await sse.stream(_followed(service, caller, sandbox_id, after), request=request)
     page = await service.sandboxes.events(caller, sandbox_id, after=after, limit=limit)
@@ -175,8 +175,8 @@ def shown(view: SandboxView, *, containers: bool = False) -> SandboxResponse:
         cargo_id=view.cargo_id,
         capabilities=list(view.policy.capabilities),
         created_at=iso(view.created_at),
-        expires_at=maybe(view.expires_at),
-        idle_expires_at=maybe(view.idle_expires_at),
+        expires_at=iso_or_none(view.expires_at),
+        idle_expires_at=iso_or_none(view.idle_expires_at),
         containers=[_kernel(view)] if live else None,
     )
 

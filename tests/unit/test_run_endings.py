@@ -5,7 +5,7 @@ import pytest
 from sbx.kernels.frames import ExecuteReply, Exited
 from sbx.policy.model import LimitsPolicy
 from sbx.protocol.runs import Cause, Status
-from sbx.runtime.run import verdict
+from sbx.runtime.run import termination
 from sbx.runtime.run.termination import StopReason
 
 TIMEOUT = (Status.TIMEOUT, None)
@@ -27,27 +27,30 @@ INTERRUPTED = (Status.INTERRUPTED, None)
     ],
 )
 def test_a_reply_is_judged_by_what_stopped_it(
-    status: str, why: StopReason | None, expected: verdict.Verdict
+    status: str, why: StopReason | None, expected: termination.Ending
 ) -> None:
     ename = "KeyboardInterrupt" if status == "error" else ""
     reply = ExecuteReply(status=status, ename=ename)  # type: ignore[arg-type]  # a literal
-    assert verdict.replied(reply, why) == expected
+    assert termination.ending_of_reply(reply, why) == expected
 
 
 def test_an_interrupt_that_the_code_outlived_is_not_how_it_ended() -> None:
     reply = ExecuteReply(status="error", ename="ValueError")
-    assert verdict.replied(reply, StopReason.CALLER) == ERROR
+    assert termination.ending_of_reply(reply, StopReason.CALLER) == ERROR
 
 
 def test_a_refused_process_is_the_cause_where_the_run_did_not_end_well() -> None:
     failed, fine = ExecuteReply(status="error"), ExecuteReply(status="ok")
-    assert verdict.replied(failed, None, pids_max_hits=1) == (Status.ERROR, Cause.PIDS)
-    assert verdict.replied(fine, StopReason.DEADLINE, pids_max_hits=1) == (
+    assert termination.ending_of_reply(failed, None, pids_max_hits=1) == (Status.ERROR, Cause.PIDS)
+    assert termination.ending_of_reply(fine, StopReason.DEADLINE, pids_max_hits=1) == (
         Status.TIMEOUT,
         Cause.PIDS,
     )
-    assert verdict.replied(fine, None, pids_max_hits=1) == OK
-    assert verdict.exited(254, None, oom_kills=0, pids_max_hits=1) == (Status.ERROR, Cause.PIDS)
+    assert termination.ending_of_reply(fine, None, pids_max_hits=1) == OK
+    assert termination.ending_of_command(254, None, oom_kills=0, pids_max_hits=1) == (
+        Status.ERROR,
+        Cause.PIDS,
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,9 +67,15 @@ def test_a_refused_process_is_the_cause_where_the_run_did_not_end_well() -> None
     ],
 )
 def test_a_death_is_put_down_to_the_limit_that_struck(
-    killed_for: Cause | None, why: StopReason | None, oom: int, pids: int, expected: verdict.Verdict
+    killed_for: Cause | None,
+    why: StopReason | None,
+    oom: int,
+    pids: int,
+    expected: termination.Ending,
 ) -> None:
-    assert verdict.died(killed_for, why, oom_kills=oom, pids_max_hits=pids) == expected
+    assert (
+        termination.ending_of_jail(killed_for, why, oom_kills=oom, pids_max_hits=pids) == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,18 +91,20 @@ def test_a_death_is_put_down_to_the_limit_that_struck(
     ],
 )
 def test_a_command_is_judged_by_its_exit_code_unless_it_was_stopped(
-    told: Exited, why: StopReason | None, oom: int, expected: verdict.Verdict
+    told: Exited, why: StopReason | None, oom: int, expected: termination.Ending
 ) -> None:
-    assert verdict.exited(verdict.exit_code(told), why, oom_kills=oom) == expected
+    assert (
+        termination.ending_of_command(termination.exit_code(told), why, oom_kills=oom) == expected
+    )
 
 
 @pytest.mark.parametrize("cause", Cause)
 def test_every_kill_is_explained(cause: Cause) -> None:
-    error = verdict.explained((Status.KILLED, cause), LimitsPolicy())
+    error = termination.explanation((Status.KILLED, cause), LimitsPolicy())
     assert error is not None
     assert error.value
 
 
 @pytest.mark.parametrize("ended", [OK, ERROR, INTERRUPTED])
-def test_what_the_code_did_itself_is_left_to_its_own_words(ended: verdict.Verdict) -> None:
-    assert verdict.explained(ended, LimitsPolicy()) is None
+def test_what_the_code_did_itself_is_left_to_its_own_words(ended: termination.Ending) -> None:
+    assert termination.explanation(ended, LimitsPolicy()) is None
