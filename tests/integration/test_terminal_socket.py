@@ -250,7 +250,7 @@ async def test_an_idle_terminal_keeps_no_sandbox_and_an_attached_one_does(
     served: Served, place: Place
 ) -> None:
     terminal = await place.open("kept")
-    box = served.house.sandboxes._registry.of_id(place.box)
+    box = served.house.sandboxes.index.of_id(place.box)
     assert box is not None
     assert box.box is not None
     async with place.attach(terminal, conversation="kept") as socket:

@@ -8,10 +8,11 @@ from sbx.api.auth import CallerDep, ServiceDep
 from sbx.errors import BadRequest, NotFound
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
+from sbx.service.ids import check_id
 from sbx.service.models import SandboxView
 from sbx.service.service import Service
 from sbx.service.session_rules import FileRules, SessionRules
-from sbx.service.sessions import Sessions, check_id, unknown
+from sbx.service.sessions import Sessions, unknown
 
 SUBDIR = "temparea"
 _UNITS = (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10))

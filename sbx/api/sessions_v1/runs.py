@@ -22,9 +22,9 @@ from sbx.api.sessions_v1.models import (
 from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, reservation, streamed
 from sbx.errors import NotFound
 from sbx.protocol.runs import Event, RunEnd
+from sbx.service.ids import check_id
 from sbx.service.models import SandboxView
 from sbx.service.runs import RunHandle, RunRequest
-from sbx.service.sessions import check_id
 
 router = APIRouter(prefix="/api/v1", tags=["execution"])
 _STREAM: dict[str, Any] = {"content": {sse.MEDIA_TYPE: {}}}

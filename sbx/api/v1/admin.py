@@ -182,7 +182,7 @@ async def sandboxes(
 @router.post("/sandboxes/{sandbox_id}/unfreeze", responses=_ERRORS)
 async def unfreeze(sandbox_id: str, caller: OperatorDep, service: ServiceDep) -> Unfrozen:
     """Unfreeze a sandbox that used a planted credential, so that kernels may start again."""
-    unfrozen = await service.sandboxes.unfreeze(caller, sandbox_id)
+    unfrozen = service.sandboxes.index.get_as_operator(caller, sandbox_id).unfreeze()
     if unfrozen:
         await service.recording.record(caller, "sandbox.unfreeze", sandbox_id)
     return Unfrozen(unfrozen=unfrozen)

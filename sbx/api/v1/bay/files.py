@@ -19,9 +19,8 @@ from sbx.errors import BadRequest, TooLarge
 from sbx.runtime.files.files import WorkspaceFiles
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.service.auth import Caller
-from sbx.service.sandboxes import InUse
+from sbx.service.leases import SandboxLease
 from sbx.service.service import Service
-from sbx.service.using import SandboxLease
 from sbx.telemetry import metrics
 from sbx.workspace import FileEntry, resolve
 from sbx.workspace.errors import invalid_path, too_large
@@ -166,9 +165,9 @@ def _using(
     )
 
 
-async def _record(service: Service, use: InUse, what: str, **details: Any) -> None:
+async def _record(service: Service, use: SandboxLease, what: str, **details: Any) -> None:
     named = {"conversation": DEFAULT_CONVERSATION, **details}
-    await service.recording.record(use.caller, what, use.view.id, **named)
+    await service.recording.record(use.caller, what, use.id, **named)
 
 
 async def _text(files: WorkspaceFiles, path: str) -> str:
@@ -215,13 +214,13 @@ async def _then_rest_of_form(
 
 async def _file_before_path(
     service: Service,
-    use: InUse,
+    use: SandboxLease,
     part: FormPart,
     form: AsyncIterator[FormPart],
     fields: dict[str, str],
 ) -> int:
     """Store a file whose path comes after it in the form."""
-    directory, max_bytes = service.settings.data_dir, use.view.policy.limits.file_size_max
+    directory, max_bytes = service.settings.data_dir, use.box.policy.limits.file_size_max
     rest = _then_rest_of_form(part, form, fields)
     async with spool_to_disk(rest, directory, max_bytes) as chunks:
         if "path" not in fields:
