@@ -11,14 +11,7 @@ from sbx.agent.tools.arguments import nearest, parse_arguments
 from sbx.agent.tools.execution import EXECUTE_COMMAND, RUN_CODE, told, unheard
 from sbx.agent.tools.files import EDIT_FILE, LIST_FILES, READ_FILE, WRITE_FILE
 from sbx.agent.tools.results import RESULT_MAX, capped, cut, failed
-from sbx.agent.tools.tool import (
-    Arguments,
-    Emit,
-    Tool,
-    ToolCallRequest,
-    ToolDefinition,
-    ToolResult,
-)
+from sbx.agent.tools.tool import Arguments, Emit, Tool, ToolCallRequest, ToolDefinition, ToolResult
 from sbx.errors import Conflict, NotFound, SbxError
 from sbx.protocol.runs import Run
 
