@@ -34,8 +34,8 @@ async def runtime(own_runtime: Runtime) -> Runtime:
 
 
 def means_of(runtime: Runtime) -> RuntimeResources:
-    assert runtime._means is not None
-    return runtime._means
+    assert runtime._resources is not None
+    return runtime._resources
 
 
 def pool_of(runtime: Runtime) -> Pool:

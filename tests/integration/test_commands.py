@@ -78,8 +78,8 @@ async def start_a_thousand(box: AsyncSandbox) -> None:
             await asyncio.sleep(0.05)
     assert (now, len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())) == before
     kept = await box.commands.list()
-    assert len(kept) == commands.REMEMBERED_MAX
-    assert len(list(directory(box).iterdir())) == 2 * commands.REMEMBERED_MAX
+    assert len(kept) == command_log.RECORDS_MAX
+    assert len(list(directory(box).iterdir())) == 2 * command_log.RECORDS_MAX
     assert box.commands.running == 0
 
 
