@@ -49,8 +49,8 @@ _SHORTEST_PAUSE_S = 0.002
 
 
 class CommandLog:
-    """The log of one command. `begin` and `end` are what a reader may believe in; `changes`
-    is notified whenever there is more text, and at the end of the command."""
+    """The log of one command. Readers use `begin` and `end`. `changes` is notified of new text, and
+    of the end of the command."""
 
     def __init__(self, name: str, begin: int = 0, end: int = 0) -> None:
         self.name = name
@@ -67,7 +67,7 @@ class CommandLog:
         return self.end - self.begin
 
     async def written(self) -> None:
-        """Wait until all that was added is on disk, or lost with it."""
+        """Wait until all added text is on the disk, or lost with it."""
         while self.unwritten:
             await self.changes.next.wait()
 
@@ -79,9 +79,8 @@ class CommandLog:
 
 
 class LogWriter:
-    """See the module. `call` does something in a worker thread; `crowded` is asked, after each
-    write, to make room where all logs together hold too much. Whoever closes a ring takes its
-    `turn`."""
+    """See the module. `call` runs a function in a worker thread. `crowded` makes room after each
+    write if all logs together are too large. A caller that closes a ring file holds `turn`."""
 
     def __init__(
         self,
@@ -97,7 +96,7 @@ class LogWriter:
         self._writing: asyncio.Task[None] | None = None
 
     def add(self, log: CommandLog, text: str) -> None:
-        """Text of a command; it is given credit for it once it is written."""
+        """Queue text of a command, which gets credit for it after the write."""
         data = text.encode(errors="replace")
         log.pending += data
         log.unwritten += len(data)
@@ -106,7 +105,7 @@ class LogWriter:
             self._writing = asyncio.create_task(self._write(), context=background_context())
 
     async def close(self) -> None:
-        """To be called once nothing is added any more."""
+        """End the task. Call it after the last `add`."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait([self._writing])
@@ -137,7 +136,7 @@ class LogWriter:
         for (log, ring, data), end in zip(batch, ends, strict=True):
             ring.end = log.end = ring.end + len(data)
             ring.begin = log.begin = max(ring.begin, ring.end - ring.size)
-            if end < 0:  # nothing of it can be read: it counts as written, and dropped
+            if end < 0:  # it cannot be read: it counts as written, and is dropped
                 ring.begin = log.begin = ring.end
             log.unwritten -= len(data)
             log.changes.notify()
@@ -150,16 +149,16 @@ class LogWriter:
         try:
             return await self._call(lambda: [_append(ring, data) for _, ring, data in batch])
         except errors.SbxError as error:
-            _log.warning("what commands printed could not be written: %s", error)
+            _log.warning("output of commands could not be written: %s", error)
             return [-1] * len(batch)
 
 
 def _append(ring: RingFile, data: bytes) -> int:
-    """The new end; -1 where the disk would not take it."""
+    """Return the new end; -1 if the disk refuses it."""
     try:
         return ring.append(data)
     except OSError as error:
-        _log.warning("what a command printed could not be written: %s", error)
+        _log.warning("output of a command could not be written: %s", error)
         return -1
 
 

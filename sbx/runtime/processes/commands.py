@@ -1,4 +1,4 @@
-"""Background commands of one conversation: started, known by an id, followed, stopped.
+"""Background commands of one conversation: start, follow and stop them by their ids.
 
     start ──► the kernel of `default` ──► Command ──► CommandRecords (command_log.py)
       │                                      │
@@ -56,8 +56,8 @@ _SHOWN_MAX = 2000  # characters of a command that are remembered
 
 
 class BackgroundCommand:
-    """One background command. Its log may be forgotten, and its sandbox closed: then `status` and
-    `wait` go on to tell how it ended, and the others raise NotFound and Closed."""
+    """One background command. After its log is removed or its sandbox is closed, only `status` and
+    `wait` still work; the other methods raise NotFound and Closed."""
 
     def __init__(self, commands: "Commands", record: CommandRecord) -> None:
         self.id = record.status.id
@@ -65,34 +65,31 @@ class BackgroundCommand:
         self._record = record
 
     async def status(self) -> CommandStatus:
-        """How it is now."""
         return self._record.now()
 
     async def logs(self, offset: int = 0, *, limit: int = LOG_PIECE) -> LogPiece:
-        """What it wrote, from this byte on: at most `limit` bytes. Where the piece begins later
-        than was asked for, what lies between is kept no more; an empty one is the end of the log.
-
-        Raises BadRequest `invalid_offset`.
-        """
+        """Return at most `limit` bytes of the output, from this byte on. A piece that begins later
+        means that the bytes between are no longer kept; an empty one is the end of the log. Raise
+        BadRequest `invalid_offset`."""
         return await self._commands.records.piece(self._record, offset, limit)
 
     async def follow(self, offset: int = 0) -> AsyncGenerator[LogPiece, None]:
-        """What it wrote from this byte on, and what it writes, until it has ended."""
+        """Yield the output from this byte on, until the end of the command."""
         async for piece in self._commands.records.pieces(self._record, offset):
             yield piece
 
     async def write(self, text: str | None) -> None:
-        """Feed its standard input, which was left open at the start; None closes it. Does not wait
-        for the command to read: raises Conflict `stdin_full` instead, and `stdin_closed`."""
+        """Write to the standard input, which was left open at the start; None closes it. Raise
+        Conflict `stdin_closed`, and `stdin_full` instead of a wait for the command."""
         await write_stdin(self._record.stdin, self.id, text)
 
     async def stop(self, *, grace_s: float = STOP_GRACE_S) -> CommandStatus:
-        """SIGTERM to its process group, and SIGKILL after `grace_s` seconds; how it ended. What has
-        ended stays as it is, and what it left in the background goes on."""
+        """Send SIGTERM to its process group, and SIGKILL after `grace_s` seconds. Return its end.
+        Background processes of an ended command continue."""
         return await self._commands._stop(self._record, grace_s)
 
     async def wait(self, timeout: float | None = None) -> CommandStatus:
-        """Wait for its end, at most `timeout` seconds; how it is then."""
+        """Wait at most `timeout` seconds for its end, and return its status."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._record.ended()
@@ -100,7 +97,7 @@ class BackgroundCommand:
 
 
 class Commands:
-    """See the module. Its methods may be called concurrently from one event loop."""
+    """See the module. Call the methods from one event loop; calls may be concurrent."""
 
     def __init__(
         self,
@@ -109,8 +106,7 @@ class Commands:
         opened: Callable[[], Awaitable[OpenFiles]],
         owner: str,
     ) -> None:
-        """They run in the jail of `context`. `owner` is the sandbox: another one over the same
-        files has commands of its own."""
+        """The commands run in the jail of `context`. `owner` is the id of the sandbox."""
         self._policy = policy
         self._context = context
         self.records = CommandRecords(opened, owner)
@@ -126,10 +122,10 @@ class Commands:
         env: Mapping[str, str] | None = None,
         stdin_open: bool = False,
     ) -> BackgroundCommand:
-        """Start `/bin/bash -c command` beside the kernel, which is started where there is none.
+        """Start `/bin/bash -c command` in the jail of the kernel. Start the kernel if necessary.
 
-        Raises Denied, BadRequest, TooLarge, Closed as a shell command does, Conflict
-        `too_many_commands`, Unavailable `no_space`, and what starting a kernel raises.
+        Raise Denied, BadRequest, TooLarge, Closed as a shell command, Conflict `too_many_commands`,
+        Unavailable `no_space`, and the errors of the start of a kernel.
         """
         directory, variables = checks.check_shell(self._policy, command, cwd, env)
         self._context.check_open()
@@ -159,7 +155,7 @@ class Commands:
         return BackgroundCommand(self, record)
 
     async def get(self, command_id: str) -> BackgroundCommand:
-        """A command by its id, also one that has ended. Raises NotFound, Closed."""
+        """Return a command by its id, also an ended one. Raise NotFound, Closed."""
         self._context.check_open()
         await self.records.load()
         record = self.records.by_id.get(command_id)
@@ -168,7 +164,7 @@ class Commands:
         return BackgroundCommand(self, record)
 
     async def list(self) -> builtins.list[CommandStatus]:
-        """Those that run and those that ended a while ago, the newest first."""
+        """Return the running and the recently ended commands, the newest first."""
         self._context.check_open()
         await self.records.load()
         await self.records.forget_old()
@@ -176,12 +172,12 @@ class Commands:
 
     @property
     def running(self) -> int:
-        """How many run now."""
+        """The number of running commands."""
         return self._running
 
     async def close(self) -> None:
-        """Wait until what ended with its jail is recorded. To be called once the context is closed,
-        and before the files are."""
+        """Wait until all ends are recorded. Call it after the context is closed, and before the
+        files are."""
         while self._tasks:
             await asyncio.wait(self._tasks)
         await self.records.writer.close()
@@ -281,12 +277,11 @@ class Commands:
             )
         if record.running:
             if record.stopping is None or (grace_s == 0 and not record.killed):
-                record.stopping = self._track(self._ladder(record, grace_s))
+                record.stopping = self._track(self._terminate(record, grace_s))
             await asyncio.shield(record.stopping)
         return record.now()
 
-    async def _ladder(self, record: CommandRecord, grace_s: float) -> None:
-        """The signal, and the kill."""
+    async def _terminate(self, record: CommandRecord, grace_s: float) -> None:
         record.stopped = True
         steps = [(signal.SIGTERM, grace_s)] if grace_s else []
         for number, patience_s in (*steps, (signal.SIGKILL, _KILLED_S)):
@@ -310,7 +305,7 @@ class Commands:
 
 
 async def _with_its_jail(kernel: Kernel, process: Command) -> dict[str, Any]:
-    """Why the jail ended that it ran in."""
+    """Return the reason for the end of the jail in which the command ran."""
     died: dict[str, Any] = {"state": CommandState.KILLED}
     if kernel.killed_for is not None:
         cause = CommandCause(kernel.killed_for.value)
@@ -331,7 +326,7 @@ async def _with_its_jail(kernel: Kernel, process: Command) -> dict[str, Any]:
         if end.oom_kills > before:
             return died | {"cause": CommandCause.MEMORY, "reason": "memory ran out in its jail"}
     except errors.SbxError as error:
-        _log.warning("how a jail ended is not known: %s", error)
+        _log.warning("the end of a jail is unknown: %s", error)
     reason = kernel.cut_off or "the kernel whose jail it ran in died"
     return died | {"cause": CommandCause.CRASHED, "reason": reason}
 
