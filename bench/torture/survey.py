@@ -251,10 +251,11 @@ def _unknown(data: Path) -> list[str]:
     """Directories of sandboxes that no row of the store knows, or knew at a start."""
     with closing(sqlite3.connect(f"file:{data / 'store.sqlite'}?mode=ro", uri=True)) as on:
         named = {
-            row[0] for row in on.execute("SELECT directory FROM cargos WHERE deleted_at IS NULL")
+            row[0]
+            for row in on.execute("SELECT directory FROM workspaces WHERE deleted_at IS NULL")
         }
         pending = on.execute(
-            "SELECT cargos.directory FROM cargos JOIN sandboxes ON sandboxes.cargo_id = cargos.id"
+            "SELECT w.directory FROM workspaces AS w JOIN sandboxes ON workspace_id = w.id"
             " WHERE sandboxes.deleted_at IS NOT NULL AND files_removed = 0"
         )
         named |= {row[0] for row in pending}

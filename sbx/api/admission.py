@@ -1,11 +1,11 @@
-"""Which connections may be open: counted per listener, decided by `decide`.
+"""Admission of connections: counted per listener, decided by `decide`.
 
 TCP and the Unix socket have `connections_max` places each, so that neither can take those of the
 other. A TCP connection is unauthenticated until a request on it carries a valid key or token, and
-again after a request without one. When a newcomer finds the places of these taken, the oldest of
-them is closed, whatever it does: a client with a key needs such a place only until its request is
-judged, and an attacker cannot keep one. When all places are taken by clients with a key, the one
-that has made no request for longest is closed. Of the Unix socket's places some are for the
+again after a request without one. If the places of these are taken when a new connection comes, the
+oldest of them is closed in any case: a client with a key needs such a place only until its request
+is authenticated, and an attacker cannot keep one. When all places are taken by clients with a key,
+the one that has made no request for longest is closed. Of the Unix socket's places some are for the
 operator (root and the user of the service), and no other user has more than half.
 """
 
@@ -25,7 +25,7 @@ _PREFIX = 64  # bits of an IPv6 address: one client chooses the others as it lik
 
 
 class AdmissionDecision(StrEnum):
-    """The answer to a newcomer. REPLACE…: admit it, and close the oldest unauthenticated
+    """The decision about a new connection. REPLACE…: admit it, and close the oldest unauthenticated
     connection, of all or of the same address, or the authenticated one that is idle for longest."""
 
     ADMIT = "admit"
@@ -37,8 +37,8 @@ class AdmissionDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TcpOpen:
-    """The open TCP connections when a newcomer comes. `of_address`: the unauthenticated ones
-    of its address; 0 for loopback, where a reverse proxy connects for everybody. `idle`: the
+    """The open TCP connections when a new one comes. `of_address`: the unauthenticated ones of its
+    address; 0 for loopback, where a reverse proxy connects for all clients. `idle`: the
     authenticated ones without a request."""
 
     connections: int = 0
@@ -49,8 +49,8 @@ class TcpOpen:
 
 @dataclass(frozen=True, slots=True)
 class UnixOpen:
-    """The open connections of the Unix socket when a newcomer comes. `others`: of all users but
-    operators; `of_user`: of the newcomer's user, who is an `operator` or not."""
+    """The open connections of the Unix socket when a new one comes. `others`: those of all users
+    except operators; `of_user`: those of the user of the new one; `operator`: whether it is one."""
 
     operator: bool
     connections: int = 0
@@ -58,21 +58,21 @@ class UnixOpen:
     of_user: int = 0
 
 
-def decide(counts: TcpOpen | UnixOpen, most: int) -> AdmissionDecision:
-    """Return the answer to a newcomer of a listener with `most` places."""
+def decide(counts: TcpOpen | UnixOpen, limit: int) -> AdmissionDecision:
+    """Decide about a new connection of a listener with `limit` places."""
     if isinstance(counts, UnixOpen):
-        full = counts.connections >= most
+        full = counts.connections >= limit
         if not counts.operator:
             full = (
                 full
-                or counts.others >= most - min(_FOR_OPERATORS, most // 2)
-                or counts.of_user >= max(1, most // 2)
+                or counts.others >= limit - min(_FOR_OPERATORS, limit // 2)
+                or counts.of_user >= max(1, limit // 2)
             )
         return AdmissionDecision.REFUSE if full else AdmissionDecision.ADMIT
-    if counts.of_address >= max(1, most // 4):
+    if counts.of_address >= max(1, limit // 4):
         return AdmissionDecision.REPLACE_OF_ADDRESS
-    full = counts.connections >= most
-    if counts.unauthenticated >= max(1, most // 2) or (full and counts.unauthenticated):
+    full = counts.connections >= limit
+    if counts.unauthenticated >= max(1, limit // 2) or (full and counts.unauthenticated):
         return AdmissionDecision.REPLACE
     if full:
         return AdmissionDecision.REPLACE_IDLE if counts.idle else AdmissionDecision.REFUSE
@@ -101,7 +101,7 @@ class AdmissionPlace:
         self.refused = refused
 
     def begin_request(self) -> None:
-        """Record that a request has to be answered, of which the caller is not known yet."""
+        """Record that a request needs an answer, and that its caller is not known yet."""
         self._authenticated = False
         self._admission.remove_idle(self)
 
@@ -111,14 +111,14 @@ class AdmissionPlace:
         self._admission.remove_unauthenticated(self)
 
     def end_request(self, *, flushed: bool = True) -> None:
-        """Record that no request is left to be answered. `flushed`: the client has the replies."""
+        """Record that every request is answered. `flushed`: the client has the replies."""
         if not self._authenticated:
             self._admission.add_unauthenticated(self)
         elif flushed:
             self._admission.add_idle(self)
 
     def leave(self) -> None:
-        """Give the place back; a second time does nothing."""
+        """Release the place. A second call does nothing."""
         self._admission.remove(self)
 
 
@@ -126,10 +126,10 @@ _Queue = OrderedDict[AdmissionPlace, None]
 
 
 class Admission:
-    """The places of one server; `most` is None where nothing is bounded."""
+    """The places of one server; a `limit` of None is unlimited."""
 
-    def __init__(self, most: int | None) -> None:
-        self._most = most
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
         self._open: set[AdmissionPlace] = set()
         self._refused: set[AdmissionPlace] = set()
         self._users: Counter[int] = Counter()
@@ -153,7 +153,7 @@ class Admission:
         return self._admit(AdmissionPlace(self, close, user=user))
 
     def enter_tcp(self, host: str, close: Callable[[], None]) -> AdmissionPlace | None:
-        """As `enter_unix`, for a connection from this address. It may close an older one."""
+        """Like `enter_unix`, for a connection from this address. It may close an older one."""
         address = _bounded_address(host)
         of_address = self._addresses.get(address or "", OrderedDict())
         counts = TcpOpen(
@@ -176,15 +176,15 @@ class Admission:
         return place
 
     def _decided(self, counts: TcpOpen | UnixOpen) -> AdmissionDecision:
-        return AdmissionDecision.ADMIT if self._most is None else decide(counts, self._most)
+        return AdmissionDecision.ADMIT if self._limit is None else decide(counts, self._limit)
 
     def _admit(self, place: AdmissionPlace) -> AdmissionPlace:
         self._open.add(place)
         return place
 
     def _refuse(self, close: Callable[[], None]) -> AdmissionPlace | None:
-        assert self._most is not None
-        if len(self._refused) >= max(1, self._most // 4):
+        assert self._limit is not None
+        if len(self._refused) >= max(1, self._limit // 4):
             return None
         place = AdmissionPlace(self, close, refused=True)
         self._refused.add(place)
@@ -196,7 +196,7 @@ class Admission:
         place.close()
 
     def add_unauthenticated(self, place: AdmissionPlace) -> None:
-        """Count it, unless it is counted already, closed, or of the Unix socket."""
+        """Count it, unless it is counted already, closed, or a connection of the Unix socket."""
         if place in self._open and place.user is None:
             self._unauthenticated.setdefault(place)
             if place.address is not None:
@@ -229,10 +229,10 @@ class Admission:
                     del self._users[place.user]
 
 
-def admission_of(server: ServerState, most: int | None) -> Admission:
-    """Return the admission of a server, which its first connection makes."""
+def admission_of(server: ServerState, limit: int | None) -> Admission:
+    """Return the admission of a server, created by its first connection."""
     if server not in _admissions:
-        _admissions[server] = Admission(most)
+        _admissions[server] = Admission(limit)
     return _admissions[server]
 
 

@@ -101,7 +101,7 @@ def restore(
 
 @app.command()
 def repair(data_dir: DataDir = None, as_json: connect.Json = False) -> int:
-    """Copy the rows of a damaged store to a new one, and add missing cargo rows.
+    """Copy the rows of a damaged store to a new one, and add missing workspace rows.
 
     The service must be stopped. The damaged store is kept under another name.
     """
@@ -219,7 +219,7 @@ def _check_body(result: "StoreCheck") -> dict[str, Any]:
         "directory_mark": result.directory_mark and asdict(result.directory_mark),
         "without_directory": [asdict(directory) for directory in result.without_directory],
         "without_row": [asdict(directory) for directory in result.without_row],
-        "without_cargo": result.without_cargo,
+        "without_workspace": result.without_workspace,
         "unclaimed": result.unclaimed,
     }
 
@@ -233,8 +233,8 @@ def _print_check(result: "StoreCheck") -> None:
         report.failure(result.error.message, result.error.hint)
     for problem in result.problems:
         report.failure(problem)
-    for sandbox in result.without_cargo:
-        report.failure(f"the sandbox {sandbox} has no cargo row", "sbx store repair adds one")
+    for sandbox in result.without_workspace:
+        report.failure(f"the sandbox {sandbox} has no workspace row", "sbx store repair adds one")
     for directory in result.without_directory:
         files = f"the files of a conversation of {directory.sandbox}"
         report.failure(f"{files} are missing: {_path(directory)}")
@@ -297,7 +297,7 @@ def _print_repaired(done: "Repaired") -> None:
         ]
         print_table(("table", "saved", "lost"), rows)
     for sandbox in done.found_again:
-        report.note(f"the sandbox {sandbox} has a new cargo row, for the directory of its files")
+        report.note(f"the sandbox {sandbox} has a new workspace row for its directory")
     for sandbox in done.without_files:
         report.note(f"the files of the sandbox {sandbox} were not found: it has an empty directory")
     if done.dropped:

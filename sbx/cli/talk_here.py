@@ -131,7 +131,11 @@ async def _sandbox(
         return conversation, True
     box = await stack.enter_async_context(
         service.projects.using(
-            OWNER, row.project_id, name, policy=use.view.profile, uploads=conversation
+            OWNER,
+            row.project_id,
+            name,
+            policy=(await use.view()).profile,
+            uploads=conversation,
         )
     )
     if isinstance(box, ProjectSession):

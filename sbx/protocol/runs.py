@@ -37,10 +37,6 @@ class Cause(StrEnum):
     HONEYTOKEN = "honeytoken"  # it used a planted credential
     DESCRIPTORS = "descriptors"  # it had more pipes or epoll instances than a jail may have
 
-    @classmethod
-    def _missing_(cls, value: object) -> "Cause | None":
-        return cls.HONEYTOKEN if value == "tripwire" else None  # in stores of version 6 and earlier
-
 
 @dataclass(frozen=True, slots=True)
 class RunError:

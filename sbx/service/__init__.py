@@ -1,14 +1,15 @@
 """Many users on one runtime: sandboxes that survive a restart, sessions, keys and limits.
 
     service       the parts of one service, opened and closed in order
-    sandboxes     the table of sandboxes; sandbox and kept are one of them; leases, using lend it
+    sandboxes     the sandboxes; leases finds and lends them, events is their history
+    sandbox       one sandbox: record is its stored side, hooks what it does around kernels
     sessions      a user's session with an agent, and its sandbox
     runs          runs of all sandboxes: queue, events, results
     workspaces    directories that outlive their sandbox
     auth          tokens and keys
     idempotency   a request that is sent twice is done once
     lifecycle     what a sandbox does next: pure decisions; reaper acts on them
-    garbage, recovery, reserve, maintenance/   the data directory: remains, restarts, space, backups
+    garbage, reserve, maintenance/   the data directory: remains, space, backups
     projects/     sandboxes over a directory of the host
 
 Imports `runtime`, `agent` and lower packages.

@@ -81,9 +81,13 @@ class Caller:
         its conversations at once (delete, stop, list) must also ask `whole_sandbox`.
         """
         return (
-            _within(self.user_id, user_id)
-            and _within(self.agent_id, agent_id)
-            and (conversation is None or _within(self.conversation_id, conversation))
+            (self.user_id is None or self.user_id == user_id)
+            and (self.agent_id is None or self.agent_id == agent_id)
+            and (
+                conversation is None
+                or self.conversation_id is None
+                or self.conversation_id == conversation
+            )
         )
 
     @property
@@ -103,10 +107,6 @@ class Caller:
         scopes = None if self.scopes is None else sorted(self.scopes)
         bounds = [self.user_id, self.agent_id, self.conversation_id, scopes]
         return json.dumps([self.via, self.owner, *bounds])
-
-
-def _within(bound: str | None, asked: str | None) -> bool:
-    return bound is None or bound == asked
 
 
 class Authenticator:

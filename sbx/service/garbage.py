@@ -35,7 +35,7 @@ class GarbageCollector:
         self._settings = settings
         self._remove_s = _REMOVE_S
 
-    async def remove(self, row: SandboxRow, cargo: WorkspaceRow) -> None:
+    async def remove(self, row: SandboxRow, workspace: WorkspaceRow) -> None:
         """The files of a sandbox that was deleted a moment ago, unless they are kept a while."""
         assert row.deleted_at is not None
         await self._remove_of(
@@ -44,29 +44,33 @@ class GarbageCollector:
                 row.cause,
                 row.expires_at,
                 row.deleted_at,
-                cargo.id,
-                cargo.managed_by is not None,
-                cargo.directory,
+                workspace.id,
+                workspace.managed_by is not None,
+                workspace.directory,
             )
         )
 
-    async def remove_files(self, cargo: WorkspaceRow) -> None:
+    async def remove_files(self, workspace: WorkspaceRow) -> None:
         """Remove the files of a sandbox that is about to be deleted."""
-        await self._removed(cargo.directory)
+        await self._removed(workspace.directory)
 
-    async def remove_cargo(self, cargo: WorkspaceRow) -> None:
-        if await self._removed(cargo.directory):
-            self._store.write_later(partial(rows.is_removed, directory=cargo.directory))
-            self._store.write_later(partial(rows.free_uid, cargo_id=cargo.id))
+    async def remove_workspace(self, workspace: WorkspaceRow) -> None:
+        if await self._removed(workspace.directory):
+            self._store.write_later(partial(rows.is_removed, directory=workspace.directory))
+            self._store.write_later(partial(rows.free_uid, workspace_id=workspace.id))
 
-    async def remove_conversations(self, cargo: WorkspaceRow, directories: Sequence[str]) -> None:
+    async def remove_conversations(
+        self, workspace: WorkspaceRow, directories: Sequence[str]
+    ) -> None:
         for directory in directories:
-            if await self._removed(cargo.directory, directory):
-                done = partial(rows.is_removed, directory=cargo.directory, conversation=directory)
+            if await self._removed(workspace.directory, directory):
+                done = partial(
+                    rows.is_removed, directory=workspace.directory, conversation=directory
+                )
                 self._store.write_later(done)
 
     async def collect(self, *, briefly: bool = False) -> list[TaskReport]:
-        """What a collection does here: `orphan_cargo` and `orphan_container` of the contract.
+        """What a collection does here: `orphan_workspace` and `orphan_container` of the contract.
 
         With `briefly`, before a service takes calls, all of it is out of reach, and what takes long
         to remove is left to the next one.
@@ -74,18 +78,18 @@ class GarbageCollector:
         self._remove_s = _BRIEFLY_S if briefly else _REMOVE_S
         try:
             return [
-                await self._orphan_cargos(),
+                await self._orphan_workspaces(),
                 await self._orphans(_BRIEFLY_S if briefly else _SWEEP_S),
             ]
         finally:
             self._remove_s = _REMOVE_S
 
-    async def _orphan_cargos(self) -> TaskReport:
+    async def _orphan_workspaces(self) -> TaskReport:
         done = skipped = 0
         for ended in await rows.with_files_to_remove(self._store):
             removed = await self._remove_of(ended)
             done, skipped = done + removed, skipped + (not removed)
-        return TaskReport("orphan_cargo", done, skipped)
+        return TaskReport("orphan_workspace", done, skipped)
 
     async def _orphans(self, sweep_s: float) -> TaskReport:
         """Directories that no row knows, what earlier removals left, and what ended long ago."""

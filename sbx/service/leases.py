@@ -1,102 +1,239 @@
-"""Which sandboxes there are, and who may see which."""
+"""Which sandboxes there are, which of them a caller may see, and the lease around each use."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
 
 from sbx import errors
+from sbx.runtime.conversation import Conversation
+from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
+from sbx.service.hooks import PersistentSandbox
+from sbx.service.ids import check_id
+from sbx.service.lifecycle import Act
+from sbx.service.models import SandboxView
 from sbx.service.sandbox import ServiceSandbox
+from sbx.store import Store
+from sbx.store import sandboxes as rows
+from sbx.store.sandboxes import SandboxRow
 
 _RETRY_AFTER_S = 30.0
 
 
 class SandboxIndex:
-    """Everything that was not deleted, by id and by session; and how many there may be."""
+    """All sandboxes that were not deleted, by id and by session, and the limit of their number."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._by_id: dict[str, ServiceSandbox] = {}
         self._by_session: dict[tuple[str, str], ServiceSandbox] = {}
-        self._making: dict[str, int] = {}  # how many of an owner are just being made
+        self._creating: dict[str, int] = {}  # by owner
 
     def every(self) -> list[ServiceSandbox]:
         return list(self._by_id.values())
 
     def sorted(self, after: str | None = None) -> list[ServiceSandbox]:
-        """By id, those after this one."""
+        """Return those with an id after this one, by id."""
         ids = sorted(self._by_id)
-        return [self._by_id[one] for one in ids[bisect_right(ids, after) if after else 0 :]]
+        return [self._by_id[name] for name in ids[bisect_right(ids, after) if after else 0 :]]
 
     def of_id(self, sandbox_id: str) -> ServiceSandbox | None:
         return self._by_id.get(sandbox_id)
 
-    def remember(self, one: ServiceSandbox) -> None:
-        self._by_id[one.id] = one
-        if one.row.session_id is not None:
-            self._by_session[one.row.owner, one.row.session_id] = one
+    def add(self, sandbox: ServiceSandbox) -> None:
+        self._by_id[sandbox.id] = sandbox
+        if sandbox.row.session_id is not None:
+            self._by_session[sandbox.row.owner, sandbox.row.session_id] = sandbox
 
-    def forget(self, one: ServiceSandbox) -> None:
-        self._by_id.pop(one.id, None)
-        if one.row.session_id is not None:
-            key = (one.row.owner, one.row.session_id)
-            if self._by_session.get(key) is one:
+    def remove(self, sandbox: ServiceSandbox) -> None:
+        self._by_id.pop(sandbox.id, None)
+        if sandbox.row.session_id is not None:
+            key = (sandbox.row.owner, sandbox.row.session_id)
+            if self._by_session.get(key) is sandbox:
                 del self._by_session[key]
 
-    def known(self, caller: Caller, sandbox_id: str) -> ServiceSandbox | None:
-        """By its own id or its session's, where the caller may see it."""
-        one = self._by_id.get(sandbox_id)
-        if one is None or one.row.owner != caller.owner:
-            one = self._by_session.get((caller.owner, sandbox_id))
-        if one is None or not caller.sees(one.row.user_id, one.row.agent_id):
+    def find(
+        self, caller: Caller, sandbox_id: str, conversation: str | None = None
+    ) -> ServiceSandbox | None:
+        """Return the sandbox with this id or this session id, if the caller may see it, and with
+        `conversation` this conversation of it."""
+        sandbox = self._by_id.get(sandbox_id)
+        if sandbox is None or sandbox.row.owner != caller.owner:
+            sandbox = self._by_session.get((caller.owner, sandbox_id))
+        if sandbox is None or sandbox.row.deleted_at is not None:
             return None
-        return one if one.row.deleted_at is None else None
+        row = sandbox.row
+        return sandbox if caller.sees(row.user_id, row.agent_id, conversation) else None
 
-    def found(self, caller: Caller, sandbox_id: str, scope: str | None = None) -> ServiceSandbox:
-        one = self.known(caller, sandbox_id)
-        if one is None or (scope is not None and not caller.may(scope)):
+    def get(
+        self,
+        caller: Caller,
+        sandbox_id: str,
+        scope: str | None = None,
+        *,
+        conversation: str | None = None,
+    ) -> ServiceSandbox:
+        """As `find`, for a caller with this scope. Raises NotFound."""
+        sandbox = self.find(caller, sandbox_id, conversation)
+        if sandbox is None or (scope is not None and not caller.may(scope)):
             raise unknown(sandbox_id)
-        return one
+        return sandbox
 
-    def whole(self, caller: Caller, sandbox_id: str, scope: str) -> ServiceSandbox:
-        """For what concerns every conversation of it at once."""
+    def get_whole(self, caller: Caller, sandbox_id: str, scope: str) -> ServiceSandbox:
+        """As `get`, for a caller that may reach every conversation. Raises NotFound."""
         if not caller.whole_sandbox:
             raise unknown(sandbox_id)
-        return self.found(caller, sandbox_id, scope)
+        return self.get(caller, sandbox_id, scope)
 
     def get_as_operator(self, caller: Caller, sandbox_id: str) -> ServiceSandbox:
-        """For the operator, whoever owns it; his own by its session's id too."""
-        one = self.known(caller, sandbox_id) or self._by_id.get(sandbox_id)
-        if one is None or one.row.deleted_at is not None or not caller.operator:
+        """Return a sandbox of any owner to an operator, who may name the session for his own.
+        Raises NotFound."""
+        sandbox = self.find(caller, sandbox_id) or self._by_id.get(sandbox_id)
+        if sandbox is None or sandbox.row.deleted_at is not None or not caller.operator:
             raise unknown(sandbox_id)
-        return one
-
-    def check_room(self, owner: str) -> None:
-        mine = sum(one.row.owner == owner for one in self._by_id.values())
-        for there, limit in (
-            (len(self._by_id) + sum(self._making.values()), self._settings.sandboxes_max),
-            (mine + self._making.get(owner, 0), self._settings.sandboxes_per_owner),
-        ):
-            if there >= limit:
-                raise errors.Unavailable(
-                    f"there are {limit} sandboxes, and there may be no more",
-                    code="too_many_sandboxes",
-                    hint="delete some that are not needed any more",
-                    details={"limit": limit, "retry_after_s": _RETRY_AFTER_S},
-                )
+        return sandbox
 
     @contextmanager
     def creating(self, owner: str) -> Iterator[None]:
-        """Within it one more counts. Raises Unavailable `too_many_sandboxes`."""
-        self.check_room(owner)
-        self._making[owner] = self._making.get(owner, 0) + 1
+        """Count a sandbox that is being created. Raises Unavailable `too_many_sandboxes`."""
+        self._check_room(owner)
+        self._creating[owner] = self._creating.get(owner, 0) + 1
         try:
             yield
         finally:
-            self._making[owner] -= 1
-            if not self._making[owner]:
-                del self._making[owner]
+            self._creating[owner] -= 1
+            if not self._creating[owner]:
+                del self._creating[owner]
+
+    def _check_room(self, owner: str) -> None:
+        mine = sum(sandbox.row.owner == owner for sandbox in self._by_id.values())
+        for count, limit in (
+            (len(self._by_id) + sum(self._creating.values()), self._settings.sandboxes_max),
+            (mine + self._creating.get(owner, 0), self._settings.sandboxes_per_owner),
+        ):
+            if count >= limit:
+                raise errors.Unavailable(
+                    f"there are {limit} sandboxes, which is the limit",
+                    code="too_many_sandboxes",
+                    hint="delete some that are no longer needed",
+                    details={"limit": limit, "retry_after_s": _RETRY_AFTER_S},
+                )
+
+
+async def row_of(index: SandboxIndex, store: Store, caller: Caller, sandbox_id: str) -> SandboxRow:
+    """Return the row of a sandbox that the caller may see, or could see before it was deleted.
+    Raises NotFound."""
+    if (sandbox := index.find(caller, sandbox_id)) is not None:
+        return sandbox.row
+    row = await rows.of_id(store, caller.owner, sandbox_id)
+    if row is None or not caller.sees(row.user_id, row.agent_id):
+        raise unknown(sandbox_id)
+    return row
+
+
+class SandboxLease:
+    """The use of a sandbox: it is opened, and kept from its idle time-out until the end.
+
+    `async with` gives the lease. `box` is all of the sandbox; `conversation` respects the bounds of
+    the caller's token. A class, because a generator would cost 2 µs more for each cell.
+    """
+
+    box: PersistentSandbox
+    _sandbox: ServiceSandbox
+
+    def __init__(
+        self,
+        index: SandboxIndex,
+        caller: Caller,
+        sandbox_id: str,
+        scope: str,
+        starts: bool,
+        conversation: str | None,
+        check: Callable[[], None] | None,
+    ) -> None:
+        """`check` raises if the use must not begin now; it is called once the caller is known to
+        see the sandbox. `conversation`: the one that the caller is known to see then."""
+        self.caller = caller
+        self._index = index
+        self._name = sandbox_id
+        self._scope = scope
+        self._starts = starts
+        self._conversation = conversation
+        self._check = check
+
+    @property
+    def id(self) -> str:
+        return self._sandbox.id
+
+    async def view(self) -> SandboxView:
+        return await self._sandbox.view()
+
+    def conversation(self, name: str = DEFAULT_CONVERSATION) -> Conversation:
+        """Return the conversation of this name, also a new one. Raises NotFound, BadRequest."""
+        if name != self._conversation and not self._sees(name):
+            raise errors.NotFound(f"there is no conversation {name}")
+        return self.box.conversation(name)
+
+    async def existing(self, name: str) -> Conversation:
+        """As `conversation`, but raise NotFound for a new one."""
+        if not self._sees(name) or (
+            self.box.known(name) is None and not await self._sandbox.hooks.exists(name)
+        ):
+            raise errors.NotFound(f"there is no conversation {name[:80]!r}")
+        return self.box.conversation(name)
+
+    def _sees(self, name: str) -> bool:
+        row = self._sandbox.row
+        return self.caller.sees(row.user_id, row.agent_id, name)
+
+    async def __aenter__(self) -> Self:
+        name = self._conversation
+        sandbox = self._index.get(self.caller, self._name, self._scope, conversation=name)
+        if self._check is not None:
+            self._check()
+        sandbox.users += 1
+        try:
+            to_start = None
+            if name is not None and self._starts and self._scope == "execute":
+                to_start = check_id("conversation_id", name)
+            self.box = await sandbox.opened(to_start=to_start)
+            if self._starts:
+                sandbox.begin_use()
+            sandbox.touch()
+        except BaseException:
+            sandbox.users -= 1
+            await _end_unused(sandbox)
+            raise
+        self._sandbox = sandbox
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        sandbox = self._sandbox
+        sandbox.users -= 1
+        await _end_unused(sandbox)
+        if sandbox.row.deleted_at is None:
+            sandbox.touch()
+        if isinstance(error, errors.Closed):
+            try:
+                sandbox.check(Act.USE)
+            except errors.SbxError as reason:
+                raise reason from error
+
+
+async def _end_unused(sandbox: ServiceSandbox) -> None:
+    """A prewarmed kernel does not count against limits until it runs something. If no lease ran
+    anything, stop the kernel."""
+    box = sandbox.box
+    if box is not None and not sandbox.users and not sandbox.starts and box.has_unused:
+        await box.end_unused()
 
 
 def unknown(sandbox_id: str) -> errors.NotFound:

@@ -9,7 +9,6 @@ The table says what may be done, and where that must lead; nothing else in the r
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from sbx.errors import Conflict, NotFound, SbxError
@@ -92,28 +91,25 @@ TABLE: Mapping[State, Mapping[Act, State]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LifecycleInputs:
-    """What is known of a sandbox at one moment."""
-
-    deleted: bool = False
-    expired: bool = False
-    kernels: int = 0  # that live
-    starts: int = 0  # that go on
-    failed: bool = False  # the last start
-
-
-def state_of(facts: LifecycleInputs) -> State:
-    """The first that is true counts."""
-    if facts.deleted:
+def state_of(
+    *,
+    deleted: bool = False,
+    expired: bool = False,
+    kernels: int = 0,
+    starts: int = 0,
+    failed: bool = False,
+) -> State:
+    """Return the state for these facts; the first that is true counts. `kernels` live, `starts` are
+    in progress, `failed` is the last start."""
+    if deleted:
         return State.DELETED
-    if facts.expired:
+    if expired:
         return State.EXPIRED
-    if facts.kernels:
+    if kernels:
         return State.READY
-    if facts.starts:
+    if starts:
         return State.STARTING
-    return State.FAILED if facts.failed else State.IDLE
+    return State.FAILED if failed else State.IDLE
 
 
 def after(state: State, act: Act) -> State | None:

@@ -1,4 +1,4 @@
-"""What the runtime tells of sandboxes, cargos and conversations: values, for faces to turn into
+"""What the runtime tells of sandboxes, workspaces and conversations: values, for faces to turn into
 replies."""
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class SandboxView:
     state: State
     profile: str
     policy: Policy
-    cargo_id: str
+    workspace_id: str
     created_at: float
     expires_at: float | None
     idle_expires_at: float | None

@@ -7,14 +7,18 @@ Nothing depends on its being in time: whoever uses a sandbox looks at its expiry
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 from sbx.aio import Clock, in_thread
 from sbx.errors import Conflict, SbxError
 from sbx.linux import memory
 from sbx.runtime.settings import Settings
+from sbx.service.garbage import GarbageCollector
+from sbx.service.models import TaskReport
 from sbx.service.projects.projects import Projects
 from sbx.service.reserve import Reserve
+from sbx.service.sandbox import ServiceSandbox
 from sbx.service.sandboxes import Sandboxes
 
 ROUND_S = 1.0
@@ -31,6 +35,7 @@ class Reaper:
         sandboxes: Sandboxes,
         clock: Clock,
         settings: Settings,
+        garbage: GarbageCollector,
         projects: Projects | None = None,
         available: Callable[[], tuple[int, int]] = memory.available,
         reserve: Reserve | None = None,
@@ -38,6 +43,8 @@ class Reaper:
         self._sandboxes = sandboxes
         self._clock = clock
         self._settings = settings
+        self._garbage = garbage
+        self.collecting = False
         self._projects = projects
         self._available = available
         self._disk_reserve = reserve
@@ -90,13 +97,55 @@ class Reaper:
         chosen = self._settings.memory_reserve
         return min(total // 10, _RESERVE_MAX) if chosen is None else chosen
 
+    async def collect(self, tasks: Iterable[str] | None = None) -> Sequence[TaskReport]:
+        """Remove everything that is idle, expired or left over; `tasks` filters the reports.
+
+        Raises Conflict `gc_running`.
+        """
+        if self.collecting:
+            raise Conflict(
+                "a collection is in progress",
+                code="gc_running",
+                details={"retry_after_s": 1.0},
+            )
+        self.collecting = True
+        try:
+            every = self._sandboxes.every()
+            reports = [
+                await _report("idle_session", (sandbox.stop_idle for sandbox in every)),
+                await _report(
+                    "expired_sandbox", (partial(self._delete_expired, sandbox) for sandbox in every)
+                ),
+                *await self._garbage.collect(),
+            ]
+        finally:
+            self.collecting = False
+        names = None if tasks is None else set(tasks)
+        return [report for report in reports if names is None or report.task_name in names]
+
+    async def _delete_expired(self, sandbox: ServiceSandbox) -> bool:
+        if not sandbox.expired:
+            return False
+        await sandbox.expire()
+        return await self._sandboxes.end(sandbox, "expired")
+
     async def _collect(self) -> None:
         try:
-            await self._sandboxes.collect()
+            await self.collect()
         except Conflict:
-            _log.debug("a collection that somebody asked for goes on")
+            _log.debug("a requested collection is in progress")
         except Exception:  # noqa: BLE001  # the border: a background task
-            _log.exception("a collection failed, and will come again")
+            _log.exception("a collection failed, and will be tried again")
+
+
+async def _report(name: str, calls: Iterable[Callable[[], Awaitable[bool]]]) -> TaskReport:
+    cleaned, failures = 0, []
+    for call in calls:
+        try:
+            cleaned += await call()
+        except SbxError as error:
+            failures.append(error.message)
+    return TaskReport(name, cleaned, 0, tuple(failures))
 
 
 async def _all(acts: Iterable[Awaitable[object]]) -> None:

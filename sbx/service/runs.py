@@ -15,7 +15,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -41,8 +41,10 @@ from sbx.runtime.run import checks
 from sbx.runtime.run.active_run import ActiveRun, SharedRoom
 from sbx.runtime.run.context import Context
 from sbx.service.auth import Caller
+from sbx.service.leases import SandboxLease
+from sbx.service.models import SandboxView
 from sbx.service.recording import refusal
-from sbx.service.sandboxes import InUse, Sandboxes, SandboxView
+from sbx.service.sandboxes import Sandboxes
 from sbx.store import Store
 from sbx.store import runs as rows
 from sbx.store.idempotency import Slot
@@ -113,7 +115,7 @@ class RunHandle:
         live: ActiveRun,
         begun: rows.Begun,
         ask: RunRequest,
-        using: AbstractAsyncContextManager[InUse],
+        using: SandboxLease,
     ) -> None:
         self.run_id = begun.id
         self.sandbox_id = begun.sandbox_id
@@ -125,7 +127,7 @@ class RunHandle:
         self._live = live
         self._begun = begun
         self._ask = ask
-        self._using: AbstractAsyncContextManager[InUse] | None = using
+        self._using: SandboxLease | None = using
         self._soon: asyncio.Handle | None = None
         self._answers: asyncio.Queue[str] | None = asyncio.Queue() if ask.interactive else None
         self._answered = 0
@@ -337,13 +339,13 @@ class Runs:
         using = self._sandboxes.using(
             caller, sandbox_id, scope="execute", conversation=conversation
         )
-        in_use = await using.__aenter__()
+        await using.__aenter__()
         try:
-            within = in_use.conversation(conversation)
+            within = using.conversation(conversation)
             if ask.kind in LANGUAGES:
                 await within.resolve_interpreter(ask.kind)  # a refusal, not a run that failed
-            self._check_room(in_use.view.id, conversation, ask)
-            return self._started(within, in_use.view.id, ask, using)
+            self._check_room(using.id, conversation, ask)
+            return self._started(within, using.id, ask, using)
         except BaseException as error:
             await using.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -518,7 +520,7 @@ class Runs:
         within: Conversation,
         sandbox_id: str,
         ask: RunRequest,
-        using: AbstractAsyncContextManager[InUse],
+        using: SandboxLease,
     ) -> RunHandle:
         talk = within.contexts.find(ask.context)
         if ask.kind == "python":

@@ -10,6 +10,7 @@
 """
 
 import asyncio
+import logging
 import os
 import secrets
 from collections.abc import Awaitable, Callable
@@ -20,29 +21,36 @@ from typing import Self
 
 from platformdirs import user_data_path
 
-from sbx.aio import Clock, SystemClock, run_to_completion
+from sbx.aio import Clock, SystemClock, in_thread, run_to_completion
 from sbx.errors import SbxError
 from sbx.isolation.broker.client import BrokerProcess
 from sbx.linux.namespaces import unmapped_uid
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Authenticator
+from sbx.service.events import SandboxEvents
+from sbx.service.garbage import GarbageCollector
 from sbx.service.idempotency import IdempotencyCache
 from sbx.service.projects.client import ProjectProcess, ProjectServerLink
 from sbx.service.projects.projects import Projects
 from sbx.service.reaper import Reaper
 from sbx.service.recording import Recording
-from sbx.service.recovery import recover
 from sbx.service.reserve import Reserve
 from sbx.service.runs import Runs
 from sbx.service.sandboxes import Sandboxes
 from sbx.service.uploads import UserUploads
-from sbx.store import Store
+from sbx.service.workspaces import Workspaces
+from sbx.store import Store, agent_runs, runs
+from sbx.store import sandboxes as rows
 from sbx.store.pending import PendingWrites
 from sbx.telemetry import metrics
 from sbx.telemetry.audit import Audit
 from sbx.telemetry.host_paths import hide_below
+from sbx.workspace import DataDirectory
 from sbx.workspace.secret_files import secret_at
+
+_TIDY_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 class Service:
@@ -55,7 +63,10 @@ class Service:
 
     runtime: Runtime
     store: Store
+    garbage: GarbageCollector
+    workspaces: Workspaces
     sandboxes: Sandboxes
+    events: SandboxEvents
     runs: Runs
     uploads: UserUploads
     access: Authenticator
@@ -131,11 +142,28 @@ class Service:
             shared_uid=await asyncio.to_thread(unmapped_uid),
         )
         self.replies = IdempotencyCache(self.store, clock)
-        self.sandboxes = Sandboxes(
-            self.store, clock, self.runtime, settings, self.audit, self.recording
+        self.garbage = GarbageCollector(self.store, clock, self.runtime, settings)
+        self.workspaces = Workspaces(
+            self.store,
+            clock,
+            self.runtime,
+            self.garbage,
+            settings.workspaces_per_owner,
+            self.recording,
         )
+        self.sandboxes = Sandboxes(
+            self.store,
+            clock,
+            self.runtime,
+            settings,
+            self.garbage,
+            self.workspaces,
+            self.audit,
+            self.recording,
+        )
+        self.events = SandboxEvents(self.store, self.sandboxes.index)
         await self.sandboxes.load()
-        await self.sandboxes.leftovers.collect(briefly=True)
+        await self.garbage.collect(briefly=True)
         self.runs = Runs(
             self.store,
             clock,
@@ -152,7 +180,9 @@ class Service:
             self._project_server = await held.enter_async_context(link)
         self.projects = Projects(self.store, clock, self.runtime, settings, self._project_server)
         held.push_async_callback(self.projects.close)
-        self.reaper = Reaper(self.sandboxes, clock, settings, self.projects, reserve=reserve)
+        self.reaper = Reaper(
+            self.sandboxes, clock, settings, self.garbage, self.projects, reserve=reserve
+        )
         reaping = asyncio.create_task(self.reaper.run())
         held.push_async_callback(_cancelled, reaping)
         metrics.watch(
@@ -189,3 +219,30 @@ async def _cancelled(task: "asyncio.Task[None]") -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+
+
+async def recover(store: Store, clock: Clock, runtime: Runtime) -> None:
+    """Mark interrupted runs, clear the kernels of all rows, remove partial files, and undo
+    interrupted commits.
+
+    `GarbageCollector.collect` removes what the store does not know, and finishes deletions.
+    """
+    interrupted = await runs.mark_interrupted(store, clock.now())
+    agents = await agent_runs.mark_interrupted(store, clock.now())
+    await store.write(rows.reset)
+    if interrupted or agents:
+        _log.warning(
+            "%d runs, and %d of agents, were cut off by the end of an earlier service",
+            interrupted,
+            agents,
+        )
+    await in_thread(_tidy, runtime.data)
+
+
+def _tidy(data: DataDirectory) -> None:
+    for sandbox in data.sandboxes():
+        for conversation in data.conversations(sandbox):
+            try:
+                data.tidy(sandbox, conversation, deadline_s=_TIDY_S)
+            except (SbxError, OSError) as error:
+                _log.warning("what was half written could not be seen to: %s", error)

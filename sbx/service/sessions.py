@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from sbx.errors import BadRequest, Conflict, NotFound, SbxError
 from sbx.service.auth import Caller
-from sbx.service.ids import check_id as check_id  # the faces take it from here
+from sbx.service.ids import check_id
 from sbx.service.lifecycle import State
 from sbx.service.models import SandboxView, SessionIdentity
 from sbx.service.service import Service

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Sequence
 from sbx.errors import NotFound
 from sbx.protocol.files import Upload
 from sbx.service.auth import Caller
+from sbx.service.leases import SandboxLease
 from sbx.service.models import SandboxView
 from sbx.service.recording import Recording
-from sbx.service.sandboxes import InUse, Sandboxes
+from sbx.service.sandboxes import Sandboxes
 from sbx.service.session_rules import FileRules
 from sbx.store import Store
 from sbx.store import uploads as rows
@@ -29,7 +30,7 @@ class UserUploads:
 
     async def store(
         self,
-        use: InUse,
+        use: SandboxLease,
         conversation: str,
         name: str,
         chunks: AsyncIterator[bytes],
@@ -42,26 +43,30 @@ class UserUploads:
         `of_session`: the caller named the session, so the audit line does as well.
         """
         uploads = use.conversation(conversation).uploads
-        upload = await uploads.put_stream(name, chunks, limits_of(use.view))
+        upload = await uploads.put_stream(name, chunks, limits_of(await use.view()))
         await self._stored(use, conversation, upload, of_session)
         return upload
 
-    async def finish(self, use: InUse, conversation: str, partial_id: str, sha256: str) -> Upload:
+    async def finish(
+        self, use: SandboxLease, conversation: str, partial_id: str, sha256: str
+    ) -> Upload:
         """Store a resumable upload that is complete. Raise as `store`."""
         talk = use.conversation(conversation)
-        partials, limits = talk.files.partials, limits_of(use.view)
+        partials, limits = talk.files.partials, limits_of(await use.view())
         upload = await talk.uploads.put_partial(partials, partial_id, sha256, limits)
         await self._stored(use, conversation, upload, of_session=False)
         return upload
 
     async def delete(
-        self, use: InUse, conversation: str, name: str, *, of_session: bool = False
+        self, use: SandboxLease, conversation: str, name: str, *, of_session: bool = False
     ) -> None:
         """Raise NotFound."""
         await use.conversation(conversation).uploads.delete(name)
-        await rows.forget(self._recording.pending, use.view.id, conversation, name)
+        await rows.forget(self._recording.pending, use.id, conversation, name)
         record = self._recording.record_session if of_session else self._recording.record_sandbox
-        await record(use.caller, "upload.delete", use.view, conversation=conversation, name=name)
+        await record(
+            use.caller, "upload.delete", (await use.view()), conversation=conversation, name=name
+        )
 
     async def conversations_with(
         self, caller: Caller, view: SandboxView, name: str
@@ -80,10 +85,10 @@ class UserUploads:
         return matches
 
     async def _stored(
-        self, use: InUse, conversation: str, upload: Upload, of_session: bool
+        self, use: SandboxLease, conversation: str, upload: Upload, of_session: bool
     ) -> None:
         row = UploadRow(
-            use.view.id,
+            use.id,
             conversation,
             upload.name,
             upload.size,
@@ -96,7 +101,7 @@ class UserUploads:
         await record(
             use.caller,
             "upload.put",
-            use.view,
+            (await use.view()),
             conversation=conversation,
             name=upload.name,
             size=upload.size,

@@ -1,5 +1,5 @@
-"""Cargos: workspaces. Each sandbox has one; a managed cargo lives and dies with its sandbox, any
-other was made by itself and may be given to several."""
+"""Workspaces: each sandbox has one. A managed workspace is deleted with its sandbox. Others are
+created on their own, and several sandboxes may use one."""
 
 import secrets
 from collections import Counter
@@ -12,11 +12,14 @@ from sbx.aio import Clock, run_to_completion
 from sbx.protocol.pages import Page
 from sbx.runtime.runtime import Runtime
 from sbx.service.auth import Caller
+from sbx.service.garbage import GarbageCollector
 from sbx.service.models import WorkspaceView
+from sbx.service.recording import Recording
 from sbx.store import Store
 from sbx.store import sandboxes as rows
 from sbx.store.sandboxes import WorkspaceRow
 
+_UID_ATTEMPTS = 1000
 _SIZE_MAX_MB = 65536
 _LIST_MAX = 500
 _RETRY_AFTER_S = 30.0
@@ -25,8 +28,19 @@ _RETRY_AFTER_S = 30.0
 class Workspaces:
     """Those that were not deleted, held in memory as the sandboxes are."""
 
-    def __init__(self, store: Store, clock: Clock, runtime: Runtime, per_owner: int) -> None:
-        """`per_owner`: how many there may be beside those that sandboxes made."""
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        runtime: Runtime,
+        garbage: GarbageCollector,
+        per_owner: int,
+        recording: Recording | None = None,
+    ) -> None:
+        """`per_owner` limits those that no sandbox manages. With `recording`, none is created that
+        cannot be recorded."""
+        self._garbage = garbage
+        self._recording = recording
         self._store = store
         self._clock = clock
         self._runtime = runtime
@@ -35,19 +49,21 @@ class Workspaces:
         self.by_id: dict[str, WorkspaceRow] = {}
 
     async def load(self) -> None:
-        self.by_id.update({row.id: row for row in await rows.cargos(self._store)})
+        self.by_id.update({row.id: row for row in await rows.workspaces(self._store)})
 
-    def demand(self, cargo_id: str) -> None:
+    def demand(self, workspace_id: str) -> None:
         """It is that of a sandbox that lives. Raises Broken where the store has lost it."""
-        if cargo_id not in self.by_id:
-            raise errors.Broken(f"the store has a sandbox whose cargo {cargo_id} is gone")
+        if workspace_id not in self.by_id:
+            raise errors.Broken(f"the store has a sandbox whose workspace {workspace_id} is gone")
 
-    def for_sandbox(self, caller: Caller, cargo_id: str | None, sandbox_id: str) -> WorkspaceRow:
+    def for_sandbox(
+        self, caller: Caller, workspace_id: str | None, sandbox_id: str
+    ) -> WorkspaceRow:
         """The one that is named, or a new one that the sandbox will manage. Raises NotFound, and
         Conflict for one that is another sandbox's own."""
-        if cargo_id is None:
+        if workspace_id is None:
             return self._new(caller.owner, sandbox_id, None)
-        row = self._mine(caller, cargo_id)
+        row = self._mine(caller, workspace_id)
         if row.managed_by is not None:
             raise _managed(row)
         return row
@@ -55,18 +71,21 @@ class Workspaces:
     def remember(self, row: WorkspaceRow) -> None:
         self.by_id.setdefault(row.id, row)
 
-    def forget(self, cargo_id: str) -> None:
-        self.by_id.pop(cargo_id, None)
+    def forget(self, workspace_id: str) -> None:
+        self.by_id.pop(workspace_id, None)
 
-    async def create(self, caller: Caller, size_limit_mb: int | None) -> WorkspaceView:
-        """Raises BadRequest, NotFound for a token, Unavailable `too_many_workspaces`."""
+    async def create(self, caller: Caller, size_limit_mb: int | None = 1024) -> WorkspaceView:
+        """Create one that no sandbox manages. Raises BadRequest, NotFound for a token, Unavailable
+        `too_many_workspaces`."""
+        if self._recording is not None:
+            self._recording.check(runs=False)
         if size_limit_mb is not None and not 1 <= size_limit_mb <= _SIZE_MAX_MB:
             raise errors.BadRequest(
                 f"size_limit_mb is a number from 1 to {_SIZE_MAX_MB}",
                 details={"field": "size_limit_mb", "limit": _SIZE_MAX_MB},
             )
         if caller.via == "token":
-            raise errors.NotFound("a token makes no cargos")
+            raise errors.NotFound("a token makes no workspaces")
         self._check_room(caller.owner)
         row = self._new(caller.owner, None, size_limit_mb)
         self._making[caller.owner] += 1
@@ -78,63 +97,70 @@ class Workspaces:
         return _view(row)
 
     async def _add(self, row: WorkspaceRow) -> None:
-        await self._store.write(partial(rows.add_cargo, row=row))
+        await self._store.write(partial(rows.add_workspace, row=row))
         self.by_id[row.id] = row
 
     def _check_room(self, owner: str) -> None:
         mine = sum(row.owner == owner and row.managed_by is None for row in self.by_id.values())
         if mine + self._making[owner] >= self._per_owner:
             raise errors.Unavailable(
-                f"there are {self._per_owner} cargos of this owner, and there may be no more",
+                f"there are {self._per_owner} workspaces of this owner, and there may be no more",
                 code="too_many_workspaces",
                 hint="delete some that are not needed any more",
                 details={"limit": self._per_owner, "retry_after_s": _RETRY_AFTER_S},
             )
 
-    def get(self, caller: Caller, cargo_id: str) -> WorkspaceView:
-        return _view(self._mine(caller, cargo_id))
+    def get(self, caller: Caller, workspace_id: str) -> WorkspaceView:
+        """Raises NotFound."""
+        return _view(self._mine(caller, workspace_id))
 
     def list(
-        self, caller: Caller, limit: int, cursor: str | None, *, managed: bool
+        self,
+        caller: Caller,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        managed: bool | None = None,
     ) -> Page[WorkspaceView]:
+        """Return a page by id; with `managed` those that sandboxes manage, else the others."""
         limit = max(1, min(limit, _LIST_MAX))
         found = [
             row
-            for cargo_id, row in sorted(self.by_id.items())
+            for workspace_id, row in sorted(self.by_id.items())
             if row.owner == caller.owner
             and caller.via != "token"
-            and (row.managed_by is not None) == managed
-            and (cursor is None or cargo_id > cursor)
+            and (row.managed_by is not None) == bool(managed)
+            and (cursor is None or workspace_id > cursor)
         ]
         views = [_view(row) for row in found[:limit]]
         return Page(views, views[-1].id if len(found) > limit else None)
 
-    async def delete(self, caller: Caller, cargo_id: str) -> WorkspaceRow:
-        """Its row; the files are the caller's to remove."""
-        row = self._mine(caller, cargo_id)
+    async def delete(self, caller: Caller, workspace_id: str) -> None:
+        """Delete it with its files. Raises NotFound, Conflict while a sandbox uses it."""
+        row = self._mine(caller, workspace_id)
         if row.managed_by is not None:
             raise _managed(row)
         at = self._clock.now()
 
         def act(on: Any) -> "list[str]":
-            users = rows.users_of_cargo(on, cargo_id)
+            users = rows.users_of_workspace(on, workspace_id)
             if not users:
-                rows.delete_cargo(on, cargo_id, at)
+                rows.delete_workspace(on, workspace_id, at)
             return users
 
         if users := await self._store.write(act):
             raise errors.Conflict(
-                f"the cargo {cargo_id} is in use",
+                f"the workspace {workspace_id} is in use",
                 hint="delete the sandboxes that use it",
                 details={"active_sandbox_ids": users},
             )
-        self.forget(cargo_id)
-        return replace(row, deleted_at=at)
+        self.forget(workspace_id)
+        await self._garbage.remove_workspace(replace(row, deleted_at=at))
 
-    def _mine(self, caller: Caller, cargo_id: str) -> WorkspaceRow:
-        row = self.by_id.get(cargo_id)
+    def _mine(self, caller: Caller, workspace_id: str) -> WorkspaceRow:
+        row = self.by_id.get(workspace_id)
         if row is None or row.owner != caller.owner or caller.via == "token":
-            raise errors.NotFound(f"there is no cargo {cargo_id}")
+            raise errors.NotFound(f"there is no workspace {workspace_id}")
         return row
 
     def _new(self, owner: str, managed_by: str | None, size_limit_mb: int | None) -> WorkspaceRow:
@@ -151,9 +177,26 @@ class Workspaces:
         )
 
 
+async def own_uid(store: Store, workspace_id: str, uids: tuple[int, int]) -> int:
+    """Return the host uid of a workspace's files, or give it one that no other workspace has.
+
+    The uid is random, because other runtimes choose from the same range.
+    """
+    first, count = uids
+    for _ in range(_UID_ATTEMPTS):
+        candidate = first + secrets.randbelow(count)
+        uid = await store.write(partial(rows.take_uid, workspace_id=workspace_id, uid=candidate))
+        if uid is not None:
+            return uid
+    raise errors.Unavailable(
+        "nearly every host uid of the range for sandboxes is in use",
+        hint="widen the setting uid_range, or delete sandboxes",
+    )
+
+
 def _managed(row: WorkspaceRow) -> errors.Conflict:
     return errors.Conflict(
-        f"the cargo {row.id} lives and dies with its sandbox",
+        f"the workspace {row.id} lives and dies with its sandbox",
         hint="delete that sandbox",
         details={"managed_by_sandbox_id": row.managed_by},
     )

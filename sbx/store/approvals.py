@@ -55,7 +55,7 @@ class ApprovalStore:
                 raise Conflict(f"the call {approval.tool_call_id} was asked about already")
             added = on.execute(
                 "INSERT INTO approvals (tool_call_id, chat_id, run_id, tool_name, tool_args,"
-                " rehearsal, created_at, expires_at) SELECT ?1, id, ?2, ?3, ?4, ?5, ?6, ?7"
+                " dry_run, created_at, expires_at) SELECT ?1, id, ?2, ?3, ?4, ?5, ?6, ?7"
                 " FROM chats WHERE owner = ?8 AND conversation_id = ?9"
                 " AND (?10 IS NULL OR user_id = ?10) AND (?11 IS NULL OR agent_id = ?11)",
                 (
@@ -130,7 +130,7 @@ class ApprovalStore:
         rows = await self._store.rows(
             "SELECT * FROM (SELECT *, sum(size) OVER (ORDER BY seq) - size AS before FROM"
             " (SELECT a.*, c.owner, c.conversation_id, c.user_id, c.agent_id, c.project_id,"
-            "  length(tool_args) + coalesce(length(rehearsal), 0) AS size"
+            "  length(tool_args) + coalesce(length(dry_run), 0) AS size"
             "  FROM approvals AS a INDEXED BY approvals_that_wait JOIN chats AS c"
             "  ON c.id = a.chat_id WHERE c.owner = ?1 AND (?2 IS NULL OR c.user_id = ?2)"
             "  AND (?3 IS NULL OR c.agent_id = ?3) AND (?4 IS NULL OR c.conversation_id = ?4)"
@@ -303,7 +303,7 @@ def _approval(row: sqlite3.Row) -> Approval:
         user_id=row["user_id"],
         agent_id=row["agent_id"],
         project_id=row["project_id"],
-        dry_run=None if row["rehearsal"] is None else json.loads(row["rehearsal"]),
+        dry_run=None if row["dry_run"] is None else json.loads(row["dry_run"]),
         decision=decision,
         seq=row["seq"],
     )

@@ -135,13 +135,13 @@ async def delete(store: Store, chat_id: str) -> bool:
 
 
 def drop_of_conversation(on: sqlite3.Connection, sandbox_id: str, name: str) -> None:
-    """The chat about a conversation of this sandbox: of any sandbox with the same cargo, or with
-    the same user and agent if this one is their session."""
+    """Delete the chats about a conversation of this sandbox: of each sandbox with the same
+    workspace, or with the same user and agent if this one is their session."""
     on.execute(
         "DELETE FROM chats WHERE conversation_id = ?2"
         " AND owner = (SELECT owner FROM sandboxes WHERE id = ?1)"
-        " AND (sandbox_id IN (SELECT id FROM sandboxes WHERE cargo_id ="
-        "   (SELECT cargo_id FROM sandboxes WHERE id = ?1))"
+        " AND (sandbox_id IN (SELECT id FROM sandboxes WHERE workspace_id ="
+        "   (SELECT workspace_id FROM sandboxes WHERE id = ?1))"
         "  OR (user_id, agent_id) = (SELECT user_id, agent_id FROM sandboxes"
         "   WHERE id = ?1 AND session_id IS NOT NULL))",
         (sandbox_id, name),

@@ -1,4 +1,4 @@
-"""Sandboxes, cargos and conversations as the store keeps them, and every query on them.
+"""Sandboxes, workspaces and conversations as the store keeps them, and every query on them.
 
 Functions that take a connection run inside a transaction of `Store.write`.
 """
@@ -6,7 +6,7 @@ Functions that take a connection run inside a transaction of `Store.write`.
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sbx.store import Store, chats
@@ -18,7 +18,7 @@ class SandboxRow:
     owner: str
     profile: str
     request: Mapping[str, Any]
-    cargo_id: str
+    workspace_id: str
     created_at: float
     expires_at: float | None = None
     idle_expires_at: float | None = None
@@ -52,7 +52,7 @@ class WorkspaceRow:
 
 @dataclass(frozen=True, slots=True)
 class ConversationRow:
-    """`directory` is opaque, below that of the sandbox's cargo."""
+    """`directory` is opaque, below that of the sandbox's workspace."""
 
     sandbox_id: str
     name: str
@@ -69,19 +69,13 @@ class EndedSandbox:
     cause: str | None
     expires_at: float | None
     deleted_at: float
-    cargo_id: str
+    workspace_id: str
     managed: bool
     directory: str
 
 
-_SANDBOX = (
-    "id, owner, profile, request, cargo_id, created_at, expires_at, idle_expires_at, stopped,"
-    " failure, deleted_at, cause, files_removed, session_id, user_id, agent_id,"
-    " business_domain_id, upload_limits, recreated_because"
-)
-_CARGO = (
-    "id, owner, managed_by, directory, uid, size_limit_mb, created_at, last_accessed_at, deleted_at"
-)
+_SANDBOX = ", ".join(field.name for field in fields(SandboxRow))
+_WORKSPACE = ", ".join(field.name for field in fields(WorkspaceRow))
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -92,27 +86,7 @@ def add(on: sqlite3.Connection, row: SandboxRow) -> bool:
     try:
         on.execute(
             f"INSERT INTO sandboxes ({_SANDBOX}) VALUES ({', '.join('?' * 19)})",  # noqa: S608
-            (
-                row.id,
-                row.owner,
-                row.profile,
-                json.dumps(row.request),
-                row.cargo_id,
-                row.created_at,
-                row.expires_at,
-                row.idle_expires_at,
-                row.stopped,
-                _dumped(row.failure),
-                row.deleted_at,
-                row.cause,
-                row.files_removed,
-                row.session_id,
-                row.user_id,
-                row.agent_id,
-                row.business_domain_id,
-                _dumped(row.upload_limits),
-                row.recreated_because,
-            ),
+            [json.dumps(value) if isinstance(value, Mapping) else value for value in _values(row)],
         )
     except sqlite3.IntegrityError as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_UNIQUE:
@@ -135,23 +109,23 @@ def set_stopped(
 
 
 def touch(
-    on: sqlite3.Connection, sandbox_id: str, cargo_id: str, at: float, idle: float | None
+    on: sqlite3.Connection, sandbox_id: str, workspace_id: str, at: float, idle: float | None
 ) -> None:
     """It was used."""
     on.execute("UPDATE sandboxes SET idle_expires_at = ? WHERE id = ?", (idle, sandbox_id))
-    on.execute("UPDATE cargos SET last_accessed_at = ? WHERE id = ?", (at, cargo_id))
+    on.execute("UPDATE workspaces SET last_accessed_at = ? WHERE id = ?", (at, workspace_id))
 
 
 def delete(on: sqlite3.Connection, sandbox_id: str, at: float, cause: str) -> None:
-    """Leave its tombstone, and that of the cargo that dies with it. What was said in it goes too,
-    unless it merely expired."""
+    """Leave the tombstones of a sandbox and of the workspace that it manages. Its chats are deleted
+    unless it expired."""
     on.execute(
         "UPDATE sandboxes SET deleted_at = ?, cause = ?, idle_expires_at = NULL"
         " WHERE id = ? AND deleted_at IS NULL",
         (at, cause, sandbox_id),
     )
     on.execute(
-        "UPDATE cargos SET deleted_at = ? WHERE managed_by = ? AND deleted_at IS NULL",
+        "UPDATE workspaces SET deleted_at = ? WHERE managed_by = ? AND deleted_at IS NULL",
         (at, sandbox_id),
     )
     if cause != "expired":
@@ -161,7 +135,7 @@ def delete(on: sqlite3.Connection, sandbox_id: str, at: float, cause: str) -> No
 def files_are_removed(on: sqlite3.Connection, sandbox_id: str) -> None:
     on.execute("UPDATE sandboxes SET files_removed = 1 WHERE id = ?", (sandbox_id,))
     on.execute(
-        "UPDATE cargos SET uid = NULL WHERE managed_by = ? AND deleted_at IS NOT NULL",
+        "UPDATE workspaces SET uid = NULL WHERE managed_by = ? AND deleted_at IS NOT NULL",
         (sandbox_id,),
     )
 
@@ -171,8 +145,7 @@ def reset(on: sqlite3.Connection) -> None:
     on.execute("UPDATE sandboxes SET idle_expires_at = NULL WHERE idle_expires_at IS NOT NULL")
     on.execute(
         "UPDATE sandboxes SET failure = NULL WHERE failure IS NOT NULL"
-        # Only an operator unfreezes a sandbox. Earlier versions recorded `tripwire`.
-        " AND coalesce(json_extract(failure, '$.code'), '') NOT IN ('honeytoken', 'tripwire')"
+        " AND json_extract(failure, '$.code') IS NOT 'honeytoken'"  # only an operator unfreezes it
     )
 
 
@@ -181,66 +154,58 @@ def bury(on: sqlite3.Connection, before: float) -> int:
     sandboxes that live; how many of the first there were."""
     gone = on.execute(
         "DELETE FROM sandboxes WHERE deleted_at < ? AND files_removed = 1 AND NOT EXISTS"
-        " (SELECT 1 FROM cargos WHERE cargos.id = sandboxes.cargo_id AND deleted_at IS NULL)",
+        " (SELECT 1 FROM workspaces AS w WHERE w.id = workspace_id AND w.deleted_at IS NULL)",
         (before,),
     ).rowcount
     on.execute(
-        "DELETE FROM cargos WHERE deleted_at < ?"
-        " AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE cargo_id = cargos.id)",
+        "DELETE FROM workspaces WHERE deleted_at < ?"
+        " AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE workspace_id = workspaces.id)",
         (before,),
     )
     on.execute("DELETE FROM events WHERE at < ? AND type != 'created'", (before,))
     return gone
 
 
-def add_cargo(on: sqlite3.Connection, row: WorkspaceRow) -> None:
+def add_workspace(on: sqlite3.Connection, row: WorkspaceRow) -> None:
     on.execute(
-        f"INSERT INTO cargos ({_CARGO}) VALUES ({', '.join('?' * 9)})",  # noqa: S608
-        (
-            row.id,
-            row.owner,
-            row.managed_by,
-            row.directory,
-            row.uid,
-            row.size_limit_mb,
-            row.created_at,
-            row.last_accessed_at,
-            row.deleted_at,
-        ),
+        f"INSERT INTO workspaces ({_WORKSPACE}) VALUES ({', '.join('?' * 9)})",  # noqa: S608
+        _values(row),
     )
 
 
-def drop_cargo(on: sqlite3.Connection, cargo_id: str, sandbox_id: str) -> None:
-    """Undo `add_cargo` for a sandbox that was not made; another's stays."""
-    on.execute("DELETE FROM cargos WHERE id = ? AND managed_by = ?", (cargo_id, sandbox_id))
+def drop_workspace(on: sqlite3.Connection, workspace_id: str, sandbox_id: str) -> None:
+    """Undo `add_workspace` for a sandbox that was not made; another's stays."""
+    on.execute("DELETE FROM workspaces WHERE id = ? AND managed_by = ?", (workspace_id, sandbox_id))
 
 
-def free_uid(on: sqlite3.Connection, cargo_id: str) -> None:
+def free_uid(on: sqlite3.Connection, workspace_id: str) -> None:
     """No file belongs to it any more."""
-    on.execute("UPDATE cargos SET uid = NULL WHERE id = ?", (cargo_id,))
+    on.execute("UPDATE workspaces SET uid = NULL WHERE id = ?", (workspace_id,))
 
 
-def users_of_cargo(on: sqlite3.Connection, cargo_id: str) -> list[str]:
+def users_of_workspace(on: sqlite3.Connection, workspace_id: str) -> list[str]:
     """The live sandboxes that use it."""
     return [
         row[0]
         for row in on.execute(
-            "SELECT id FROM sandboxes WHERE cargo_id = ? AND deleted_at IS NULL ORDER BY id",
-            (cargo_id,),
+            "SELECT id FROM sandboxes WHERE workspace_id = ? AND deleted_at IS NULL ORDER BY id",
+            (workspace_id,),
         )
     ]
 
 
-def cargo_is_there(on: sqlite3.Connection, cargo_id: str) -> bool:
-    found = on.execute("SELECT 1 FROM cargos WHERE id = ? AND deleted_at IS NULL", (cargo_id,))
+def workspace_is_there(on: sqlite3.Connection, workspace_id: str) -> bool:
+    found = on.execute(
+        "SELECT 1 FROM workspaces WHERE id = ? AND deleted_at IS NULL", (workspace_id,)
+    )
     return found.fetchone() is not None
 
 
-def delete_cargo(on: sqlite3.Connection, cargo_id: str, at: float) -> None:
-    on.execute("UPDATE cargos SET deleted_at = ? WHERE id = ?", (at, cargo_id))
+def delete_workspace(on: sqlite3.Connection, workspace_id: str, at: float) -> None:
+    on.execute("UPDATE workspaces SET deleted_at = ? WHERE id = ?", (at, workspace_id))
     on.execute(
-        "INSERT OR IGNORE INTO removals (directory) SELECT directory FROM cargos WHERE id = ?",
-        (cargo_id,),
+        "INSERT OR IGNORE INTO removals (directory) SELECT directory FROM workspaces WHERE id = ?",
+        (workspace_id,),
     )
 
 
@@ -251,44 +216,45 @@ def is_removed(on: sqlite3.Connection, directory: str, conversation: str = "") -
     )
 
 
-def take_uid(on: sqlite3.Connection, cargo_id: str, uid: int) -> int | None:
-    """The cargo's host uid: the one it has, else this one; None when that is another cargo's."""
-    found = on.execute("SELECT uid FROM cargos WHERE id = ?", (cargo_id,)).fetchone()
+def take_uid(on: sqlite3.Connection, workspace_id: str, uid: int) -> int | None:
+    """Return the host uid of a workspace, after giving it this one if it has none; None if another
+    workspace has this one."""
+    found = on.execute("SELECT uid FROM workspaces WHERE id = ?", (workspace_id,)).fetchone()
     if found is not None and found[0] is not None:
         has: int = found[0]
         return has
-    if on.execute("SELECT 1 FROM cargos WHERE uid = ?", (uid,)).fetchone():
+    if on.execute("SELECT 1 FROM workspaces WHERE uid = ?", (uid,)).fetchone():
         return None
-    on.execute("UPDATE cargos SET uid = ? WHERE id = ?", (uid, cargo_id))
+    on.execute("UPDATE workspaces SET uid = ? WHERE id = ?", (uid, workspace_id))
     return uid
 
 
 def move_in(
     on: sqlite3.Connection,
-    cargo_id: str,
+    workspace_id: str,
     directory: str,
     uid: int | None,
     conversation: ConversationRow,
 ) -> bool:
-    """Let a cargo that was never opened lie in this directory, as this uid, with its first
-    conversation; False where another cargo's files have that uid."""
-    if uid is not None and on.execute("SELECT 1 FROM cargos WHERE uid = ?", (uid,)).fetchone():
+    """Let a workspace that was never opened lie in this directory, as this uid, with its first
+    conversation; False where another workspace's files have that uid."""
+    if uid is not None and on.execute("SELECT 1 FROM workspaces WHERE uid = ?", (uid,)).fetchone():
         return False
-    moved = (directory, uid, cargo_id)
-    on.execute("UPDATE cargos SET directory = ?, uid = ? WHERE id = ?", moved)
-    add_conversation(on, conversation, cargo_id)
+    moved = (directory, uid, workspace_id)
+    on.execute("UPDATE workspaces SET directory = ?, uid = ? WHERE id = ?", moved)
+    add_conversation(on, conversation, workspace_id)
     return True
 
 
 def add_conversation(
-    on: sqlite3.Connection, row: ConversationRow, cargo_id: str
+    on: sqlite3.Connection, row: ConversationRow, workspace_id: str
 ) -> ConversationRow:
-    """The conversation as it now is: with the directory that this name has in the cargo already,
-    where another sandbox made it."""
+    """Return the conversation as it is stored: with the directory that another sandbox made for
+    this name in the workspace, if one did."""
     found = on.execute(
         "SELECT directory FROM conversations JOIN sandboxes ON sandboxes.id = sandbox_id"
-        " WHERE cargo_id = ? AND name = ? LIMIT 1",
-        (cargo_id, row.name),
+        " WHERE workspace_id = ? AND name = ? LIMIT 1",
+        (workspace_id, row.name),
     ).fetchone()
     directory = row.directory if found is None else found[0]
     on.execute(
@@ -300,14 +266,14 @@ def add_conversation(
 
 
 def delete_conversation(
-    on: sqlite3.Connection, sandbox_id: str, cargo_id: str, name: str
+    on: sqlite3.Connection, sandbox_id: str, workspace_id: str, name: str
 ) -> list[str]:
-    """Forget it for every sandbox of the cargo, and what was said in it; the directories that are
-    nobody's now."""
+    """Delete it, with its chats, for every sandbox of the workspace. Return the directories that
+    are unused now."""
     chats.drop_of_conversation(on, sandbox_id, name)
     where = (
-        "WHERE name = ? AND sandbox_id IN (SELECT id FROM sandboxes WHERE cargo_id = ?)",
-        (name, cargo_id),
+        "WHERE name = ? AND sandbox_id IN (SELECT id FROM sandboxes WHERE workspace_id = ?)",
+        (name, workspace_id),
     )
     directories = [
         row[0]
@@ -316,13 +282,13 @@ def delete_conversation(
     on.execute(f"DELETE FROM conversations {where[0]}", where[1])  # noqa: S608
     on.executemany(
         "INSERT OR IGNORE INTO removals (directory, conversation)"
-        " SELECT directory, ? FROM cargos WHERE id = ?",
-        [(directory, cargo_id) for directory in directories],
+        " SELECT directory, ? FROM workspaces WHERE id = ?",
+        [(directory, workspace_id) for directory in directories],
     )
     on.execute(
         "DELETE FROM uploads WHERE conversation = ? AND sandbox_id IN"
-        " (SELECT id FROM sandboxes WHERE cargo_id = ?)",
-        (name, cargo_id),
+        " (SELECT id FROM sandboxes WHERE workspace_id = ?)",
+        (name, workspace_id),
     )
     return directories
 
@@ -352,9 +318,9 @@ async def of_id(store: Store, owner: str, sandbox_id: str) -> SandboxRow | None:
 async def with_files_to_remove(store: Store, *, limit: int = 1000) -> list[EndedSandbox]:
     """Sandboxes that ended and still have files of their own."""
     rows = await store.rows(
-        "SELECT sandboxes.id, cause, expires_at, sandboxes.deleted_at, cargo_id, directory,"
+        "SELECT sandboxes.id, cause, expires_at, sandboxes.deleted_at, workspace_id, directory,"
         " managed_by IS NOT NULL AS managed"
-        " FROM sandboxes JOIN cargos ON cargos.id = cargo_id"
+        " FROM sandboxes JOIN workspaces ON workspaces.id = workspace_id"
         " WHERE sandboxes.deleted_at IS NOT NULL AND files_removed = 0"
         " ORDER BY sandboxes.deleted_at LIMIT ?",
         limit,
@@ -365,7 +331,7 @@ async def with_files_to_remove(store: Store, *, limit: int = 1000) -> list[Ended
             row["cause"],
             row["expires_at"],
             row["deleted_at"],
-            row["cargo_id"],
+            row["workspace_id"],
             bool(row["managed"]),
             row["directory"],
         )
@@ -380,56 +346,48 @@ async def removals(store: Store) -> list[tuple[str, str]]:
     return [(row["directory"], row["conversation"]) for row in rows]
 
 
-async def cargos(store: Store) -> list[WorkspaceRow]:
-    """Every cargo that was not deleted."""
+async def workspaces(store: Store) -> list[WorkspaceRow]:
+    """Every workspace that was not deleted."""
     rows = await store.rows(
-        f"SELECT {_CARGO} FROM cargos WHERE deleted_at IS NULL ORDER BY id"  # noqa: S608
+        f"SELECT {_WORKSPACE} FROM workspaces WHERE deleted_at IS NULL ORDER BY id"  # noqa: S608
     )
-    return [_cargo(row) for row in rows]
+    return [WorkspaceRow(*row) for row in rows]
 
 
 async def conversations(store: Store, sandbox_id: str) -> list[ConversationRow]:
     rows = await store.rows(
         "SELECT * FROM conversations WHERE sandbox_id = ? ORDER BY name", sandbox_id
     )
-    return [
-        ConversationRow(
-            row["sandbox_id"],
-            row["name"],
-            row["directory"],
-            row["created_at"],
-            row["last_used_at"],
-        )
-        for row in rows
-    ]
+    return [ConversationRow(**dict(row)) for row in rows]
 
 
-async def conversation_in_cargo(store: Store, cargo_id: str, name: str) -> bool:
-    """Whether any sandbox of the cargo has a conversation of this name."""
+async def conversation_in_workspace(store: Store, workspace_id: str, name: str) -> bool:
+    """Whether any sandbox of the workspace has a conversation of this name."""
     found = await store.row(
         "SELECT 1 FROM conversations JOIN sandboxes ON sandboxes.id = sandbox_id"
-        " WHERE cargo_id = ? AND name = ? LIMIT 1",
-        cargo_id,
+        " WHERE workspace_id = ? AND name = ? LIMIT 1",
+        workspace_id,
         name,
     )
     return found is not None
 
 
 async def directories(store: Store) -> dict[str, frozenset[str]]:
-    """Every directory of a cargo that may be on the disk, with those of its conversations."""
+    """Every directory of a workspace that may be on the disk, with those of its conversations."""
     rows = await store.rows(
-        "SELECT cargos.directory AS cargo, conversations.directory AS conversation FROM cargos"
-        " LEFT JOIN sandboxes ON sandboxes.cargo_id = cargos.id"
+        "SELECT workspaces.directory AS workspace, conversations.directory AS conversation"
+        " FROM workspaces"
+        " LEFT JOIN sandboxes ON sandboxes.workspace_id = workspaces.id"
         " LEFT JOIN conversations ON conversations.sandbox_id = sandboxes.id"
-        " WHERE cargos.deleted_at IS NULL OR (sandboxes.deleted_at IS NOT NULL"
+        " WHERE workspaces.deleted_at IS NULL OR (sandboxes.deleted_at IS NOT NULL"
         " AND files_removed = 0)"
     )
     found: dict[str, set[str]] = {}
     for row in rows:
-        inside = found.setdefault(row["cargo"], set())
+        inside = found.setdefault(row["workspace"], set())
         if row["conversation"] is not None:
             inside.add(row["conversation"])
-    return {cargo: frozenset(inside) for cargo, inside in found.items()}
+    return {workspace: frozenset(inside) for workspace, inside in found.items()}
 
 
 async def kernels_left(store: Store) -> dict[str, frozenset[tuple[str, str]]]:
@@ -449,50 +407,18 @@ async def kernels_left(store: Store) -> dict[str, frozenset[tuple[str, str]]]:
     return {sandbox: frozenset(names) for sandbox, names in found.items()}
 
 
+def _values(row: SandboxRow | WorkspaceRow) -> list[Any]:
+    return [getattr(row, field.name) for field in fields(row)]
+
+
 def _sandbox(row: sqlite3.Row) -> SandboxRow:
-    return SandboxRow(
-        id=row["id"],
-        owner=row["owner"],
-        profile=row["profile"],
-        request=json.loads(row["request"]),
-        cargo_id=row["cargo_id"],
-        created_at=row["created_at"],
-        expires_at=row["expires_at"],
-        idle_expires_at=row["idle_expires_at"],
-        stopped=bool(row["stopped"]),
-        failure=_loaded(row["failure"]),
-        deleted_at=row["deleted_at"],
-        cause=row["cause"],
-        files_removed=bool(row["files_removed"]),
-        session_id=row["session_id"],
-        user_id=row["user_id"],
-        agent_id=row["agent_id"],
-        business_domain_id=row["business_domain_id"],
-        upload_limits=_loaded(row["upload_limits"]),
-        recreated_because=row["recreated_because"],
-    )
-
-
-def _cargo(row: sqlite3.Row) -> WorkspaceRow:
-    return WorkspaceRow(
-        id=row["id"],
-        owner=row["owner"],
-        managed_by=row["managed_by"],
-        directory=row["directory"],
-        uid=row["uid"],
-        size_limit_mb=row["size_limit_mb"],
-        created_at=row["created_at"],
-        last_accessed_at=row["last_accessed_at"],
-        deleted_at=row["deleted_at"],
-    )
+    values = dict(row)
+    for name in ("request", "failure", "upload_limits"):
+        values[name] = None if values[name] is None else json.loads(values[name])
+    for name in ("stopped", "files_removed"):
+        values[name] = bool(values[name])
+    return SandboxRow(**values)
 
 
 def _dumped(value: Mapping[str, Any] | None) -> str | None:
     return None if value is None else json.dumps(value)
-
-
-def _loaded(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    value: dict[str, Any] = json.loads(text)
-    return value

@@ -62,8 +62,8 @@ async def main():
     async def never(*_):  # the rows say that it is deleted, and the files are there
         there.release()
         await asyncio.sleep(99)
-    house.sandboxes.leftovers.remove = never
-    house.sandboxes.leftovers.remove_conversations = never
+    house.garbage.remove = never
+    house.garbage.remove_conversations = never
 
     async def slow():
         yield b"half" * 100000
@@ -164,7 +164,7 @@ async def test_killed_in_the_middle_of_everything_the_next_one_is_whole(tmp_path
         with pytest.raises(NotFound):
             await house.sandboxes.get(ME, said["gone"])
         await house.sandboxes.delete(ME, said["gone"])  # again: nothing
-        assert (await house.sandboxes.events(ME, said["gone"])).items[-1].cause == "requested"
+        assert (await house.events.page(ME, said["gone"])).items[-1].cause == "requested"
 
         assert len(list(sandbox.iterdir())) == 2  # and that of the conversation
         assert not (data / "unclaimed").exists()  # nothing of what was deleted is kept
@@ -185,7 +185,7 @@ async def test_killed_at_any_moment_nothing_that_was_told_is_lost(tmp_path: Path
         there = {view.id for view in (await house.sandboxes.list(ME, limit=500)).items}
         assert not there & deleted
         for sandbox_id in made - deleted - there:  # its deletion was done, and not yet told
-            last = (await house.sandboxes.events(ME, sandbox_id)).items[-1]
+            last = (await house.events.page(ME, sandbox_id)).items[-1]
             assert last.type == "deleted"
         for sandbox_id in sorted(there & set(written))[:4]:
             assert (await house.runs.entry(ME, sandbox_id, written[sandbox_id])).success

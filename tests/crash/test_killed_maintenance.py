@@ -121,12 +121,12 @@ async def new_data(data: Path) -> None:
 
 def add_sandbox(on: sqlite3.Connection) -> None:
     on.execute(
-        "INSERT INTO cargos (id, owner, managed_by, directory, created_at, last_accessed_at)"
+        "INSERT INTO workspaces (id, owner, managed_by, directory, created_at, last_accessed_at)"
         " VALUES ('ws-1', 'me', 'sandbox-1', ?, 1, 1)",
         (SANDBOX,),
     )
     on.execute(
-        "INSERT INTO sandboxes (id, owner, profile, cargo_id, created_at)"
+        "INSERT INTO sandboxes (id, owner, profile, workspace_id, created_at)"
         " VALUES ('sandbox-1', 'me', 'default', 'ws-1', 1)"
     )
     on.execute(

@@ -356,7 +356,7 @@ async def test_deletion_that_failed_is_finished_and_nothing_is_kept_of_it(tmp_pa
         async def fails(*_: object) -> None:
             pass
 
-        house.sandboxes.leftovers.remove_conversations = fails  # type: ignore[assignment,method-assign]
+        house.garbage.remove_conversations = fails  # type: ignore[assignment,method-assign]
         await house.sandboxes.delete_conversation(ME, made, "default")
         assert contents(data) == ["1"]
     async with house_of(data):

@@ -76,5 +76,5 @@ def directories(house: Service) -> set[str]:
 
 async def told(house: Service, sandbox_id: str) -> list[tuple[str, str | None]]:
     await house.store.write(lambda on: None)
-    page = await house.sandboxes.events(ME, sandbox_id)
+    page = await house.events.page(ME, sandbox_id)
     return [(event.type, event.cause) for event in page.items]

@@ -422,7 +422,7 @@ async def test_chats_of_an_expired_session_are_found_by_whoever_comes_back(tmp_p
         await house.sandboxes.delete_conversation(ME, second, "talk-0")
         assert await left(house.store) == {"chat-1"}
         clock.advance(7200)
-        await house.sandboxes.collect()  # ends the second, as expired
+        await house.reaper.collect()  # ends the second, as expired
         assert await left(house.store) == {"chat-1"}
         await house.sandboxes.delete(ME, second)  # asked for after all
         assert await left(house.store) == set()
@@ -433,10 +433,10 @@ async def test_chats_of_an_expired_session_end_with_its_tombstone(tmp_path: Path
     async with a_house(tmp_path, clock, tombstones_kept=1000) as house:
         await fill(house.store, replace(CHAT, sandbox_id=await session(house)))
         clock.advance(7200)
-        await house.sandboxes.collect()
+        await house.reaper.collect()
         assert await left(house.store) == {"chat-1"}
         clock.advance(1001)
-        await house.sandboxes.collect()
+        await house.reaper.collect()
         assert await left(house.store) == set()
 
 

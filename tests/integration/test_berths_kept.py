@@ -50,15 +50,15 @@ async def test_first_run_moves_the_sandbox_into_a_home_that_is_its_own_from_then
         assert first.status == "ok"
         assert house.runtime.starts.served == {"pool": 1}
         one = living(house, made.id)
-        assert one.cargo.directory == home.directory
+        assert one.workspace.directory == home.directory
         assert home.directory not in house.runtime.homes
         await house.sandboxes.stop(ME, made.id)
         assert (await run(house, made.id, "open('kept').read()")).result == "'1'"
-        uid = one.cargo.uid
+        uid = one.workspace.uid
         assert (uid is not None) is (os.geteuid() == 0)
     async with a_house(tmp_path / "data") as house:
         assert (await run(house, made.id, "open('kept').read()")).result == "'1'"
-        assert living(house, made.id).cargo.uid == uid
+        assert living(house, made.id).workspace.uid == uid
         await house.sandboxes.delete(ME, made.id)
         await eventually(lambda: home.directory not in house.runtime.data.sandboxes())
 
@@ -74,7 +74,7 @@ async def test_any_first_conversation_gets_it_and_the_next_one_its_own(tmp_path:
         assert one.result == other.result == "['mine', 'uploads']"
         rest = [await run(house, made.id, "1", conversation=name) for name in ("a", "b")]
         assert [each.state_lost for each in rest] == [False, False]
-        known = await living(house, made.id).conversations()
+        known = await living(house, made.id).hooks.conversations()
         assert len({row.directory for row in known.values()}) == 2
 
 
@@ -85,17 +85,17 @@ async def test_sandbox_with_files_stays_where_they_are(tmp_path: Path) -> None:
         async with house.sandboxes.using(ME, made.id, scope="files:write", starts=False) as use:
             await use.conversation().files.write("first", b"1")
         assert (await run(house, made.id, "open('first').read()")).result == "'1'"
-        assert living(house, made.id).cargo.directory != home.directory
+        assert living(house, made.id).workspace.directory != home.directory
 
 
 async def test_collection_leaves_homes_alone_that_nobody_owns_yet(tmp_path: Path) -> None:
     async with a_house(tmp_path / "data") as house:
         home = await ready(house)
-        await house.sandboxes.collect()
+        await house.reaper.collect()
         made = await house.sandboxes.create(ME)
         assert (await run(house, made.id, "open('kept', 'w').write('1')")).result == "1"
-        assert living(house, made.id).cargo.directory == home.directory
-        await house.sandboxes.collect()
+        assert living(house, made.id).workspace.directory == home.directory
+        await house.reaper.collect()
         assert (await run(house, made.id, "open('kept').read()")).result == "'1'"
 
 
@@ -106,13 +106,15 @@ async def test_home_with_the_uid_of_somebody_s_files_is_not_moved_into(tmp_path:
         first = await house.sandboxes.create(ME)
         await run(house, first.id, "1")
         home = await ready(house)
-        cargo = living(house, first.id).cargo.id
+        workspace = living(house, first.id).workspace.id
         await house.store.write(
-            lambda on: on.execute("UPDATE cargos SET uid = ? WHERE id = ?", (home.host.uid, cargo))
+            lambda on: on.execute(
+                "UPDATE workspaces SET uid = ? WHERE id = ?", (home.host.uid, workspace)
+            )
         )
         made = await house.sandboxes.create(ME)
         assert (await run(house, made.id, "1 + 1")).result == "2"
-        one = living(house, made.id).cargo
+        one = living(house, made.id).workspace
         assert (one.directory, one.uid) != (home.directory, home.host.uid)
         await eventually(lambda: home.directory not in house.runtime.homes)
         assert home.directory not in house.runtime.data.sandboxes()

@@ -77,7 +77,7 @@ async def test_a_context_counts_as_a_kernel_and_makes_room(tmp_path: Path) -> No
         await run(house, made.id, "x = 1")
         await create(house, made.id, "a")
         await create(house, made.id, "b")  # for which the first kernel goes
-        page = await house.sandboxes.events(ME, made.id)
+        page = await house.events.page(ME, made.id)
         assert (page.items[-1].type, page.items[-1].details.get("context")) == ("started", "b")
         handles = [await began(house, made.id, HANG, name) for name in "ab"]
         for handle in handles:
@@ -90,7 +90,7 @@ async def test_a_context_counts_as_a_kernel_and_makes_room(tmp_path: Path) -> No
         await handles[0].result()
         assert (await run(house, made.id, "'x' in globals()")).state_lost
         await told(house, made.id)
-        page = await house.sandboxes.events(ME, made.id)
+        page = await house.events.page(ME, made.id)
         made_room = [one for one in page.items if one.cause == "kernels_max"]
         assert [one.details.get("context") for one in made_room] == [None, "a"]
 

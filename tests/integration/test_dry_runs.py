@@ -314,9 +314,9 @@ async def test_a_collection_leaves_copies_and_a_start_removes_them(tmp_path: Pat
         async with house.sandboxes.using(ME, made.id, scope="execute") as use:
             talk = use.conversation()
             dry_run = await talk.dry_run("echo x > made")
-            events = (await house.sandboxes.events(ME, made.id)).items
+            events = (await house.events.page(ME, made.id)).items
             assert events[-1].details.get("context") == f"dry_run/{dry_run.id}"
-            assert await house.sandboxes.leftovers.clear_unknown() == 0
+            assert await house.garbage.clear_unknown() == 0
             copy = dry_run._copy
             await dry_run.commit()
             assert await talk.files.read("made") == "x\n"

@@ -4,9 +4,8 @@ import asyncio
 import base64
 import hashlib
 import json
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -215,10 +214,7 @@ async def test_a_policy_without_them_plants_nothing(own_runtime: Runtime) -> Non
     assert not (own_runtime.data.path / "tripwire_key").exists()
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["", "recorded by version 6"])
-async def test_a_service_remembers_and_only_an_operator_unfreezes(
-    tmp_path: Path, old: bool
-) -> None:
+async def test_a_service_remembers_and_only_an_operator_unfreezes(tmp_path: Path) -> None:
     policies = tmp_path / "policies"
     policies.mkdir()
     (policies / "wired.toml").write_text(
@@ -236,13 +232,6 @@ async def test_a_service_remembers_and_only_an_operator_unfreezes(
         view = await house.sandboxes.get(ME, made.id)
         assert view.failure is not None
         assert (view.state.value, view.failure["code"]) == ("failed", "honeytoken")
-    if old:
-        with closing(sqlite3.connect(tmp_path / "data" / "store.sqlite")) as db, db:
-            for table, column in (("sandboxes", "failure"), ("runs", "result")):
-                words = f"replace({column}, '\"honeytoken\"', '\"tripwire\"')"
-                db.execute(
-                    f"UPDATE {table} SET {column} = replace({words}, '\"token\"', '\"wire\"')"
-                )
     async with Service(settings) as house:
         with pytest.raises(Conflict) as raised:
             async with house.sandboxes.using(ME, made.id, scope="execute") as use:
@@ -253,12 +242,12 @@ async def test_a_service_remembers_and_only_an_operator_unfreezes(
         assert row.run is not None
         assert row.run.cause is Cause.HONEYTOKEN
         with pytest.raises(NotFound):
-            await house.sandboxes.unfreeze(OTHER, made.id)
-        assert await house.sandboxes.unfreeze(ME, made.id)
-        assert not await house.sandboxes.unfreeze(ME, made.id)
+            house.sandboxes.index.get_as_operator(OTHER, made.id)
+        assert house.sandboxes.index.get_as_operator(ME, made.id).unfreeze()
+        assert not house.sandboxes.index.get_as_operator(ME, made.id).unfreeze()
         async with house.sandboxes.using(ME, made.id, scope="execute") as use:
             assert (await use.box.conversation("default").run("1")).ok
-        events = (await house.sandboxes.events(ME, made.id)).items
+        events = (await house.events.page(ME, made.id)).items
         assert [one.type for one in events if one.type in ("honeytoken", "unfrozen")] == [
             "honeytoken",
             "unfrozen",

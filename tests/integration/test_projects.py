@@ -264,7 +264,7 @@ async def test_its_files_are_not_taken_for_left_over(house: Service, work: Path)
     made = await project_at(house, work / "one")
     async with house.projects.using("me", made.id, "talk") as box:
         await box.uploads.put_bytes("a.csv", b"1,2\n")
-        await house.sandboxes.leftovers.collect()
+        await house.garbage.collect()
         assert (await cell(box, "open('/uploads/a.csv').read()")).result == "'1,2\\n'"
 
 

@@ -27,12 +27,12 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 def _add_sandbox(on: Any, name: str) -> None:
     on.execute(
-        "INSERT INTO cargos (id, owner, directory, created_at, last_accessed_at)"
+        "INSERT INTO workspaces (id, owner, directory, created_at, last_accessed_at)"
         " VALUES (?1, 'ann', ?1, 0, 0)",
         (name,),
     )
     on.execute(
-        "INSERT INTO sandboxes (id, owner, profile, cargo_id, created_at)"
+        "INSERT INTO sandboxes (id, owner, profile, workspace_id, created_at)"
         " VALUES (?1, 'ann', 'default', ?1, 0)",
         (name,),
     )

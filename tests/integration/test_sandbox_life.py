@@ -114,12 +114,12 @@ async def test_expiry_ends_the_run_tells_why_and_refuses_from_then_on(tmp_path: 
         (living,) = house.sandboxes.every()
         await eventually(lambda: living.users == 0)  # a use that is refused is none
 
-        await house.sandboxes.collect()
+        await house.reaper.collect()
         with pytest.raises(NotFound):
             await house.sandboxes.get(ME, made.id)
         assert len(directories(house)) == 1
         clock.advance(51)
-        await house.sandboxes.collect()
+        await house.reaper.collect()
         assert not directories(house)
         story = await told(house, made.id)
         assert story[-2:] == [("expired", None), ("deleted", "expired")]
@@ -152,7 +152,7 @@ async def test_a_wrong_request_makes_nothing(tmp_path: Path) -> None:
             with pytest.raises(BadRequest):
                 await house.sandboxes.create(ME, **wrong)
         with pytest.raises(NotFound):
-            await house.sandboxes.create(ME, cargo_id="ws-nowhere")
+            await house.sandboxes.create(ME, workspace_id="ws-nowhere")
         assert not (await house.sandboxes.list(ME)).items
         alias = await house.sandboxes.create(ME, profile="python-default", env={"A": "b"})
         assert (alias.profile, alias.env) == ("python-default", {"A": "b"})
@@ -204,8 +204,8 @@ async def test_what_is_due_happens_by_itself(tmp_path: Path) -> None:
         await eventually(lambda: not house.sandboxes.every())
         await house.sandboxes.delete(ME, made.id)  # it is remembered for a while
         clock.advance(1001)
-        await eventually(lambda: not house.sandboxes.collecting)
-        await house.sandboxes.collect()
+        await eventually(lambda: not house.reaper.collecting)
+        await house.reaper.collect()
         with pytest.raises(NotFound):
             await house.sandboxes.delete(ME, made.id)
         assert not await house.access.tokens(None)
@@ -219,7 +219,7 @@ async def test_a_collection_tells_what_it_did(tmp_path: Path) -> None:
         await run(house, used.id, "1")
         clock.advance(6)
         reports, again = await asyncio.gather(
-            house.sandboxes.collect(), house.sandboxes.collect(), return_exceptions=True
+            house.reaper.collect(), house.reaper.collect(), return_exceptions=True
         )
         assert isinstance(again, Conflict)
         assert again.code == "gc_running"
@@ -227,8 +227,8 @@ async def test_a_collection_tells_what_it_did(tmp_path: Path) -> None:
         assert [(one.task_name, one.cleaned_count, one.errors) for one in reports] == [
             ("idle_session", 1, ()),
             ("expired_sandbox", 1, ()),
-            ("orphan_cargo", 0, ()),
+            ("orphan_workspace", 0, ()),
             ("orphan_container", 0, ()),
         ]
-        only = await house.sandboxes.collect(["orphan_cargo"])
-        assert [one.task_name for one in only] == ["orphan_cargo"]
+        only = await house.reaper.collect(["orphan_workspace"])
+        assert [one.task_name for one in only] == ["orphan_workspace"]

@@ -67,20 +67,20 @@ async def test_past_a_limit_of_sandboxes_there_is_nothing_half_done(tmp_path: Pa
         await house.sandboxes.create(Caller("third", "key"))
 
 
-async def test_past_a_limit_of_cargos_an_owner_makes_none(tmp_path: Path) -> None:
+async def test_past_a_limit_of_workspaces_an_owner_makes_none(tmp_path: Path) -> None:
     async with a_house(tmp_path / "data", workspaces_per_owner=3) as house:
         await house.sandboxes.create(ME)  # whose own does not count
         ends = await asyncio.gather(
-            *(house.sandboxes.create_cargo(ME) for _ in range(6)), return_exceptions=True
+            *(house.workspaces.create(ME) for _ in range(6)), return_exceptions=True
         )
         codes = sorted(getattr(end, "code", "made") for end in ends)
         assert codes == ["made"] * 3 + ["too_many_workspaces"] * 3
         with pytest.raises(Unavailable) as full:
-            await house.sandboxes.create_cargo(ME)
+            await house.workspaces.create(ME)
         assert full.value.details["limit"] == 3
-        await house.sandboxes.create_cargo(OTHER)
-        await house.sandboxes.delete_cargo(ME, (await house.sandboxes.cargos(ME)).items[0].id)
-        await house.sandboxes.create_cargo(ME)
+        await house.workspaces.create(OTHER)
+        await house.workspaces.delete(ME, (house.workspaces.list(ME)).items[0].id)
+        await house.workspaces.create(ME)
 
 
 # -- open files ------------------------------------------------------------------------------------
@@ -147,8 +147,8 @@ async def test_files_that_are_in_use_are_not_put_away(tmp_path: Path) -> None:
 
 async def test_what_only_looks_makes_no_conversation(tmp_path: Path) -> None:
     async with a_house(tmp_path / "data") as house:
-        cargo = await house.sandboxes.create_cargo(ME)
-        made = await house.sandboxes.create(ME, cargo_id=cargo.id)
+        workspace = await house.workspaces.create(ME)
+        made = await house.sandboxes.create(ME, workspace_id=workspace.id)
         async with house.sandboxes.using(ME, made.id, scope="files:read") as use:
             for _ in range(2):
                 with pytest.raises(NotFound, match="no conversation 'new'"):
@@ -156,7 +156,7 @@ async def test_what_only_looks_makes_no_conversation(tmp_path: Path) -> None:
             assert await (await use.existing("default")).uploads.list() == ()
             await use.conversation("new").files.write("a", "b")
             assert await (await use.existing("new")).files.read("a") == "b"
-        other = await house.sandboxes.create(ME, cargo_id=cargo.id)
+        other = await house.sandboxes.create(ME, workspace_id=workspace.id)
         async with house.sandboxes.using(ME, other.id, scope="files:read") as use:
             assert await (await use.existing("new")).files.read("a") == "b"
         names = [one.name for one in await house.sandboxes.conversations(ME, made.id)]

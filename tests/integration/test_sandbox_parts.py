@@ -1,4 +1,4 @@
-"""What belongs to kept sandboxes: owners, conversations, cargos, events, pages."""
+"""What belongs to kept sandboxes: owners, conversations, workspaces, events, pages."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ from kept import ME, OTHER, a_house, begin, directories, eventually, printed, ru
 from sbx.errors import BadRequest, Conflict, NotFound
 from sbx.service.auth import Caller
 from sbx.service.lifecycle import State
-from sbx.service.sandboxes import SessionIdentity
+from sbx.service.models import SessionIdentity
 
 HANG = "import time; print('on', flush=True); time.sleep(60)"
 
@@ -79,32 +79,32 @@ async def test_conversations_are_kept_apart_and_deleted_for_good(tmp_path: Path)
             await run(house, made.id, "1", conversation="a/b")
 
 
-async def test_a_cargo_outlives_its_sandboxes(tmp_path: Path) -> None:
+async def test_a_workspace_outlives_its_sandboxes(tmp_path: Path) -> None:
     async with a_house(tmp_path / "data") as house:
-        cargo = await house.sandboxes.create_cargo(ME, size_limit_mb=5)
-        first = await house.sandboxes.create(ME, cargo_id=cargo.id)
+        workspace = await house.workspaces.create(ME, size_limit_mb=5)
+        first = await house.sandboxes.create(ME, workspace_id=workspace.id)
         assert first.policy.limits.workspace_max == 5 << 20
         await run(house, first.id, "open('f', 'w').write('kept')")
         with pytest.raises(Conflict) as refused:
-            await house.sandboxes.delete_cargo(ME, cargo.id)
+            await house.workspaces.delete(ME, workspace.id)
         assert refused.value.details == {"active_sandbox_ids": [first.id]}
         await house.sandboxes.delete(ME, first.id)
-        second = await house.sandboxes.create(ME, cargo_id=cargo.id)
+        second = await house.sandboxes.create(ME, workspace_id=workspace.id)
         assert (await run(house, second.id, "print(open('f').read())")).stdout == "kept\n"
         with pytest.raises(NotFound):
-            await house.sandboxes.create(OTHER, cargo_id=cargo.id)
+            await house.sandboxes.create(OTHER, workspace_id=workspace.id)
         own = await house.sandboxes.create(ME)
         with pytest.raises(Conflict) as managed:
-            await house.sandboxes.delete_cargo(ME, own.cargo_id)
+            await house.workspaces.delete(ME, own.workspace_id)
         assert managed.value.details == {"managed_by_sandbox_id": own.id}
         await house.sandboxes.delete(ME, second.id)
     async with a_house(tmp_path / "data") as house:
-        third = await house.sandboxes.create(ME, cargo_id=cargo.id)
+        third = await house.sandboxes.create(ME, workspace_id=workspace.id)
         assert (await run(house, third.id, "print(open('f').read())")).stdout == "kept\n"
         await house.sandboxes.delete(ME, third.id)
-        await house.sandboxes.delete_cargo(ME, cargo.id)
+        await house.workspaces.delete(ME, workspace.id)
         with pytest.raises(NotFound):
-            await house.sandboxes.create(ME, cargo_id=cargo.id)
+            await house.sandboxes.create(ME, workspace_id=workspace.id)
         left = await house.sandboxes.list(ME)
         assert len(directories(house)) <= len(left.items)
 
@@ -115,7 +115,7 @@ async def test_events_are_followed_to_the_tombstone(tmp_path: Path) -> None:
         seen: list[str] = []
 
         async def follow() -> None:
-            async for event in house.sandboxes.follow(ME, made.id):
+            async for event in house.events.follow(ME, made.id):
                 seen.append(event.type)  # noqa: PERF401  # it is looked at meanwhile
 
         following = asyncio.create_task(follow())
@@ -126,15 +126,15 @@ async def test_events_are_followed_to_the_tombstone(tmp_path: Path) -> None:
         async with asyncio.timeout(60):
             await following
         assert seen == ["created", "extended", "deleted"]
-        again = [event.type async for event in house.sandboxes.follow(ME, made.id)]
+        again = [event.type async for event in house.events.follow(ME, made.id)]
         assert again == seen
 
 
 @pytest.mark.core
-async def test_two_sandboxes_share_a_cargo_at_the_same_time(tmp_path: Path) -> None:
+async def test_two_sandboxes_share_a_workspace_at_the_same_time(tmp_path: Path) -> None:
     async with a_house(tmp_path / "data") as house:
-        cargo = await house.sandboxes.create_cargo(ME)
-        one, two = [await house.sandboxes.create(ME, cargo_id=cargo.id) for _ in range(2)]
+        workspace = await house.workspaces.create(ME)
+        one, two = [await house.sandboxes.create(ME, workspace_id=workspace.id) for _ in range(2)]
         await run(house, one.id, "open('f', 'w').write('1')")
         assert (await run(house, two.id, "open('f', 'a').write('2')")).ok
         assert (await run(house, one.id, "print(open('f').read())")).stdout == "12\n"

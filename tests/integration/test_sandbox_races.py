@@ -11,7 +11,7 @@ from kept import ME, OTHER, a_house, begin, directories, eventually, printed, ru
 from sbx.errors import Conflict, NotFound, SbxError
 from sbx.protocol.runs import RunError, Status
 from sbx.service.lifecycle import State
-from sbx.service.sandboxes import SessionIdentity
+from sbx.service.models import SessionIdentity
 from tests.fake_clock import FakeClock
 
 HANG = "import time; print('on', flush=True); time.sleep(60)"
@@ -101,13 +101,13 @@ async def test_what_fails_at_its_end_is_deleted_all_the_same(
         assert living.box is not None
         halt = living.box.halt
 
-        async def failing(told: RunError) -> None:
-            await halt(told)
+        async def failing(reason: RunError) -> None:
+            await halt(reason)
             raise KeyError("stdout")
 
         living.box.halt = failing  # type: ignore[method-assign]
         await house.sandboxes.delete(ME, made.id)
-        assert "did not end well" in caplog.text
+        assert "did not end cleanly" in caplog.text
         assert not house.sandboxes.every()
         assert not directories(house)
 
@@ -159,7 +159,7 @@ async def test_fifty_creates_for_one_session_make_one(tmp_path: Path) -> None:
         assert len(made) == 1
         assert {getattr(end, "code", "made") for end in ends} == {"made", "session_exists"}
         assert (await house.sandboxes.get(ME, "sb-session-u-a")).id == made[0].id
-        assert len((await house.sandboxes.cargos(ME, managed=True)).items) == 1
+        assert len((house.workspaces.list(ME, managed=True)).items) == 1
         assert (await house.sandboxes.create(OTHER, session=who)).id != made[0].id
         await house.sandboxes.delete(ME, "sb-session-u-a")
         await house.sandboxes.delete(ME, "sb-session-u-a")

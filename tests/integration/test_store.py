@@ -49,13 +49,16 @@ def add_key(on: sqlite3.Connection, key_id: str = "key-1") -> None:
 
 
 def add_sandbox(on: sqlite3.Connection, name: str = "1", session: str | None = None) -> None:
+    table, column = "workspaces", "workspace_id"
+    if version_of(on) < 7:
+        table, column = "cargos", "cargo_id"
     on.execute(
-        "INSERT INTO cargos (id, owner, directory, created_at, last_accessed_at)"
+        f"INSERT INTO {table} (id, owner, directory, created_at, last_accessed_at)"
         " VALUES (?, 'me', ?, 1, 1)",
         (f"ws-{name}", name),
     )
     on.execute(
-        "INSERT INTO sandboxes (id, owner, profile, cargo_id, created_at, session_id)"
+        f"INSERT INTO sandboxes (id, owner, profile, {column}, created_at, session_id)"
         " VALUES (?, 'me', 'default', ?, 1, ?)",
         (f"sandbox-{name}", f"ws-{name}", session),
     )
@@ -429,7 +432,7 @@ def add_agent_rows(on: sqlite3.Connection) -> None:
 
 
 TABLES = (
-    *("cargos", "sandboxes", "conversations", "uploads", "runs"),
+    *("workspaces", "sandboxes", "conversations", "uploads", "runs"),
     *("keys", "tokens", "idempotency", "events"),
 )
 AGENT_TABLES = ("projects", "chats", "messages", "agent_runs", "approvals", "approval_rules")
@@ -443,6 +446,7 @@ SHIPPED = {
     4: "b7b171fd7932b78f14ca00c5b5511831a85491919f4529df8afe423d6b976429",
     5: "1b83a0537e2797b64688417752e7bbb02cc0e2f84ed1eb664070e57a374536b2",
     6: "923e6f4facd35cf1b3061111a4827f5e06c161f37ac2ef4604bb5e08e2ee8d95",
+    7: "fa7c282be7e7ffcf47fc973803f445c0774fd9f6af8f70782d4ebf8d6455d16f",
 }
 
 
@@ -532,8 +536,8 @@ async def test_a_step_may_rebuild_a_table_that_others_refer_to(path: Path) -> No
     store_of_version(path, 1)
     rebuilt = (
         "CREATE TABLE anew (id TEXT PRIMARY KEY, owner TEXT, directory TEXT);"
-        "INSERT INTO anew SELECT id, owner, directory FROM cargos;"
-        "DROP TABLE cargos; ALTER TABLE anew RENAME TO cargos;"
+        "INSERT INTO anew SELECT id, owner, directory FROM workspaces;"
+        "DROP TABLE workspaces; ALTER TABLE anew RENAME TO workspaces;"
     )
     async with await Store.open(path, migrations=[*shipped(), Migration(NEXT, rebuilt)]) as store:
         assert await store.read(version_of) == NEXT
@@ -542,7 +546,7 @@ async def test_a_step_may_rebuild_a_table_that_others_refer_to(path: Path) -> No
 
 @pytest.mark.parametrize(
     "wrong",
-    ["CREATE TABLE later (id); INSERT INTO nowhere VALUES (1);", "DELETE FROM cargos;"],
+    ["CREATE TABLE later (id); INSERT INTO nowhere VALUES (1);", "DELETE FROM workspaces;"],
     ids=["fails in the middle", "breaks a reference"],
 )
 async def test_a_step_that_fails_leaves_the_version_before(path: Path, wrong: str) -> None:
@@ -552,7 +556,7 @@ async def test_a_step_that_fails_leaves_the_version_before(path: Path, wrong: st
     async with await Store.open(path) as store:
         assert await store.read(version_of) == NEWEST
         assert not await store.rows("SELECT * FROM sqlite_master WHERE name = 'later'")
-        assert len(await store.rows("SELECT * FROM cargos")) == 1
+        assert len(await store.rows("SELECT * FROM workspaces")) == 1
 
 
 # -- refusals --------------------------------------------------------------------------------------

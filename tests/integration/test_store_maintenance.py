@@ -330,16 +330,16 @@ async def test_store_without_any_readable_row_is_left_as_it_is(data: Path) -> No
     assert [one.name for one in data.iterdir() if "replacement" in one.name] == []
 
 
-async def test_sandbox_without_its_cargo_row_gets_one_for_its_files(data: Path) -> None:
+async def test_sandbox_without_its_workspace_row_gets_one_for_its_files(data: Path) -> None:
     """One such row stopped the start of everything, and no tool could mend it."""
     async with a_house(data, fast_path=False) as house:
         unused = (await house.sandboxes.create(ME)).id
     with closing(sqlite3.connect(data / "store.sqlite")) as on:
         (used,) = on.execute("SELECT id FROM sandboxes WHERE id != ?", (unused,)).fetchone()
-        on.execute("DELETE FROM cargos")
+        on.execute("DELETE FROM workspaces")
         on.commit()
     found = check(data)
-    assert (found.ok, found.without_cargo) == (False, sorted((used, unused)))
+    assert (found.ok, found.without_workspace) == (False, sorted((used, unused)))
     done = in_thread(repair, data)
     assert (done.found_again, done.without_files) == ((used,), (unused,))
     assert check(data).ok
@@ -353,7 +353,7 @@ async def test_sandbox_without_its_cargo_row_gets_one_for_its_files(data: Path) 
 async def test_sandbox_whose_files_were_not_made_yet_is_repaired(data: Path) -> None:
     """The repair of the whole store failed."""
     with closing(sqlite3.connect(data / "store.sqlite")) as on:
-        on.execute("DELETE FROM cargos")
+        on.execute("DELETE FROM workspaces")
         on.commit()
     (files,) = data.glob("sandboxes/*/*/files")
     shutil.rmtree(files)

@@ -250,7 +250,7 @@ async def test_an_idle_terminal_keeps_no_sandbox_and_an_attached_one_does(
     served: Served, place: Place
 ) -> None:
     terminal = await place.open("kept")
-    box = served.house.sandboxes._registry.of_id(place.box)
+    box = served.house.sandboxes.index.of_id(place.box)
     assert box is not None
     assert box.box is not None
     async with place.attach(terminal, conversation="kept") as socket:
@@ -330,7 +330,7 @@ async def is_cut(writer: asyncio.StreamWriter) -> bool:
 async def test_who_leaves_and_reads_nothing_holds_no_connection(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(websocket_protocol, "_GONE_S", 1.0)
+    monkeypatch.setattr(websocket_protocol, "_CLOSE_S", 1.0)
     terminal = await place.open(command="while :; do seq 1 100000; done")
     path = f"{place.path(terminal)}/attach"
     reader, writer = await asyncio.open_unix_connection(str(place.served.socket), limit=1 << 10)

@@ -235,7 +235,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def collect(self) -> None:
-        self.world.do(self.house.sandboxes.collect)
+        self.world.do(self.house.reaper.collect)
         for box in self.known:
             if box.state is State.EXPIRED:
                 box.do(Act.DELETE)

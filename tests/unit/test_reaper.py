@@ -9,6 +9,7 @@ import pytest
 
 from sbx.errors import Broken
 from sbx.runtime.settings import Settings
+from sbx.service.models import TaskReport
 from sbx.service.reaper import ROUND_S, Reaper
 from sbx.service.reserve import Reserve
 from tests.fake_clock import FakeClock
@@ -56,15 +57,17 @@ class Sandboxes:
         self.ended.append(why)
         return True
 
-    async def collect(self) -> None:
+    async def collect(self) -> list[TaskReport]:
+        """Stand in for the garbage collector too."""
         self.collected += 1
         await self.go.wait()
+        return []
 
 
 def reaper(sandboxes: Sandboxes, clock: FakeClock, tmp_path: Path, **given: Any) -> Reaper:
     chosen = {"gc_interval": 0, "memory_reserve": 500} | given.pop("settings", {})
     settings = Settings(data_dir=tmp_path, **chosen)
-    return Reaper(cast("Any", sandboxes), clock, settings, **given)
+    return Reaper(cast("Any", sandboxes), clock, settings, garbage=cast("Any", sandboxes), **given)
 
 
 def plenty() -> tuple[int, int]:

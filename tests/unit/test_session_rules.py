@@ -6,12 +6,12 @@ import pytest
 
 from sbx.errors import BadRequest
 from sbx.policy import load, narrow
+from sbx.service.ids import check_id
 from sbx.service.lifecycle import State
 from sbx.service.models import SandboxView
 from sbx.service.session_rules import FileRules, SessionRules
 from sbx.service.sessions import (
     SessionStatus,
-    check_id,
     reason_of,
     session_id,
     status_of,
@@ -102,7 +102,7 @@ def view(state: State, **more: Any) -> SandboxView:
         state=state,
         profile="default",
         policy=load("default"),
-        cargo_id="ws-1",
+        workspace_id="ws-1",
         created_at=0,
         expires_at=None,
         idle_expires_at=None,

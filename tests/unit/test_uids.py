@@ -1,4 +1,4 @@
-"""The files of two cargos never belong to one uid of the host."""
+"""The files of two workspaces never belong to one uid of the host."""
 
 from functools import partial
 from pathlib import Path
@@ -6,19 +6,21 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Unavailable
-from sbx.service import uids
-from sbx.service.uids import own_uid
+from sbx.service import workspaces
+from sbx.service.workspaces import own_uid
 from sbx.store import Store
 from sbx.store import sandboxes as rows
 from sbx.store.sandboxes import WorkspaceRow
 
 
-async def test_uid_of_a_cargo_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uids, "_ATTEMPTS", 64)
+async def test_uid_of_a_workspace_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspaces, "_UID_ATTEMPTS", 64)
     async with await Store.open(tmp_path / "sbx.db") as store:
         for name in ("a", "b", "c"):
-            cargo = WorkspaceRow(name, "me", None, name, None, None, 1, 1)
-            await store.write(partial(rows.add_cargo, row=cargo))
+            workspace = WorkspaceRow(name, "me", None, name, None, None, 1, 1)
+            await store.write(partial(rows.add_workspace, row=workspace))
         first = await own_uid(store, "a", (1000, 2))
         second = await own_uid(store, "b", (1000, 2))
         assert {first, second} == {1000, 1001}

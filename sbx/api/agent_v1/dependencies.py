@@ -11,10 +11,11 @@ from sbx.errors import BadRequest, Denied, NotFound
 from sbx.protocol.approvals import ApprovalScope
 from sbx.service.agents import Agents, ChatRow, no_conversation
 from sbx.service.auth import Caller
+from sbx.service.ids import check_id
 from sbx.service.models import SandboxView
 from sbx.service.projects.projects import Project
 from sbx.service.service import Service
-from sbx.service.sessions import SessionAsk, Sessions, check_id, session_id
+from sbx.service.sessions import SessionAsk, Sessions, session_id
 
 
 def agents_of(app: FastAPI) -> Agents:

@@ -20,7 +20,7 @@ from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import BadRequest, Conflict
 from sbx.service.agents import AgentRunRow, MessageRow
-from sbx.service.sessions import check_id
+from sbx.service.ids import check_id
 
 router = APIRouter(prefix="/api/v1/conversations/{conversation_id}", tags=["agent"])
 _SEQ_MAX = (1 << 63) - 1  # of SQLite

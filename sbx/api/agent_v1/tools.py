@@ -23,7 +23,8 @@ from sbx.errors import BadRequest, Broken, Denied
 from sbx.service.agent_runs import SCOPE_OF, Invoke
 from sbx.service.agents import Agents, no_conversation
 from sbx.service.auth import Caller
-from sbx.service.sessions import Sessions, check_id
+from sbx.service.ids import check_id
+from sbx.service.sessions import Sessions
 
 router = APIRouter(prefix="/api/v1/tools", tags=["tools"])
 _STREAM: dict[str, Any] = {"content": sse.DOCUMENTED}

@@ -1,9 +1,9 @@
-"""One HTTP connection: uvicorn's httptools protocol, with what it leaves to others.
+"""One HTTP connection: uvicorn's httptools protocol, with limits.
 
-The user behind a Unix socket is put into `scope["extensions"]["sbx.peer"]`. A request's head is
-bounded in bytes and in time, and what cannot be parsed is answered in the one shape of an error.
-So is a connection that finds no place among `limit_concurrency` others (see admission.py). A client
-that shuts down its writing side gets the replies that are due, and then the connection is closed.
+`scope["extensions"]["sbx.peer"]` has the user behind a Unix socket. The head of a request is
+bounded in bytes and in time. A request that cannot be parsed gets an error reply, and so does a
+connection without a place among `limit_concurrency` others (see admission.py). A client that shuts
+down its writing side gets the pending replies, and then the connection is closed.
 """
 
 import asyncio
@@ -26,30 +26,30 @@ from sbx.errors import BadRequest, SbxError, Unavailable
 
 HEAD_MAX = 64 * 1024
 HEAD_S = 15.0
-FULL_S = 1.0  # the same for who is one too many
-LOOK_S = 1.0  # how often a client that sends no more is looked at, until it has its replies
-UNREAD_S = 60.0  # in which a client takes a part of a reply that is complete
-PROBE_LOOKS = 5  # … and every how many looks it is sent an interim reply
+FULL_S = 1.0  # the same for a connection that is one too many
+LOOK_S = 1.0  # between two checks of a client that has shut down its writing side
+UNREAD_S = 60.0  # for a client to read a part of a complete reply
+PROBE_LOOKS = 5  # checks from one interim reply to the next
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class HttpProtocol(HttpToolsProtocol):
     """One connection, and the requests on it."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._admission = admission_of(self.server_state, self.limit_concurrency)
         self.limit_concurrency = None  # uvicorn would refuse only after a request
         self._place: AdmissionPlace | None = None
         self._extensions: dict[str, Any] = {}
-        self._head = 0  # bytes of the head that is being read
-        self._tail = b""  # … and its last ones: its end may come in two pieces
+        self._head = 0  # bytes of the current head
+        self._tail = b""  # and its last bytes: its end may come in two pieces
         self._in_head = True
         self._late: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._requests = 0
-        # As `cycle`, which is that of the last request: earlier ones of a pipeline come first.
+        # Unlike `cycle`, which is that of the last request, the one that is answered now.
         self.answering: RequestResponseCycle = None  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -57,13 +57,13 @@ class HttpProtocol(HttpToolsProtocol):
         if (peer := peer_of(transport)) is not None:
             self._extensions[PEER] = peer
             self._place = self._admission.enter_unix(peer["uid"], transport.abort)
-        elif self.client is not None:  # else it has gone already
+        elif self.client is not None:  # else it has disconnected already
             self._place = self._admission.enter_tcp(self.client[0], transport.abort)
         if self._place is None:
             transport.abort()
             return
         self._extensions[PLACE] = self._place
-        # The protocol of a connection that becomes a WebSocket: that keeps the place.
+        # The protocol of a WebSocket takes over the place of the connection.
         self.ws_protocol_class = cast(
             "type[asyncio.Protocol]", partial(WebSocketProtocol, self._place)
         )
@@ -88,16 +88,16 @@ class HttpProtocol(HttpToolsProtocol):
         due = self._in_head and last is not None and not last.response_complete
         if not due or self.transport.is_closing() or has_hung_up(self.transport):
             return False
-        self._head_is_here()  # no other one comes
+        self._head_is_here()  # no other head can come
         last.keep_alive = False
         self._look = self.loop.call_later(LOOK_S, self._look_at_client, 0)
         return True
 
     def _look_at_client(self, looks: int) -> None:
-        """Notice that a client has gone that had shut down its writing side.
+        """Notice that a client has disconnected after it had shut down its writing side.
 
-        Linux reports it of a Unix socket. Over TCP, a client that closed its socket is known by its
-        RST to the next bytes that it gets: until the reply begins, these are an interim one.
+        Linux reports this for a Unix socket. Over TCP, a client that closed its socket answers the
+        next bytes with an RST. Until the reply begins, an interim reply provides these bytes.
         """
         if self.transport.is_closing():
             return

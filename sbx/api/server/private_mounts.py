@@ -1,8 +1,8 @@
-"""What the process that parses HTTP sees of the host: a mount namespace with little in it.
+"""The mount namespace of the process that parses HTTP: a small view of the host.
 
-Of a directory at the top of the tree either all is shown, read-only, or nothing but the paths that
-are named: the rest lies under an empty tmpfs. Landlock says what of it may be read; but it minds no
-Unix socket that is connected to, and what is not there has none.
+A directory below the root is either visible as a whole, read-only, or covered by an empty tmpfs
+that shows only the named paths. Landlock restricts which of them may be read. But it does not
+restrict connections to Unix sockets, so their directories are covered.
 """
 
 import os
@@ -17,7 +17,7 @@ _TMPFS = "mode=0755,size=256k"
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """A detached clone of what is at `path` now. `read_only` None: as it is."""
+    """A detached clone of the mount tree at `path`. `read_only` None: unchanged."""
 
     path: str
     fd: int
@@ -53,21 +53,21 @@ def show_only(
     devices: Iterable[str],
     links: Mapping[str, str],
 ) -> None:
-    """Take a mount namespace of one's own, for good, and leave in it what is named.
+    """Move to a new mount namespace, irrevocably, and keep only the named paths in it.
 
-    `whole` are directories at the top of the tree that stay as they are; `links` symlinks that are
-    to be there (path: target), and those on the way to a path that is named are. Raises OSError.
+    The directories `whole` below the root stay as they are. `links` are symlinks to create (path:
+    target); symlinks on the way to a named path are created as well. Raise OSError.
     """
     namespaces.unshare(namespaces.Namespace.MOUNT)
     mounts.private("/")
     with os.scandir("/") as tops:
         hidden = [
-            one.path for one in tops if one.is_dir(follow_symlinks=False) and one.path not in whole
+            top.path for top in tops if top.is_dir(follow_symlinks=False) and top.path not in whole
         ]
-    wanted = {path: True for path in readable if _is_below(os.path.realpath(path), hidden)}
-    wanted.update(dict.fromkeys(writable, False))
-    real = {path: os.path.realpath(path) for path in wanted}
-    read_only = {real[path]: wanted[path] for path in wanted}
+    named = {path: True for path in readable if _is_below(os.path.realpath(path), hidden)}
+    named.update(dict.fromkeys(writable, False))
+    real = {path: os.path.realpath(path) for path in named}
+    read_only = {real[path]: named[path] for path in named}
     trees = [
         *(_Tree.of(path, read_only=None) for path in devices),
         *(_Tree.of(path, read_only=read_only[path]) for path in sorted(read_only)),
@@ -83,7 +83,7 @@ def show_only(
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.symlink(target, path)
     mounts.make_read_only("/")
-    for tree in trees:  # sorted: what lies in another one comes after it
+    for tree in trees:  # sorted: a tree inside another one comes after it
         tree.attach()
 
 

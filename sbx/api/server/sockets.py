@@ -1,7 +1,7 @@
-"""The sockets a service listens on, made so that nobody else can take their place or look in.
+"""The listening sockets of a service, created so that no other user can replace or use them.
 
-A Unix socket lies in a directory that only its owner can write, and is 0600 from its first moment.
-One that a dead service left is removed; a living one is never touched.
+A Unix socket is in a directory that only its owner can write, and has mode 0600 from the start. The
+socket of a dead service is removed, that of a live one is never touched.
 """
 
 import errno
@@ -18,12 +18,12 @@ from sbx.errors import BadRequest, Conflict, Denied, Unavailable
 from sbx.linux import locks
 
 _BACKLOG = 1024
-_ASK_S = 1.0
+_PROBE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listening socket. `path` and `identity` are those of a Unix socket of our own making."""
+    """A listening socket. `path` and `identity` are set for a Unix socket of this process."""
 
     sock: socket.socket
     shown: str
@@ -31,12 +31,12 @@ class Listener:
     identity: tuple[int, int] | None = None
 
     def close(self) -> None:
-        """Close it, and remove its file unless somebody put another one there."""
+        """Close it, and remove its file, unless another file replaced it."""
         self.sock.close()
         if self.path is not None:
             with suppress(OSError):
-                found = self.path.lstat()
-                if (found.st_dev, found.st_ino) == self.identity:
+                status = self.path.lstat()
+                if (status.st_dev, status.st_ino) == self.identity:
                     self.path.unlink()
 
 
@@ -96,24 +96,24 @@ def listen_on_tcp(listen: str) -> Listener:
 
 
 def described(sock: socket.socket) -> Listener:
-    """A socket that somebody else opened and will remove."""
+    """Return the listener of an inherited socket. Its opener removes it."""
     name = sock.getsockname()
     return Listener(sock, str(name) if isinstance(name, str) else f"http://{name[0]}:{name[1]}")
 
 
 def _make_directory(path: Path, group: int | None, mode: int) -> None:
-    """Make it private, but let pass whom the socket itself is opened to."""
+    """Create a private directory. Users that may connect to the socket may pass through it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700)
     except FileExistsError:
-        found = path.stat()
-        foreign = found.st_uid not in (0, os.geteuid())
-        if foreign or found.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
+        status = path.stat()
+        foreign = status.st_uid not in (0, os.geteuid())
+        if foreign or status.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
             raise Denied(
                 f"{path} can be written by other users, who could put their own socket there",
                 code="socket_directory_not_private",
-                hint="choose a directory of your own for --socket, as in DIR/sbx/sbx.sock",
+                hint="choose your own directory for --socket, as in DIR/sbx/sbx.sock",
             ) from None
         return
     passing = (0o710 if mode & 0o070 else 0o700) | (0o001 if mode & 0o007 else 0)
@@ -124,19 +124,19 @@ def _make_directory(path: Path, group: int | None, mode: int) -> None:
 
 def _remove_stale(path: Path) -> None:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISSOCK(status.st_mode):
         raise Conflict(
-            f"{path} is there and is no socket",
+            f"{path} exists and is not a socket",
             code="socket_path_taken",
             hint="remove it, or choose another place with --socket",
         )
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(_ASK_S)
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PROBE_S)
         try:
-            asking.connect(str(path))
+            probe.connect(str(path))
         except OSError as error:
             if error.errno == errno.ECONNREFUSED:
                 path.unlink()
@@ -150,8 +150,8 @@ def _remove_stale(path: Path) -> None:
 
 
 def _bound(path: Path, group: int | None, mode: int) -> Listener:
-    """A socket has its mode from its first moment: bind(2) takes it from the unbound one, so that
-    nothing is changed by a name which somebody could have made lead elsewhere."""
+    """Bind a socket that has its mode from the start: bind(2) takes the mode of the unbound socket.
+    A chmod by name could follow a name that another user replaced."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0)
     try:
@@ -162,8 +162,8 @@ def _bound(path: Path, group: int | None, mode: int) -> Listener:
         raise
     finally:
         os.umask(before)
-    found = path.lstat()
-    listener = Listener(sock, str(path), path, (found.st_dev, found.st_ino))
+    status = path.lstat()
+    listener = Listener(sock, str(path), path, (status.st_dev, status.st_ino))
     try:
         if group is not None:
             os.chown(path, -1, group, follow_symlinks=False)
@@ -185,5 +185,5 @@ def _group_id(name: str | None) -> int | None:
         raise BadRequest(
             f"the setting socket_group is wrong: this host has no group {name}",
             code="invalid_settings",
-            hint=f"make it with: groupadd {name}",
+            hint=f"create it with: groupadd {name}",
         ) from None

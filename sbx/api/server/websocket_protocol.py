@@ -1,9 +1,9 @@
-"""One WebSocket connection: uvicorn's protocol over the library websockets, with what it leaves.
+"""One WebSocket connection: uvicorn's protocol over the library websockets, with additions.
 
-The user behind a Unix socket is put into the scope as for a request. Messages are bounded and not
-compressed (a small one could become a large one), and who answers no ping is cut off at once. A
-head that the library does not take is answered, and a connection goes soon after what it was for:
-whoever reads nothing would hold it for ever.
+The scope has the user behind a Unix socket, like that of a request. Messages are bounded and not
+compressed (a small message could become a large one). A client that does not answer a ping is cut
+off at once. An invalid head gets a reply. A connection is closed soon after its end: a client that
+reads nothing would hold it indefinitely.
 """
 
 import asyncio
@@ -24,15 +24,13 @@ from sbx.api.server.peer_credentials import PEER, peer_of
 from sbx.errors import BadRequest
 from sbx.protocol.terminals import MESSAGE_MAX, PING_S
 
-_GONE_S = 15.0  # from the end of what was told to that of the connection; uvicorn's own wait is 10
+_CLOSE_S = 15.0  # from the end of the app to that of the connection; uvicorn waits 10
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """See the module."""
-
-    def __init__(self, place: AdmissionPlace, *given: Any, **named: Any) -> None:
-        """`place`: of the connection, which this protocol gives back."""
-        super().__init__(*given, **named)
+    def __init__(self, place: AdmissionPlace, *args: Any, **options: Any) -> None:
+        """Take over the place of the connection, and release it at the end."""
+        super().__init__(*args, **options)
         self._place = place
         self.conn = ServerProtocol(max_size=MESSAGE_MAX, logger=logging.getLogger("uvicorn.error"))
         self.ping_interval = self.ping_timeout = PING_S
@@ -47,7 +45,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """The first time it is all of the head, as it was parsed already."""
+        """Read data. The first call has the whole head, which was parsed already."""
         super().data_received(data)
         if not self.handshake_initiated and not self.transport.is_closing():
             self._refuse()
@@ -56,9 +54,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         request_id = str(uuid.uuid4())
         reply = error_response(
             BadRequest(
-                "the head of this request is none of a WebSocket",
+                "the head of this request is not that of a WebSocket",
                 code="validation_error",
-                hint="it has no body, and no line of more than 8 KiB",
+                hint="send no body, and no line of more than 8 KiB",
             ),
             request_id,
         )
@@ -74,14 +72,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         try:
             await super().run_asgi()
         finally:
-            self.loop.call_later(_GONE_S, self.transport.abort)
+            self.loop.call_later(_CLOSE_S, self.transport.abort)
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.close_sent:
             return
         extensions = cast("dict[str, Any]", self.scope["extensions"])
-        extensions[PLACE] = self._place  # the app is called after this turn
+        extensions[PLACE] = self._place  # the app is called in the next iteration of the loop
         if self._peer is not None:
             extensions[PEER] = self._peer
 
@@ -101,8 +99,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
         if self.initial_response is not None and self.close_sent:
-            self.handshake_complete = True  # by a refusal, which uvicorn would log as no answer
+            self.handshake_complete = True  # else uvicorn would log a refusal as a missing reply
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
-        self.transport.abort()  # to close it would wait for what this client does not read
+        self.transport.abort()  # `close` would wait until the client reads the rest

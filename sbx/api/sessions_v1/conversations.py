@@ -7,7 +7,7 @@ from sbx.api.bodies import ConversationBody
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionDep, demand, demand_existing
 from sbx.api.sessions_v1.models import ConversationList, Prompt
-from sbx.service.sessions import check_id
+from sbx.service.ids import check_id
 from sbx.workspace.uploads import uploads_told
 
 router = APIRouter(prefix="/api/v1/sessions/{session_id}/conversations", tags=["conversations"])

@@ -1,4 +1,4 @@
-"""What a request names, and whether its caller may: every route of a session begins here."""
+"""The session and the conversation that a request names, and the rights of its caller."""
 
 from typing import Annotated, Any
 
@@ -8,10 +8,11 @@ from sbx.api.auth import CallerDep, ServiceDep
 from sbx.errors import BadRequest, NotFound
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
+from sbx.service.ids import check_id
 from sbx.service.models import SandboxView
 from sbx.service.service import Service
 from sbx.service.session_rules import FileRules, SessionRules
-from sbx.service.sessions import Sessions, check_id, unknown
+from sbx.service.sessions import Sessions, unknown
 
 SUBDIR = "temparea"
 _UNITS = (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10))
@@ -26,19 +27,19 @@ NAMES_CONVERSATION: dict[str, Any] = {"parameters": _PARAMETERS}
 
 
 def sessions(request: Request, service: ServiceDep) -> Sessions:
-    """The sessions of the app, made at the first call."""
+    """Return the sessions of the app, created at the first call."""
     state = request.app.state
     if not hasattr(state, "sessions"):
         state.sessions = Sessions(service, _rules(state.settings))
-    found: Sessions = state.sessions
-    return found
+    sessions: Sessions = state.sessions
+    return sessions
 
 
 SessionsDep = Annotated[Sessions, Depends(sessions)]
 
 
 async def session(session_id: str, caller: CallerDep, sessions: SessionsDep) -> SandboxView:
-    """The session in the URL. Raises NotFound."""
+    """Return the session in the URL. Raise NotFound."""
     return await sessions.get(caller, session_id)
 
 
@@ -46,7 +47,7 @@ SessionDep = Annotated[SandboxView, Depends(session)]
 
 
 def demand(caller: Caller, view: SandboxView, scope: str, conversation: str | None = None) -> None:
-    """Raises NotFound beyond a token's bounds. Without a `conversation`: for all of them."""
+    """Raise NotFound beyond the bounds of a token. Without a `conversation`: for all of them."""
     within = (
         caller.whole_sandbox
         if conversation is None
@@ -61,16 +62,16 @@ def demand(caller: Caller, view: SandboxView, scope: str, conversation: str | No
 async def demand_existing(
     service: Service, caller: Caller, view: SandboxView, scope: str, conversation: str
 ) -> None:
-    """As `demand`, and raise NotFound for a conversation that does not exist."""
+    """Raise NotFound as `demand` does, and for a conversation that does not exist."""
     demand(caller, view, scope, conversation)
     if conversation not in await service.sandboxes.conversation_names(caller, view.id):
         raise no_conversation(conversation)
 
 
 def conversation_of(request: Request) -> str | None:
-    """The conversation that a header or the query names, checked; None when neither does.
+    """Return the conversation in a header or the query, or None.
 
-    Raises BadRequest for a bad id, for two that differ, and for another `subdir`.
+    Raise BadRequest for a bad id, for two that differ, and for another `subdir`.
     """
     subdirs = [*request.query_params.getlist("subdir"), *_header(request, "subdir")]
     for subdir in subdirs:
@@ -79,28 +80,28 @@ def conversation_of(request: Request) -> str | None:
         *request.query_params.getlist("conversation_id"),
         *(value for name in _HEADERS for value in _header(request, name)),
     ]
-    return one_conversation(named)
+    return single_conversation(named)
 
 
-def one_conversation(named: list[str]) -> str | None:
-    """The id that all of these are. Raises BadRequest."""
-    if len(set(named)) > 1:
+def single_conversation(names: list[str]) -> str | None:
+    """Return the only id among these, or None. Raise BadRequest for two."""
+    if len(set(names)) > 1:
         raise BadRequest(
             "the request names two conversations", details={"field": "conversation_id"}
         )
-    return check_id("conversation_id", named[0]) if named else None
+    return check_id("conversation_id", names[0]) if names else None
 
 
 def demanded_conversation(request: Request) -> str:
-    """As `conversation_of`; raises BadRequest `conversation_required` when there is none."""
-    found = conversation_of(request)
-    if found is None:
+    """Return the conversation of `conversation_of`. Raise BadRequest `conversation_required`."""
+    name = conversation_of(request)
+    if name is None:
         raise conversation_required()
-    return found
+    return name
 
 
 def check_subdir(subdir: str) -> None:
-    """Raises BadRequest for all but the one there is."""
+    """Raise BadRequest for all but SUBDIR."""
     if subdir != SUBDIR:
         raise BadRequest(
             f"subdir must be {SUBDIR}",
@@ -123,7 +124,7 @@ def no_conversation(name: str) -> NotFound:
 
 
 def _header(request: Request, name: str) -> list[str]:
-    """A header as the UTF-8 that it is. Raises BadRequest for what is none."""
+    """Return the values of a header as UTF-8. Raise BadRequest."""
     try:
         return [value.encode("latin-1").decode("utf-8") for value in request.headers.getlist(name)]
     except UnicodeDecodeError:
@@ -131,10 +132,10 @@ def _header(request: Request, name: str) -> list[str]:
 
 
 def _rules(settings: Settings) -> SessionRules:
-    """The operator's choices; a plain Settings has none of them."""
+    """Return the rules of the settings; a Settings without a service has none."""
     plain = SessionRules()
     size = getattr(settings, "sessions_upload_size", plain.files.max_bytes)
-    unit, factor = next((one for one in _UNITS if size % one[1] == 0), ("KB", 1 << 10))
+    unit, factor = next((unit for unit in _UNITS if size % unit[1] == 0), ("KB", 1 << 10))
     types = getattr(settings, "sessions_upload_types", plain.files.types)
     return SessionRules(
         policy=getattr(settings, "sessions_policy", plain.policy),

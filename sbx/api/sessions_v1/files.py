@@ -1,4 +1,4 @@
-"""What a user put into a conversation: up, listed, down again byte for byte, deleted."""
+"""The uploads of a conversation: upload, list, download, delete."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -20,7 +20,7 @@ from sbx.api.sessions_v1.dependencies import (
     demand,
     demand_existing,
     demanded_conversation,
-    one_conversation,
+    single_conversation,
 )
 from sbx.api.sessions_v1.models import SessionUploadList
 from sbx.api.slots import upload_slot
@@ -68,8 +68,8 @@ async def upload(
     caller: CallerDep,
     service: ServiceDep,
 ) -> Upload:
-    """Put a file of any size into a conversation, which is made if need be; a file of its name is
-    replaced in one step. Name the conversation before the file: then nothing has to wait."""
+    """Upload a file of any size to a conversation, created if need be. It replaces the file of its
+    name in one step. With the conversation before the file it needs no temporary file."""
     if (named := conversation_of(request)) is not None:
         demand(caller, view, "files:write", named)
     elif not caller.may("files:write"):
@@ -85,7 +85,7 @@ async def upload(
 async def list_(
     request: Request, view: SessionDep, caller: CallerDep, service: ServiceDep
 ) -> SessionUploadList:
-    """What was uploaded to a conversation, by name."""
+    """List the uploads of a conversation, by name."""
     name = demanded_conversation(request)
     await demand_existing(service, caller, view, "files:read", name)
     async with service.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
@@ -106,8 +106,8 @@ async def list_(
 async def download(
     name: str, request: Request, view: SessionDep, caller: CallerDep, service: ServiceDep
 ) -> Response:
-    """The bytes of an upload, or a range of them. The conversation may be left out when only one of
-    the session has a file of this name."""
+    """Send an upload, or a range of it. The conversation may be omitted if only one of the session
+    has a file of this name."""
     check_name(name)
     conversation = conversation_of(request) or await _only_one(service, caller, view, name)
     await demand_existing(service, caller, view, "files:read", conversation)
@@ -136,18 +136,18 @@ async def delete(
 
 
 async def _only_one(service: Service, caller: Caller, view: SandboxView, name: str) -> str:
-    """The conversation that has an upload of this name. Raises NotFound, and BadRequest
-    `conversation_required` when several have."""
-    found = await service.uploads.conversations_with(caller, view, name)
-    if not found:
+    """Return the conversation with an upload of this name. Raise NotFound, and BadRequest
+    `conversation_required` if several have one."""
+    names = await service.uploads.conversations_with(caller, view, name)
+    if not names:
         raise not_found(f"/workspace/uploads/temparea/{name}")
-    if len(found) > 1:
-        raise conversation_required(*found)
-    return found[0]
+    if len(names) > 1:
+        raise conversation_required(*names)
+    return names[0]
 
 
 class UploadForm:
-    """One upload on its way in: its form is read to the end before the file is kept."""
+    """One upload that arrives: its form is read to the end before the file is stored."""
 
     def __init__(
         self,
@@ -171,14 +171,14 @@ class UploadForm:
             check_name(file.filename)
             if self._named:
                 return await self._put(file.filename, self._whole(file))
-            # Some clients send the file before they say where it goes.
+            # Some clients send the file before the conversation.
             directory, limits = self._service.settings.data_dir, limits_of(self._view)
             max_bytes = limits.max_file_size if limits is not None else None
             async with spool_to_disk(self._whole(file), directory, max_bytes) as chunks:
                 return await self._put(file.filename, chunks)
 
     async def _file(self) -> FormPart:
-        """The part that is the file; what is before it is taken as fields."""
+        """Return the part with the file. Read the fields before it."""
         async for part in self._parts:
             if part.name == "file" and part.filename is not None:
                 return part
@@ -187,7 +187,7 @@ class UploadForm:
         raise RequestValidationError([missing])
 
     async def _whole(self, file: FormPart) -> AsyncIterator[bytes]:
-        """The bytes of the file, then the rest of the form: one that is cut off leaves nothing."""
+        """Yield the file, then read the rest of the form: a form that is cut off stores nothing."""
         async for chunk in file.chunks():
             yield chunk
         async for part in self._parts:
@@ -202,12 +202,12 @@ class UploadForm:
         self._fields.add(part.name)
         if part.name == "conversation_id":
             self._named.append(await part.text())
-            one_conversation(self._named)
+            single_conversation(self._named)
         elif part.name == "subdir":
             check_subdir(await part.text())
 
     async def _put(self, name: str, chunks: AsyncIterator[bytes]) -> Upload:
-        conversation = one_conversation(self._named)
+        conversation = single_conversation(self._named)
         if conversation is None:
             raise conversation_required()
         view, service = self._view, self._service

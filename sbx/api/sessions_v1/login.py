@@ -1,4 +1,4 @@
-"""A token as a cookie: a browser then sends it by itself, and its scripts never see it."""
+"""A token as a cookie, which a browser sends by itself and hides from scripts."""
 
 import math
 from typing import Annotated
@@ -19,7 +19,7 @@ class Login(BaseModel):
 
 
 class LoggedIn(BaseModel):
-    """What the token is for; `expires_at` in seconds of the epoch."""
+    """The bounds of the token; `expires_at` in seconds of the epoch."""
 
     user_id: str | None
     agent_id: str | None
@@ -30,13 +30,13 @@ class LoggedIn(BaseModel):
 
 @router.post("/login", responses=documented())
 async def login(
-    request: Request, response: Response, service: ServiceDep, asked: Login | None = None
+    request: Request, response: Response, service: ServiceDep, body: Login | None = None
 ) -> LoggedIn:
-    """Keep a token, of the body or the Authorization header, as an HttpOnly cookie until it ends.
+    """Set a token of the body or the Authorization header as an HttpOnly cookie until it expires.
 
-    A key is refused: it speaks for its owner without bounds, and belongs to no browser.
+    A key is refused: it has all rights of its owner, and does not belong in a browser.
     """
-    token = (asked.token if asked is not None else None) or _bearer(request)
+    token = (body.token if body is not None else None) or _bearer(request)
     if token is None:
         raise Denied("a token is needed", code="unauthorized", hint='send {"token": "…"}')
     caller = await service.access.from_bearer(token)
@@ -69,10 +69,10 @@ async def login(
 
 @router.post("/logout", status_code=204, responses=documented())
 async def logout(response: Response) -> None:
-    """Forget the cookie. The token itself stays good until it ends or is revoked."""
+    """Delete the cookie. The token itself is valid until it expires or is revoked."""
     response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
 
 
 def _bearer(request: Request) -> str | None:
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    return given.strip() or None if scheme.lower() == "bearer" else None
+    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+    return bearer.strip() or None if scheme.lower() == "bearer" else None

@@ -15,7 +15,7 @@ from sbx.workspace import Upload
 
 Limit = Annotated[int, Field(ge=1, le=200)]
 Count = Annotated[int, Field(ge=1, le=1 << 50)]
-Name = Annotated[str, StringConstraints(max_length=400)]  # ids are judged by the runtime: 400
+Name = Annotated[str, StringConstraints(max_length=400)]  # the service checks ids, with 400
 Unit = Literal["KB", "MB", "GB"]
 
 
@@ -23,7 +23,7 @@ Unit = Literal["KB", "MB", "GB"]
 
 
 class FileUploadConfig(BaseModel):
-    """What may be uploaded, of one file and of one conversation. KB is 1024 bytes."""
+    """The limits of uploads, for one file and for one conversation. KB is 1024 bytes."""
 
     max_file_size: Count | None = None
     max_file_size_unit: Unit = "MB"
@@ -38,7 +38,7 @@ class FileUploadConfig(BaseModel):
 
 
 class SessionConfig(BaseModel):
-    """What is left out is as the operator set it; what is given may only narrow that."""
+    """Absent fields are as in the settings of the operator; others may only narrow them."""
 
     session_id: Name | None = None
     policy: Name | None = None
@@ -76,8 +76,8 @@ class AllowedUploads(BaseModel):
 
 
 class SessionInfo(BaseModel):
-    """`conversations` are ids. `reason`: why the status is `error`; `recreated_because`: why an
-    earlier session of this id had to be replaced by this one, which began empty."""
+    """`conversations` are ids. `reason`: the cause of the status `error`; `recreated_because`: the
+    reason why this session, which began empty, replaced an earlier one of this id."""
 
     policy: str
     expires_at: float | None
@@ -107,7 +107,7 @@ class SessionExtension(BaseModel):
 def shown(
     view: SandboxView, status: SessionStatus, rules: FileRules, conversations: list[str]
 ) -> SessionBody:
-    """A session as everyone sees it."""
+    """Return the body of a session."""
     assert view.session_id is not None
     lives = view.expires_at
     return SessionBody(
@@ -182,6 +182,6 @@ _OF_RUN = tuple(name for name in SessionRunBody.model_fields if name not in _NOT
 
 
 def run_body(run: Run) -> dict[str, Any]:
-    """RunBody of a run. A dict: this is the hot path, and the values are our own."""
-    told = run_to_json(run, encoded=True)
-    return {**{name: told[name] for name in _OF_RUN}, "duration_ms": round(run.duration_s * 1000)}
+    """Return the fields of SessionRunBody. Without validation, because this path is hot."""
+    result = run_to_json(run, encoded=True)
+    return {**{name: result[name] for name in _OF_RUN}, "duration_ms": round(run.duration_s * 1000)}

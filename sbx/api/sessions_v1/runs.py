@@ -1,4 +1,4 @@
-"""Running code in a conversation, interrupting it, following it."""
+"""Run code in a conversation, interrupt it, follow it."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -22,9 +22,9 @@ from sbx.api.sessions_v1.models import (
 from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, reservation, streamed
 from sbx.errors import NotFound
 from sbx.protocol.runs import Event, RunEnd
+from sbx.service.ids import check_id
 from sbx.service.models import SandboxView
 from sbx.service.runs import RunHandle, RunRequest
-from sbx.service.sessions import check_id
 
 router = APIRouter(prefix="/api/v1", tags=["execution"])
 _STREAM: dict[str, Any] = {"content": {sse.MEDIA_TYPE: {}}}
@@ -37,36 +37,42 @@ _STREAM: dict[str, Any] = {"content": {sse.MEDIA_TYPE: {}}}
     openapi_extra=TAKES_KEY,
 )
 async def execute(
-    asked: Execution, request: Request, view: SessionDep, caller: CallerDep, service: ServiceDep
+    execution: Execution, request: Request, view: SessionDep, caller: CallerDep, service: ServiceDep
 ) -> Response:
-    """Run code in a conversation, which is made if need be. Code that fails is a success of this
-    call: `status` tells."""
-    name = check_id("conversation_id", asked.conversation_id)
+    """Run code in a conversation, created if need be. Code that fails is a success of this call:
+    see `status`."""
+    name = check_id("conversation_id", execution.conversation_id)
     demand(caller, view, "execute", name)
     ask = RunRequest(
-        kind=asked.language,
-        code=asked.code,
-        timeout_s=_timeout(asked, view),
+        kind=execution.language,
+        code=execution.code,
+        timeout_s=_timeout(execution, view),
         reservation=reservation(request, caller),
     )
     start = partial(service.runs.start, caller, view.id, name, ask)
-    if asked.stream or sse.accepts_events(request):
+    if execution.stream or sse.accepts_events(request):
         return await streamed(
-            request, service, caller, asked, start, events=partial(_told, after=0), content=_content
+            request,
+            service,
+            caller,
+            execution,
+            start,
+            events=partial(_events, after=0),
+            content=_content,
         )
 
     async def work() -> Answer:
         return 200, await _content(await start())
 
-    return await answered(request, service, caller, asked, work)
+    return await answered(request, service, caller, execution, work)
 
 
 @router.post("/sessions/{session_id}/interrupt", responses=documented(404, 409))
 async def interrupt(
-    asked: Interruption, view: SessionDep, caller: CallerDep, service: ServiceDep
+    interruption: Interruption, view: SessionDep, caller: CallerDep, service: ServiceDep
 ) -> InterruptReply:
-    """Interrupt what runs now in a conversation, as Ctrl-C would; the variables stay."""
-    name = check_id("conversation_id", asked.conversation_id)
+    """Interrupt the current run of a conversation, like Ctrl-C. The variables stay."""
+    name = check_id("conversation_id", interruption.conversation_id)
     await demand_existing(service, caller, view, "execute", name)
     return InterruptReply(interrupted=await service.runs.interrupt(caller, view.id, name))
 
@@ -77,18 +83,18 @@ async def interrupt(
     responses={**documented(404), 200: _STREAM},
 )
 async def follow(run_id: str, request: Request, caller: CallerDep, service: ServiceDep) -> Response:
-    """The events of a run after `Last-Event-ID`, while it lives and for a minute after its end."""
+    """Stream the events of a run after `Last-Event-ID`, until a minute after its end."""
     if not caller.may("execute"):
         raise NotFound(f"there is no run {run_id[:80]!r}")
     handle = await service.runs.attach(caller, None, run_id)
-    return await sse.stream(_told(handle, sse.last_event_id(request)), request=request)
+    return await sse.stream(_events(handle, sse.last_event_id(request)), request=request)
 
 
-def _timeout(asked: Execution, view: SandboxView) -> float:
-    """As asked for; what nobody asked for is never more than the policy allows."""
-    if "timeout" in asked.model_fields_set:
-        return asked.timeout
-    return min(asked.timeout, view.policy.limits.wall_time)
+def _timeout(execution: Execution, view: SandboxView) -> float:
+    """Return the requested time-out. The default is never more than the policy allows."""
+    if "timeout" in execution.model_fields_set:
+        return execution.timeout
+    return min(execution.timeout, view.policy.limits.wall_time)
 
 
 async def _content(handle: RunHandle) -> bytes:
@@ -96,14 +102,14 @@ async def _content(handle: RunHandle) -> bytes:
     return await encoded_run(result, run_body, recorded=handle.recorded)
 
 
-async def _told(handle: RunHandle, after: int) -> AsyncIterator[tuple[int, sse.Encoded]]:
+async def _events(handle: RunHandle, after: int) -> AsyncIterator[tuple[int, sse.Encoded]]:
     async with aclosing(handle.events(after)) as events:
         async for number, event in events:
             yield number, await encoded_event(event, _as_json, recorded=handle.recorded)
 
 
 def _as_json(event: Event) -> dict[str, Any]:
-    """The end carries the reply's body."""
+    """Return an event. The final one has the body of a reply."""
     return (
         {"type": event.type, **run_body(event.run)}
         if isinstance(event, RunEnd)

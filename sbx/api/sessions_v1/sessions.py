@@ -1,4 +1,4 @@
-"""Sessions: ensured, shown, stopped, extended, deleted."""
+"""Sessions: ensure, show, stop, extend, delete."""
 
 from fastapi import APIRouter, Response
 
@@ -33,7 +33,7 @@ async def ensure(
     service: ServiceDep,
     sessions: SessionsDep,
 ) -> SessionBody:
-    """The session of a user with an agent: 201 when it was made now, 200 when it was there."""
+    """Return the session of a user with an agent: 201 if it is new, 200 if it existed."""
     view, done = await sessions.ensure(caller, new.ask())
     if done == "created":
         replaced = view.recreated_because
@@ -55,7 +55,7 @@ async def list_(
     cursor: str | None = None,
     status: SessionStatus | None = None,
 ) -> SessionList:
-    """The caller's sessions, by the ids of their sandboxes."""
+    """List the sessions of the caller, by the ids of their sandboxes."""
     items: list[SessionBody] = []
     while True:
         page = await service.sandboxes.list(caller, limit=limit, cursor=cursor, sessions_only=True)
@@ -81,7 +81,7 @@ async def get(
 async def delete(
     session_id: str, caller: CallerDep, service: ServiceDep, sessions: SessionsDep
 ) -> None:
-    """Ends it, with every file of every conversation; again, it does nothing."""
+    """Delete a session with the files of all conversations. A second call does nothing."""
     await sessions.delete(caller, session_id)
     await service.recording.record(caller, "session.delete", session_id)
 
@@ -90,7 +90,7 @@ async def delete(
 async def stop(
     view: SessionDep, caller: CallerDep, service: ServiceDep, sessions: SessionsDep
 ) -> SessionBody:
-    """Ends its kernels, and what agents do there, and keeps its files; what waits for approval is
+    """End its kernels and the runs of its agents, and keep its files. Pending approvals are
     denied."""
     demand(caller, view, "execute")
     await service.sandboxes.stop(caller, view.id)
@@ -100,16 +100,16 @@ async def stop(
 
 @router.post("/{session_id}/extend_ttl", responses=documented(404, 409))
 async def extend_ttl(
-    asked: SessionExtension,
+    extension: SessionExtension,
     view: SessionDep,
     caller: CallerDep,
     service: ServiceDep,
     sessions: SessionsDep,
 ) -> SessionBody:
-    """Later by `extend_by` seconds than it would have been, or than now if that is later."""
+    """Expire `extend_by` seconds later than before, or later than now if that is later."""
     demand(caller, view, "admin")
-    later = await service.sandboxes.extend(caller, view.id, asked.extend_by)
-    await service.recording.record_session(caller, "session.extend", view, by=asked.extend_by)
+    later = await service.sandboxes.extend(caller, view.id, extension.extend_by)
+    await service.recording.record_session(caller, "session.extend", view, by=extension.extend_by)
     return await _shown(service, sessions, caller, later)
 
 

@@ -1,4 +1,4 @@
-"""The operator's: keys, tokens, and the sandboxes of everybody."""
+"""For the operator: keys, tokens, and the sandboxes of all owners."""
 
 from typing import Annotated, Any
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, StringConstraints
 from sbx.api.auth import OperatorDep, ServiceDep
 from sbx.api.bodies import REVOKED, revoked
 from sbx.api.errors import documented, iso
-from sbx.api.v1.bay.models import Limit, SandboxResponse, Time, maybe
+from sbx.api.v1.bay.models import Limit, SandboxResponse, Time, iso_or_none
 from sbx.api.v1.bay.sandboxes import shown
 from sbx.service.auth import TOKEN_TTL_MAX_S, KeyRecord, TokenRecord
 from sbx.service.lifecycle import State
@@ -42,8 +42,8 @@ class KeyBody(BaseModel):
     revoked_at: Time | None
 
 
-class MadeKey(KeyBody):
-    """`key` is the clear text: told now, and never again."""
+class CreatedKey(KeyBody):
+    """`key` is the clear text, which only this reply has."""
 
     key: str
 
@@ -77,8 +77,8 @@ class TokenBody(BaseModel):
     revoked_at: Time | None
 
 
-class MadeToken(TokenBody):
-    """`token` is the clear text: told now, and never again."""
+class CreatedToken(TokenBody):
+    """`token` is the clear text, which only this reply has."""
 
     token: str
 
@@ -98,23 +98,23 @@ class OwnedSandboxList(BaseModel):
 
 @router.get("/keys", responses=_ERRORS)
 async def keys(caller: OperatorDep, service: ServiceDep) -> KeyList:
-    """Every key, the revoked ones too."""
-    return KeyList(items=[KeyBody(**_key(one)) for one in await service.access.keys()])
+    """List every key, including revoked ones."""
+    return KeyList(items=[KeyBody(**_key(key)) for key in await service.access.keys()])
 
 
 @router.post("/keys", status_code=201, responses=_ERRORS)
-async def make_key(new: NewKey, caller: OperatorDep, service: ServiceDep) -> MadeKey:
-    """A new key of an owner."""
-    made, text = await service.access.make_key(new.owner, new.name, operator=new.operator)
+async def make_key(new: NewKey, caller: OperatorDep, service: ServiceDep) -> CreatedKey:
+    """Create a key of an owner."""
+    key, text = await service.access.make_key(new.owner, new.name, operator=new.operator)
     await service.recording.record(
-        caller, "key.create", made.id, owner=made.owner, operator=made.operator
+        caller, "key.create", key.id, owner=key.owner, operator=key.operator
     )
-    return MadeKey(**_key(made), key=text)
+    return CreatedKey(**_key(key), key=text)
 
 
 @router.delete("/keys/{key_id}", status_code=204, responses={**_ERRORS, **REVOKED})
 async def revoke_key(key_id: str, caller: OperatorDep, service: ServiceDep) -> Response:
-    """From now on it opens nothing."""
+    """Revoke it. From now on it is invalid."""
     recorded = await service.access.revoke_key(key_id)
     await service.recording.record(caller, "key.revoke", key_id)
     return revoked(recorded)
@@ -124,15 +124,15 @@ async def revoke_key(key_id: str, caller: OperatorDep, service: ServiceDep) -> R
 async def tokens(
     caller: OperatorDep, service: ServiceDep, owner: Annotated[str | None, Query()] = None
 ) -> TokenList:
-    """Every token, or those of one owner."""
-    found = await service.access.tokens(owner)
-    return TokenList(items=[TokenBody(**_token(one)) for one in found])
+    """List every token, or those of one owner."""
+    tokens = await service.access.tokens(owner)
+    return TokenList(items=[TokenBody(**_token(token)) for token in tokens])
 
 
 @router.post("/tokens", status_code=201, responses=_ERRORS)
-async def make_token(new: NewToken, caller: OperatorDep, service: ServiceDep) -> MadeToken:
-    """A new token for one user, perhaps one agent and one conversation."""
-    made, text = await service.access.make_token(
+async def make_token(new: NewToken, caller: OperatorDep, service: ServiceDep) -> CreatedToken:
+    """Create a token for one user, and optionally one agent and one conversation."""
+    token, text = await service.access.make_token(
         new.owner or caller.owner,
         user_id=new.user_id,
         agent_id=new.agent_id,
@@ -143,20 +143,20 @@ async def make_token(new: NewToken, caller: OperatorDep, service: ServiceDep) ->
     await service.recording.record(
         caller,
         "token.create",
-        made.id,
-        owner=made.owner,
-        user_id=made.user_id,
-        agent_id=made.agent_id,
-        conversation_id=made.conversation_id,
-        scopes=None if made.scopes is None else sorted(made.scopes),
-        expires_at=made.expires_at,
+        token.id,
+        owner=token.owner,
+        user_id=token.user_id,
+        agent_id=token.agent_id,
+        conversation_id=token.conversation_id,
+        scopes=None if token.scopes is None else sorted(token.scopes),
+        expires_at=token.expires_at,
     )
-    return MadeToken(**_token(made), token=text)
+    return CreatedToken(**_token(token), token=text)
 
 
 @router.delete("/tokens/{token_id}", status_code=204, responses={**_ERRORS, **REVOKED})
 async def revoke_token(token_id: str, caller: OperatorDep, service: ServiceDep) -> Response:
-    """From now on it opens nothing."""
+    """Revoke it. From now on it is invalid."""
     recorded = await service.access.revoke_token(token_id)
     await service.recording.record(caller, "token.revoke", token_id)
     return revoked(recorded)
@@ -170,19 +170,19 @@ async def sandboxes(
     cursor: str | None = None,
     status: str | None = None,
 ) -> OwnedSandboxList:
-    """The sandboxes of all owners, each with its own."""
+    """List the sandboxes of all owners, each with its owner."""
     state = State.named(status)
     page = await service.sandboxes.list(
         caller, limit=limit, cursor=cursor, state=state, all_owners=True
     )
-    items = [OwnedSandbox(**dict(shown(one)), owner=one.owner) for one in page.items]
+    items = [OwnedSandbox(**dict(shown(view)), owner=view.owner) for view in page.items]
     return OwnedSandboxList(items=items, next_cursor=page.next_cursor)
 
 
 @router.post("/sandboxes/{sandbox_id}/unfreeze", responses=_ERRORS)
 async def unfreeze(sandbox_id: str, caller: OperatorDep, service: ServiceDep) -> Unfrozen:
-    """Let a sandbox start kernels again that was frozen, because a planted credential was used."""
-    unfrozen = await service.sandboxes.unfreeze(caller, sandbox_id)
+    """Unfreeze a sandbox that used a planted credential, so that kernels may start again."""
+    unfrozen = service.sandboxes.index.get_as_operator(caller, sandbox_id).unfreeze()
     if unfrozen:
         await service.recording.record(caller, "sandbox.unfreeze", sandbox_id)
     return Unfrozen(unfrozen=unfrozen)
@@ -195,8 +195,8 @@ def _key(key: KeyRecord) -> dict[str, Any]:
         "name": key.name,
         "operator": key.operator,
         "created_at": iso(key.created_at),
-        "last_used_at": maybe(key.last_used_at),
-        "revoked_at": maybe(key.revoked_at),
+        "last_used_at": iso_or_none(key.last_used_at),
+        "revoked_at": iso_or_none(key.revoked_at),
     }
 
 
@@ -211,5 +211,5 @@ def _token(token: TokenRecord) -> dict[str, Any]:
         "scopes": scopes,
         "created_at": iso(token.created_at),
         "expires_at": iso(token.expires_at),
-        "revoked_at": maybe(token.revoked_at),
+        "revoked_at": iso_or_none(token.revoked_at),
     }

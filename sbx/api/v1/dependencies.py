@@ -9,8 +9,8 @@ from fastapi import Depends, Query
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.runtime.conversation import Conversation
 from sbx.service.auth import Caller
+from sbx.service.leases import SandboxLease
 from sbx.service.models import SandboxView
-from sbx.service.sandboxes import InUse
 from sbx.service.service import Service
 
 PREFIX = "/v1/sandboxes/{sandbox_id}/conversations/{conversation}"
@@ -33,7 +33,7 @@ class Target:
     @asynccontextmanager
     async def lease(
         self, scope: str, *, starts: bool = True, frees: bool = False
-    ) -> AsyncIterator[InUse]:
+    ) -> AsyncIterator[SandboxLease]:
         """Lease the sandbox, see `Sandboxes.using`."""
         async with self.service.sandboxes.using(
             self.caller,
@@ -43,7 +43,7 @@ class Target:
             frees=frees,
             conversation=self.name,
         ) as use:
-            self.view = use.view
+            self.view = await use.view()
             yield use
 
     @asynccontextmanager

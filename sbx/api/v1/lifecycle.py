@@ -121,7 +121,7 @@ async def inspect(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> In
                 read_only=each.read_only,
                 source=each.source if caller.operator else None,
             )
-            for each in service.sandboxes.mounted(caller, view.id)
+            for each in service.sandboxes.index.get(caller, view.id).mounted
         ],
         kernels=[
             KernelBody(

@@ -33,16 +33,16 @@ class MountList(BaseModel):
 @router.get("", responses=_ERRORS)
 async def mounts(sandbox_id: str, caller: OperatorDep, service: ServiceDep) -> MountList:
     """List the mounts by the path inside. No kernel starts."""
-    return MountList(items=list(service.sandboxes.mounted(caller, sandbox_id)))
+    sandbox = service.sandboxes.index.get_as_operator(caller, sandbox_id)
+    return MountList(items=list(sandbox.mounted))
 
 
 @router.post("", status_code=201, responses=_ERRORS)
 async def mount(sandbox_id: str, new: NewMount, caller: OperatorDep, service: ServiceDep) -> Mount:
     """Mount a directory into every live and later kernel of the sandbox, until it is unmounted, the
     sandbox is deleted, or the service ends."""
-    mount = await service.sandboxes.mount(
-        caller, sandbox_id, new.source, new.target, read_only=new.read_only
-    )
+    sandbox = service.sandboxes.index.get_as_operator(caller, sandbox_id)
+    mount = await sandbox.mount(new.source, new.target, read_only=new.read_only)
     await service.recording.record(caller, "sandbox.mount", sandbox_id, **asdict(mount))
     return mount
 
@@ -52,5 +52,5 @@ async def unmount(
     sandbox_id: str, target: Annotated[Target, Query()], caller: OperatorDep, service: ServiceDep
 ) -> None:
     """Unmount a directory. Its open files stay open."""
-    await service.sandboxes.unmount(caller, sandbox_id, target)
+    await service.sandboxes.index.get_as_operator(caller, sandbox_id).unmount(target)
     await service.recording.record(caller, "sandbox.unmount", sandbox_id, target=target)

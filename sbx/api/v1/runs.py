@@ -23,7 +23,7 @@ from sbx.api.bodies import (
 )
 from sbx.api.encoding import encoded_event, encoded_run
 from sbx.api.errors import documented
-from sbx.protocol.contexts import DEFAULT_CONTEXT, check_context
+from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.events import text_from_json
 from sbx.protocol.languages import ARGUMENTS_MAX, Language
 from sbx.protocol.runs import Cause, Run, Status
@@ -117,7 +117,7 @@ async def create_run(
         interactive=new.interactive,
         description=new.description,
         tags=new.tags,
-        context=check_context(new.context),
+        context=new.context,
         args=new.args,
     )
     handle = await service.runs.start(caller, sandbox_id, conversation, spec)

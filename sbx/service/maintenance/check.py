@@ -18,6 +18,12 @@ from sbx.workspace.unclaimed import OPAQUE_NAME
 _PROBLEMS_MAX = 20
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
+_RENAMED = 7  # the version of the store that has the names of today
+_TODAYS_NAMES = """
+CREATE TEMP VIEW workspaces AS SELECT * FROM main.cargos;
+CREATE TEMP VIEW sandboxes AS SELECT *, cargo_id AS workspace_id FROM main.sandboxes;
+"""
+
 Directories = Mapping[str, frozenset[str]]  # of sandboxes, each with those of its conversations
 
 
@@ -34,7 +40,7 @@ class DirectoryName:
 class StoreCheck:
     """`error`: why a service would not start. `problems`: of SQLite's own check.
     `without_directory`: conversations whose files are missing; `without_row`: directories that the
-    next start moves to `unclaimed`; `without_cargo`: sandboxes that stop the start."""
+    next start moves to `unclaimed`; `without_workspace`: sandboxes that stop the start."""
 
     store: Path
     running: bool
@@ -45,12 +51,12 @@ class StoreCheck:
     problems: list[str] = field(default_factory=list)
     without_directory: list[DirectoryName] = field(default_factory=list)
     without_row: list[DirectoryName] = field(default_factory=list)
-    without_cargo: list[str] = field(default_factory=list)
+    without_workspace: list[str] = field(default_factory=list)
     unclaimed: int = 0
 
     @property
     def ok(self) -> bool:
-        findings = (self.problems, self.without_directory, self.without_row, self.without_cargo)
+        findings = (self.problems, self.without_directory, self.without_row, self.without_workspace)
         return self.error is None and not any(findings)
 
 
@@ -101,7 +107,9 @@ def _look(result: StoreCheck, data: Path) -> Directories | None:
     if not exists:
         return None
     with database.translating(path), database.only_looking(path) as on:
-        result.without_cargo = sandboxes_without_cargo(on)
+        if contents.version < _RENAMED:
+            on.executescript(_TODAYS_NAMES)
+        result.without_workspace = sandboxes_without_workspace(on)
         result.without_directory = conversations_of(on)
         return known_directories(on)
 
@@ -109,18 +117,18 @@ def _look(result: StoreCheck, data: Path) -> Directories | None:
 def known_directories(on: sqlite3.Connection) -> Directories:
     """Return every directory that a row names: also those that are to be removed."""
     known: dict[str, set[str]] = {}
-    for cargo, conversation in on.execute(
-        "SELECT cargos.directory, conversations.directory FROM cargos"
-        " LEFT JOIN sandboxes ON sandboxes.cargo_id = cargos.id"
+    for workspace, conversation in on.execute(
+        "SELECT workspaces.directory, conversations.directory FROM workspaces"
+        " LEFT JOIN sandboxes ON sandboxes.workspace_id = workspaces.id"
         " LEFT JOIN conversations ON conversations.sandbox_id = sandboxes.id"
-        " WHERE cargos.deleted_at IS NULL OR (sandboxes.deleted_at IS NOT NULL"
+        " WHERE workspaces.deleted_at IS NULL OR (sandboxes.deleted_at IS NOT NULL"
         " AND files_removed = 0)"
     ):
-        known.setdefault(cargo, set()).add(conversation)
+        known.setdefault(workspace, set()).add(conversation)
     if on.execute("SELECT 1 FROM sqlite_master WHERE name = 'removals'").fetchone():
-        for cargo, conversation in on.execute("SELECT directory, conversation FROM removals"):
-            known.setdefault(cargo, set()).add(conversation)
-    return {cargo: frozenset(names) for cargo, names in known.items()}
+        for workspace, conversation in on.execute("SELECT directory, conversation FROM removals"):
+            known.setdefault(workspace, set()).add(conversation)
+    return {workspace: frozenset(names) for workspace, names in known.items()}
 
 
 def conversations_of(on: sqlite3.Connection) -> list[DirectoryName]:
@@ -128,21 +136,21 @@ def conversations_of(on: sqlite3.Connection) -> list[DirectoryName]:
     return [
         DirectoryName(*row)
         for row in on.execute(
-            "SELECT cargos.directory, conversations.directory, sandboxes.id FROM conversations"
+            "SELECT workspaces.directory, conversations.directory, sandboxes.id FROM conversations"
             " JOIN sandboxes ON sandboxes.id = conversations.sandbox_id"
-            " JOIN cargos ON cargos.id = sandboxes.cargo_id WHERE sandboxes.deleted_at IS NULL"
-            " ORDER BY sandboxes.id, conversations.name"
+            " JOIN workspaces ON workspaces.id = sandboxes.workspace_id"
+            " WHERE sandboxes.deleted_at IS NULL ORDER BY sandboxes.id, conversations.name"
         )
     ]
 
 
-def sandboxes_without_cargo(on: sqlite3.Connection) -> list[str]:
+def sandboxes_without_workspace(on: sqlite3.Connection) -> list[str]:
     return [
         row[0]
         for row in on.execute(
             "SELECT id FROM sandboxes WHERE NOT EXISTS"
-            " (SELECT 1 FROM cargos WHERE cargos.id = sandboxes.cargo_id"
-            " AND (cargos.deleted_at IS NULL OR sandboxes.deleted_at IS NOT NULL))"
+            " (SELECT 1 FROM workspaces WHERE workspaces.id = sandboxes.workspace_id"
+            " AND (workspaces.deleted_at IS NULL OR sandboxes.deleted_at IS NOT NULL))"
             " ORDER BY id"
         )
     ]

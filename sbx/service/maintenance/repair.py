@@ -1,7 +1,8 @@
 """A new store from the readable rows of the present one, with the rows that others need.
 
-A sandbox whose cargo row is lost stops the start of a service. Its directory is found by those of
-its conversations, whose names are random, and it gets a new row; else it gets an empty directory.
+A sandbox whose workspace row is lost stops the start of a service. Its directory is found by those
+of its conversations, whose names are random, and it gets a new row; else it gets an empty
+directory.
 Rows that belong to a row that is lost are dropped. Directories that no row names stay where they
 are: the next start moves them to `unclaimed`.
 """
@@ -18,11 +19,11 @@ from pathlib import Path
 from sbx.errors import SbxError, Unavailable
 from sbx.service.maintenance import backup, place
 from sbx.service.maintenance.backup import ReplacedStore
-from sbx.service.maintenance.check import Directories, on_disk, sandboxes_without_cargo
+from sbx.service.maintenance.check import Directories, on_disk, sandboxes_without_workspace
 from sbx.service.maintenance.salvage import SavedTable, salvage
 from sbx.store import FILE_NAME, database, marks
 from sbx.store.marks import Mark
-from sbx.store.migrations import shipped
+from sbx.store.migrations import shipped, version_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def repair(data: Path) -> Repaired:
         else:
             tables = _saved(path, fresh, problem)
         with database.translating(fresh), closing(database.open_writing(fresh, shipped())) as on:
-            found_again, without_files = _with_cargos(on, on_disk(data), data)
+            found_again, without_files = _with_workspaces(on, on_disk(data), data)
             dropped = _without_orphans(on)
         changed = (found_again, without_files, dropped)
         replaced = None
@@ -84,14 +85,15 @@ def _examined(data: Path) -> tuple[SbxError | None, Mark | None]:
 
 
 def _saved(path: Path, fresh: Path, problem: SbxError) -> dict[str, SavedTable]:
-    database.make(fresh, shipped())
+    """Save the rows into a new store of the same version, whose tables have the same names."""
     try:
-        with (
-            database.only_looking(path) as damaged,
-            closing(database.open_writing(fresh, shipped())) as on,
-        ):
-            on.execute("PRAGMA foreign_keys = OFF")
-            tables = salvage(damaged, on)
+        with database.only_looking(path) as damaged:
+            version = version_of(damaged)
+            steps = [step for step in shipped() if step.version <= version] or shipped()
+            database.make(fresh, steps)
+            with closing(database.open_writing(fresh, steps)) as on:
+                on.execute("PRAGMA foreign_keys = OFF")
+                tables = salvage(damaged, on)
     except sqlite3.DatabaseError:
         tables = {}
     if not any(table.saved for table in tables.values()):
@@ -105,26 +107,26 @@ def _saved(path: Path, fresh: Path, problem: SbxError) -> dict[str, SavedTable]:
     return tables
 
 
-def _with_cargos(
+def _with_workspaces(
     on: sqlite3.Connection, there: Directories, data: Path
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Give each sandbox that has no cargo row a new one. Return the sandboxes whose directory was
+    """Give each sandbox without a workspace row a new one. Return the sandboxes whose directory was
     found, and the others."""
     found_again: list[str] = []
     without_files: list[str] = []
     claimed = {
-        row[0] for row in on.execute("SELECT directory FROM cargos WHERE deleted_at IS NULL")
+        row[0] for row in on.execute("SELECT directory FROM workspaces WHERE deleted_at IS NULL")
     }
     of_conversation = {
         name: top for top, names in there.items() if top not in claimed for name in names
     }
     with _changing(on):
-        for sandbox in sandboxes_without_cargo(on):
+        for sandbox in sandboxes_without_workspace(on):
             row = on.execute("SELECT * FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()
             rows = on.execute(
                 "SELECT directory FROM conversations WHERE sandbox_id IN"
-                " (SELECT id FROM sandboxes WHERE cargo_id = ?)",
-                (row["cargo_id"],),
+                " (SELECT id FROM sandboxes WHERE workspace_id = ?)",
+                (row["workspace_id"],),
             )
             names = (name for (name,) in rows.fetchall() if name in of_conversation)
             if (conversation := next(names, None)) is None:
@@ -134,22 +136,26 @@ def _with_cargos(
                 found_again.append(sandbox)
                 directory = of_conversation[conversation]
                 uid = _uid(data, directory, conversation)
-            _add_cargo(on, row, directory, uid)
+            _add_workspace(on, row, directory, uid)
     return tuple(found_again), tuple(without_files)
 
 
-def _add_cargo(on: sqlite3.Connection, row: sqlite3.Row, directory: str, uid: int | None) -> None:
+def _add_workspace(
+    on: sqlite3.Connection, row: sqlite3.Row, directory: str, uid: int | None
+) -> None:
     users = on.execute(
-        "SELECT count(*) FROM sandboxes WHERE cargo_id = ?", (row["cargo_id"],)
+        "SELECT count(*) FROM sandboxes WHERE workspace_id = ?", (row["workspace_id"],)
     ).fetchone()[0]
-    on.execute("DELETE FROM cargos WHERE id = ?", (row["cargo_id"],))  # one that was deleted
     on.execute(
-        "INSERT INTO cargos (id, owner, managed_by, directory, uid, created_at, last_accessed_at,"
-        " deleted_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "DELETE FROM workspaces WHERE id = ?", (row["workspace_id"],)
+    )  # one that was deleted
+    on.execute(
+        "INSERT INTO workspaces (id, owner, managed_by, directory, uid, created_at,"
+        " last_accessed_at, deleted_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            row["cargo_id"],
+            row["workspace_id"],
             row["owner"],
-            row["id"] if users == 1 else None,  # a shared cargo belongs to no sandbox
+            row["id"] if users == 1 else None,  # a shared workspace belongs to no sandbox
             directory,
             uid,
             row["created_at"],
@@ -180,7 +186,7 @@ def _without_orphans(on: sqlite3.Connection) -> int:
             if dropped == before:
                 raise AssertionError(f"references of {broken} stay broken")
         on.execute(
-            "UPDATE cargos SET managed_by = NULL WHERE managed_by IS NOT NULL AND deleted_at IS"
+            "UPDATE workspaces SET managed_by = NULL WHERE managed_by IS NOT NULL AND deleted_at IS"
             " NULL AND managed_by NOT IN (SELECT id FROM sandboxes)"
         )
     return dropped

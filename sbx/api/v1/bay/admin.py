@@ -23,6 +23,7 @@ from sbx.environments.directory import Environments
 from sbx.policy import Policy, PolicyInfo, available, load
 from sbx.protocol.languages import RunLanguage
 from sbx.runtime.processes import languages
+from sbx.service.models import TaskReport
 from sbx.service.service import Service
 
 router = APIRouter(prefix="/v1", tags=["operation"])
@@ -42,18 +43,18 @@ async def collect(
 ) -> Collected:
     """Collect now what is idle, expired or left over."""
     began = time.monotonic()
-    reports = await service.sandboxes.collect()
+    reports = await service.reaper.collect()
     await service.recording.record(caller, "gc.run", service.instance_id)
-    wanted = set(_TASKS if asked is None or asked.tasks is None else asked.tasks)
+    requested = set(_TASKS if asked is None or asked.tasks is None else asked.tasks)
     results = [
         TaskResult(
-            task_name=report.task_name,
+            task_name=_task_name(report),
             cleaned_count=report.cleaned_count,
             skipped_count=report.skipped_count,
             errors=list(report.errors),
         )
         for report in reports
-        if report.task_name in wanted
+        if _task_name(report) in requested
     ]
     return Collected(
         results=results,
@@ -68,11 +69,15 @@ async def collector(caller: OperatorDep, service: ServiceDep) -> CollectorStatus
     interval = service.settings.gc_interval
     return CollectorStatus(
         enabled=interval > 0,
-        is_running=service.sandboxes.collecting,
+        is_running=service.reaper.collecting,
         instance_id=service.instance_id,
         interval_seconds=ceil(interval),
         tasks={name: TaskStatus(enabled=True) for name in _TASKS},
     )
+
+
+def _task_name(report: TaskReport) -> str:
+    return report.task_name.replace("workspace", "cargo")
 
 
 def _profiles(service: Service, detail: bool) -> list[Profile]:

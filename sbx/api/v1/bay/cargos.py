@@ -1,4 +1,4 @@
-"""Cargos: workspaces with an id of their own, which outlive the sandboxes that use them."""
+"""Cargos: workspaces with an id, which outlive the sandboxes that use them."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -6,10 +6,10 @@ from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented, iso
 from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, encoded
 from sbx.api.v1.bay.models import CargoList, CargoResponse, Limit, NewCargo
-from sbx.service.sandboxes import WorkspaceView
+from sbx.service.models import WorkspaceView
 
 router = APIRouter(prefix="/v1/cargos", tags=["cargos"])
-_DEFAULT_MB = 1024  # also told of a managed cargo, which its policy limits
+_DEFAULT_MB = 1024  # also shown for a managed cargo, whose limit is in its policy
 
 
 @router.post(
@@ -24,7 +24,7 @@ async def create(
 ) -> Response:
     async def work() -> Answer:
         size = _DEFAULT_MB if new.size_limit_mb is None else new.size_limit_mb
-        cargo = await service.sandboxes.create_cargo(caller, size_limit_mb=size)
+        cargo = await service.workspaces.create(caller, size_limit_mb=size)
         await service.recording.record(caller, "cargo.create", cargo.id, size_limit_mb=size)
         return 201, encoded(_shown(cargo))
 
@@ -39,20 +39,20 @@ async def list_(
     cursor: str | None = None,
     managed: bool = False,
 ) -> CargoList:
-    """Those from outside, or with `managed` those that sandboxes made for themselves."""
-    page = await service.sandboxes.cargos(caller, limit=limit, cursor=cursor, managed=managed)
+    """List the external cargos, or with `managed` those that sandboxes created for themselves."""
+    page = service.workspaces.list(caller, limit=limit, cursor=cursor, managed=managed)
     return CargoList(items=[_shown(cargo) for cargo in page.items], next_cursor=page.next_cursor)
 
 
 @router.get("/{cargo_id}", responses=documented(404))
 async def get(cargo_id: str, caller: CallerDep, service: ServiceDep) -> CargoResponse:
-    return _shown(await service.sandboxes.cargo(caller, cargo_id))
+    return _shown(service.workspaces.get(caller, cargo_id))
 
 
 @router.delete("/{cargo_id}", status_code=204, responses=documented(404, 409))
 async def delete(cargo_id: str, caller: CallerDep, service: ServiceDep) -> None:
-    """Refused while a sandbox uses it."""
-    await service.sandboxes.delete_cargo(caller, cargo_id)
+    """Delete a cargo. Refused while a sandbox uses it."""
+    await service.workspaces.delete(caller, cargo_id)
     await service.recording.record(caller, "cargo.delete", cargo_id)
 
 

@@ -19,9 +19,8 @@ from sbx.errors import BadRequest, TooLarge
 from sbx.runtime.files.files import WorkspaceFiles
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.service.auth import Caller
-from sbx.service.sandboxes import InUse
+from sbx.service.leases import SandboxLease
 from sbx.service.service import Service
-from sbx.service.using import SandboxLease
 from sbx.telemetry import metrics
 from sbx.workspace import FileEntry, resolve
 from sbx.workspace.errors import invalid_path, too_large
@@ -33,7 +32,7 @@ Path = Annotated[str, Query()]
 
 @router.get("/files", response_model=FileContent, responses=_ERRORS)
 async def read(sandbox_id: str, path: Path, caller: CallerDep, service: ServiceDep) -> Response:
-    """The text of a file; a large one is downloaded."""
+    """Return the text of a file. Use the download for a large file."""
     relative(path)
     with _bays_limits():
         async with _using(service, caller, sandbox_id, "files:read") as use:
@@ -45,7 +44,7 @@ async def read(sandbox_id: str, path: Path, caller: CallerDep, service: ServiceD
 async def write(
     sandbox_id: str, request: Request, caller: CallerDep, service: ServiceDep
 ) -> OkBody:
-    """Make or replace a file, with the directories it needs; a large one is uploaded."""
+    """Create or replace a file, with its missing directories. Use the upload for a large file."""
     new = await body_of(request, NewContent)
     relative(new.path)
     with _bays_limits():
@@ -57,7 +56,7 @@ async def write(
 
 @router.delete("/files", responses=_ERRORS)
 async def delete(sandbox_id: str, path: Path, caller: CallerDep, service: ServiceDep) -> OkBody:
-    """Delete a file, or a directory with all below it."""
+    """Delete a file, or a directory with everything below it."""
     relative(path)
     async with _using(service, caller, sandbox_id, "files:write", frees=True) as use:
         await use.conversation().files.delete(path)
@@ -69,7 +68,7 @@ async def delete(sandbox_id: str, path: Path, caller: CallerDep, service: Servic
 async def list_(
     sandbox_id: str, caller: CallerDep, service: ServiceDep, path: Path = "."
 ) -> Response:
-    """What lies in a directory: directories first, then by name; hidden names are left out."""
+    """List a directory: directories first, then by name, without hidden names."""
     relative(path)
     async with _using(service, caller, sandbox_id, "files:read") as use:
         listing = await use.conversation().files.list(path)
@@ -105,7 +104,7 @@ async def list_(
 async def upload(
     sandbox_id: str, request: Request, caller: CallerDep, service: ServiceDep
 ) -> Uploaded:
-    """Put a file of any size at `path`. Send `path` before `file`: then nothing has to wait."""
+    """Store a file of any size at `path`. With `path` before `file` it needs no temporary file."""
     with _bays_limits(), metrics.uploading() as counted:
         async with (
             _using(service, caller, sandbox_id, "files:write") as use,
@@ -142,7 +141,7 @@ async def download(
     service: ServiceDep,
     held: StackDep,
 ) -> Response:
-    """The bytes of a file of any size."""
+    """Send a file of any size."""
     relative(path)
     use = await held.enter_async_context(_using(service, caller, sandbox_id, "files:read"))
     stream = await held.enter_async_context(await use.conversation().files.open_stream(path))
@@ -150,7 +149,7 @@ async def download(
 
 
 def relative(path: str) -> str:
-    """`path`, which Bay's clients give relative to the workspace. Raises InvalidPath."""
+    """Return `path`, which is relative to the workspace in Bay. Raise InvalidPath."""
     if path.startswith("/"):
         raise invalid_path("absolute_path", "the path must be relative to the workspace")
     resolve(path)
@@ -160,19 +159,19 @@ def relative(path: str) -> str:
 def _using(
     service: Service, caller: Caller, sandbox_id: str, scope: str, *, frees: bool = False
 ) -> SandboxLease:
-    """The bounds of a token are minded before a byte of the body is taken."""
+    """Lease the sandbox. It checks the bounds of a token before the body is read."""
     return service.sandboxes.using(
         caller, sandbox_id, scope=scope, frees=frees, conversation=DEFAULT_CONVERSATION
     )
 
 
-async def _record(service: Service, use: InUse, what: str, **details: Any) -> None:
+async def _record(service: Service, use: SandboxLease, what: str, **details: Any) -> None:
     named = {"conversation": DEFAULT_CONVERSATION, **details}
-    await service.recording.record(use.caller, what, use.view.id, **named)
+    await service.recording.record(use.caller, what, use.id, **named)
 
 
 async def _text(files: WorkspaceFiles, path: str) -> str:
-    """Raises TooLarge, and BadRequest `not_text` for bytes that are no UTF-8."""
+    """Return the text of a file. Raise TooLarge, and BadRequest `not_text` if it is not UTF-8."""
     async with await files.open_stream(path) as stream:
         if stream.size > CONTENT_MAX:
             raise too_large(path, CONTENT_MAX)
@@ -195,7 +194,7 @@ def _entry(entry: FileEntry) -> dict[str, Any]:
 
 
 async def _file_of(form: AsyncIterator[FormPart], fields: dict[str, str]) -> FormPart:
-    """The part that is the file; the fields before it go to `fields`."""
+    """Return the part with the file. Put the fields before it into `fields`."""
     async for part in form:
         if part.filename is not None and part.name == "file":
             return part
@@ -206,7 +205,7 @@ async def _file_of(form: AsyncIterator[FormPart], fields: dict[str, str]) -> For
 async def _then_rest_of_form(
     part: FormPart, form: AsyncIterator[FormPart], fields: dict[str, str]
 ) -> AsyncIterator[bytes]:
-    """The bytes of the file, then the rest of the form: one that is cut off leaves nothing."""
+    """Yield the file, then read the rest of the form: a form that is cut off stores nothing."""
     async for chunk in part.chunks():
         yield chunk
     async for other in form:
@@ -215,32 +214,33 @@ async def _then_rest_of_form(
 
 async def _file_before_path(
     service: Service,
-    use: InUse,
+    use: SandboxLease,
     part: FormPart,
     form: AsyncIterator[FormPart],
     fields: dict[str, str],
 ) -> int:
-    """Some clients send the file before they say where it goes."""
-    directory, most = service.settings.data_dir, use.view.policy.limits.file_size_max
-    async with spool_to_disk(_then_rest_of_form(part, form, fields), directory, most) as chunks:
+    """Store a file whose path comes after it in the form."""
+    directory, max_bytes = service.settings.data_dir, use.box.policy.limits.file_size_max
+    rest = _then_rest_of_form(part, form, fields)
+    async with spool_to_disk(rest, directory, max_bytes) as chunks:
         if "path" not in fields:
             raise BadRequest("the form has no path", hint="send the fields path and file")
         return await use.conversation().files.write_stream(relative(fields["path"]), chunks)
 
 
 async def _keep(part: FormPart, fields: dict[str, str]) -> None:
-    """Raises BadRequest for a second file or a second path: it cannot be told which is meant."""
+    """Raise BadRequest for a second file or path, which would be ambiguous."""
     if part.name not in ("path", "file"):
         await part.skip()
     elif part.name in fields or part.name == "file":
-        raise BadRequest(f"the form needs exactly one {part.name}, as a file is sent")
+        raise BadRequest(f"the form needs exactly one {part.name}")
     else:
         fields[part.name] = await part.text()
 
 
 @contextmanager
 def _bays_limits() -> Iterator[None]:
-    """What is too large has one code in Bay."""
+    """Raise TooLarge with the code that Bay has for every limit."""
     try:
         yield
     except TooLarge as error:

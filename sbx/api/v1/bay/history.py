@@ -1,4 +1,4 @@
-"""What was run in a sandbox, with the notes that people and programs make on it."""
+"""The history of runs in a sandbox, with notes of people and programs."""
 
 from typing import Annotated, Any, Literal
 
@@ -22,9 +22,9 @@ from sbx.service.runs import RunRow
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/history", tags=["history"])
 
-# Bay's browser runs nothing here, so those two find nothing.
+# Bay's browser does not exist here, so its two kinds match nothing.
 Kind = Literal["python", "shell", "browser", "browser_batch"] | Language
-_NOT_TOLD: dict[str, Any] = {"output": None, "error": None}
+_NO_RESULT: dict[str, Any] = {"output": None, "error": None}
 
 
 @router.get("", responses=documented(404))
@@ -40,7 +40,7 @@ async def entries(
     has_notes: bool | None = None,
     has_description: bool | None = None,
 ) -> HistoryList:
-    """The runs that ended, the last one first; `tags` are several, of which one must be part."""
+    """List the ended runs, the last one first. A run needs one of the `tags`."""
     rows, total = await service.runs.entries(
         caller,
         sandbox_id,
@@ -86,17 +86,17 @@ async def annotate(
 
 
 def _entry(row: RunRow) -> HistoryEntry:
-    told = _NOT_TOLD
+    result = _NO_RESULT
     if row.run is not None:
-        told = python_body(row.run, None) if row.kind == "python" else shell_body(row.run, None)
+        result = python_body(row.run, None) if row.kind == "python" else shell_body(row.run, None)
     return HistoryEntry(
         id=execution_id(row.id),
         exec_type=row.kind,
         code=text_to_json(row.code),
         success=row.success,
         execution_time_ms=round(row.duration_ms or 0),
-        output=told["output"],
-        error=told["error"],
+        output=result["output"],
+        error=result["error"],
         description=row.description,
         tags=row.tags,
         notes=row.notes,

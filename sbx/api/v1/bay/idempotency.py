@@ -1,4 +1,4 @@
-"""Idempotency-Key: the same call again gives the same answer, and does nothing."""
+"""Idempotency-Key: a repeated call returns the same answer, and does nothing."""
 
 import asyncio
 import hashlib
@@ -17,8 +17,8 @@ from sbx.service.service import Service
 Answer = tuple[int, bytes]
 HEADER = "Idempotency-Key"
 
-# For the OpenAPI document of the routes that take the key: the rules for it are those of Replies,
-# whose refusal is 409 and not 422.
+# For the OpenAPI document of the routes that take the key. IdempotencyCache checks it, and refuses
+# with 409, not 422.
 TAKES_KEY = {
     "parameters": [
         {
@@ -40,10 +40,10 @@ async def answered(
     body: BaseModel,
     work: Callable[[], Awaitable[Answer]],
 ) -> Response:
-    """The answer of `work`, or the one it gave to the same call before.
+    """Return the answer of `work`, or its answer to the same call before.
 
-    Raises Conflict for a malformed key, for one that another request has used, and for a call of
-    which the outcome is unknown.
+    Raise Conflict for a malformed key, for the key of another request, and for a call with an
+    unknown outcome.
     """
     key = request.headers.get(HEADER)
     if key is None:
@@ -64,11 +64,11 @@ async def streamed(
     events: Callable[[RunHandle], sse.Events],
     content: Callable[[RunHandle], Awaitable[bytes]],
 ) -> Response:
-    """The `events` of a run. Under an Idempotency-Key the same call again begins no second run, and
-    gets one event with the `content` that the run ended with.
+    """Stream the `events` of a run. With an Idempotency-Key, a repeated call starts no second run,
+    and gets one event with the final `content` of the run.
 
-    A task of its own awaits the run, so that its reply is kept also when the client goes. Raises as
-    `answered`.
+    Another task awaits the run, so that its reply is stored even if the client disconnects. Raise
+    as `answered`.
     """
     key = request.headers.get(HEADER)
     if key is None:
@@ -87,18 +87,18 @@ async def streamed(
     await asyncio.wait((started, answer), return_when=asyncio.FIRST_COMPLETED)
     if started.done():
         return await sse.stream(events(started.result()), request=request)
-    _, told = await answer
-    return await sse.stream(_end_only(told), request=request)
+    _, end = await answer
+    return await sse.stream(_end_only(end), request=request)
 
 
 def _forget(answer: asyncio.Task[Answer]) -> None:
     _background.discard(answer)
     if not answer.cancelled():
-        answer.exception()  # taken here: the stream sends it as its last event
+        answer.exception()  # retrieved; the stream sends it as its last event
 
 
 async def _end_only(content: bytes) -> AsyncIterator[tuple[int, sse.Encoded]]:
-    """`content` is the JSON of an object with members, as `encode` writes it."""
+    """Yield the final event. `content` is the JSON of an object with members, from `encode`."""
     yield 1, sse.Encoded("run_end", b'{"type":"run_end",' + content[1:])
 
 
@@ -113,13 +113,13 @@ def reply(status: int, content: bytes) -> Response:
 
 
 def encoded(body: BaseModel | dict[str, Any]) -> bytes:
-    """JSON in ASCII: names and output may hold what UTF-8 cannot carry."""
-    told = body.model_dump(mode="json") if isinstance(body, BaseModel) else body
-    return json.dumps(told, separators=(",", ":")).encode("ascii")
+    """Return JSON in ASCII: names and output may contain lone surrogates."""
+    data = body.model_dump(mode="json") if isinstance(body, BaseModel) else body
+    return json.dumps(data, separators=(",", ":")).encode("ascii")
 
 
 def fingerprint(method: str, path: str, body: BaseModel) -> str:
-    """SHA-256 over what was asked. The model and not its text: order of keys, white space and
-    defaults left out make no other request."""
-    told = json.dumps(body.model_dump(mode="json"), sort_keys=True)
-    return hashlib.sha256(f"{method}:{path}:{told}".encode()).hexdigest()
+    """Return a SHA-256 of the request. It covers the model, not the text: the order of keys, white
+    space and omitted defaults do not change it."""
+    data = json.dumps(body.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(f"{method}:{path}:{data}".encode()).hexdigest()

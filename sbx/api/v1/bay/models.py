@@ -1,4 +1,4 @@
-"""The bodies of /v1, field by field, and how the runtime's values become them."""
+"""The bodies of Bay's /v1, and their conversion from values of the service."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -14,14 +14,14 @@ from sbx.protocol.runs import Run, Status
 Id = Annotated[str, StringConstraints(max_length=300)]
 Text = Annotated[str, StringConstraints(max_length=100_000)]
 Tags = Annotated[str, StringConstraints(max_length=4_000)]
-Whole = Annotated[int, Field(ge=-(1 << 53), le=1 << 53)]  # what every JSON reader can hold
+Whole = Annotated[int, Field(ge=-(1 << 53), le=1 << 53)]  # the range of every JSON parser
 Limit = Annotated[int, Field(ge=1, le=200)]
 
 
-Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]  # as `iso` writes it
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]  # the format of `iso`
 
 
-def maybe(seconds: float | None) -> str | None:
+def iso_or_none(seconds: float | None) -> str | None:
     return None if seconds is None else iso(seconds)
 
 
@@ -73,7 +73,7 @@ class StopBody(BaseModel):
 
 
 class SandboxEvent(BaseModel):
-    """One event of a sandbox's life; `id` is its place, and the cursor to go on from."""
+    """One event of a sandbox; `id` is its number, and the cursor to continue from."""
 
     id: int
     at: Time
@@ -113,7 +113,7 @@ class OutputBody(BaseModel):
 
 
 class PythonData(BaseModel):
-    """`output` is what Bay keeps of a run, `outputs` every MIME bundle in order."""
+    """`output` is the part of a run that Bay keeps, `outputs` every MIME bundle in order."""
 
     execution_count: int | None
     output: OutputBody
@@ -147,27 +147,27 @@ class BayInterruptReply(InterruptReply):
 
 
 def execution_id(run_id: str) -> str:
-    """A run as Bay calls it."""
+    """Return the name of a run in Bay."""
     return f"exec-{run_id.removeprefix('run-')}"
 
 
 def run_id_of(execution_id: str) -> str:
-    """The run that is meant, by either name."""
+    """Return the id of a run from either name."""
     return re.sub("^exec-", "run-", execution_id)
 
 
 def python_body(run: Run, code: str | None) -> dict[str, Any]:
-    """PythonExecResponse of a run. A dict: this is the hot path, and the values are our own."""
-    told = run_to_json(run, encoded=True)
-    text, images = _bays_output(told)
+    """Return the fields of PythonExecResponse. Without validation, because this path is hot."""
+    result = run_to_json(run, encoded=True)
+    text, images = _bay_output(result)
     return {
         "success": run.ok,
         "output": text,
-        "error": _why(run, told),
+        "error": _error_text(run, result),
         "data": {
             "execution_count": run.execution_count,
             "output": {"text": text, "images": images},
-            "outputs": told["outputs"],
+            "outputs": result["outputs"],
         },
         "execution_id": execution_id(run.run_id),
         "execution_time_ms": round(run.duration_s * 1000),
@@ -176,12 +176,12 @@ def python_body(run: Run, code: str | None) -> dict[str, Any]:
 
 
 def shell_body(run: Run, command: str | None) -> dict[str, Any]:
-    """ShellExecResponse of a run. As in Bay, stderr is an `error` also of a success."""
-    told = run_to_json(run, encoded=True)
+    """Return the fields of ShellExecResponse. As in Bay, stderr is an `error` even of a success."""
+    result = run_to_json(run, encoded=True)
     return {
         "success": run.ok,
-        "output": told["stdout"],
-        "error": (_why(run, told) if run.error else None) or told["stderr"] or None,
+        "output": result["stdout"],
+        "error": (_error_text(run, result) if run.error else None) or result["stderr"] or None,
         "exit_code": run.exit_code,
         "execution_id": execution_id(run.run_id),
         "execution_time_ms": round(run.duration_s * 1000),
@@ -189,32 +189,32 @@ def shell_body(run: Run, command: str | None) -> dict[str, Any]:
     }
 
 
-def _bays_output(told: dict[str, Any]) -> tuple[str, list[dict[str, str]]]:
-    """Text and images; as in Bay, a display that has an image does not say its text as well."""
-    text: str = told["text"]
+def _bay_output(result: dict[str, Any]) -> tuple[str, list[dict[str, str]]]:
+    """Return text and images. As in Bay, the text of a display with an image is omitted."""
+    text: str = result["text"]
     images = []
-    for bundle in told["outputs"]:
+    for bundle in result["outputs"]:
         image = bundle.get("image/png")
         if not isinstance(image, str):
             continue
         images.append({"image/png": image})
         plain = bundle.get("text/plain")
-        if isinstance(plain, str) and plain != told["result"]:
+        if isinstance(plain, str) and plain != result["result"]:
             text = text.replace(f"{plain}\n", "", 1)
     return text, images
 
 
-def _why(run: Run, told: dict[str, Any]) -> str | None:
+def _error_text(run: Run, result: dict[str, Any]) -> str | None:
     if run.error is None:
-        return None if run.ok else f"the run ended as {told['cause'] or told['status']}"
+        return None if run.ok else f"the run ended as {result['cause'] or result['status']}"
     error = error_to_json(run.error)
-    said = error["traceback"]
-    if run.status in (Status.TIMEOUT, Status.KILLED) or not said:
-        said = "\n".join(part for part in (f"{error['name']}: {error['value']}", said) if part)
+    text = error["traceback"]
+    if run.status in (Status.TIMEOUT, Status.KILLED) or not text:
+        text = "\n".join(part for part in (f"{error['name']}: {error['value']}", text) if part)
     if run.status is Status.TIMEOUT:
         state = "lost" if run.state_lost else "kept"
-        said = f"the run timed out; the state of its kernel was {state}\n{said}"
-    return str(said)
+        text = f"the run timed out; the state of its kernel was {state}\n{text}"
+    return str(text)
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class DirectoryEntry(BaseModel):
 
 
 class DirectoryList(BaseModel):
-    """`complete` is false when the directory has more than is told."""
+    """`complete` is false if the directory has more entries."""
 
     entries: list[DirectoryEntry]
     complete: bool = True
@@ -272,7 +272,7 @@ class HistoryEntry(BaseModel):
     learn_error: str | None = None
     learn_processed_at: Time | None = None
     created_at: Time
-    # Bay knows no contexts, so nothing is said of a run in the one that every conversation has.
+    # Bay has no contexts, so the default one is omitted.
     context: str | None = Field(default=None, exclude_if=lambda name: name is None)
 
 
@@ -282,7 +282,7 @@ class HistoryList(BaseModel):
 
 
 class Annotation(BaseModel):
-    """What is absent or null stays as it is."""
+    """An absent or null field stays as it is."""
 
     description: Text | None = None
     tags: Tags | None = None
@@ -327,7 +327,7 @@ class ProfileContainer(BaseModel):
 
 
 class Profile(BaseModel):
-    """Bay's, and `languages`: what its sandboxes run on this host without anything installed."""
+    """Bay's fields, and `languages`: those that run on this host without an installation."""
 
     id: str
     image: str
@@ -347,7 +347,7 @@ Task = Literal["idle_session", "expired_sandbox", "orphan_cargo", "orphan_contai
 
 
 class Collection(BaseModel):
-    """Which tasks to report; all of them run in any case."""
+    """The tasks to report; all tasks run in any case."""
 
     tasks: list[Task] | None = None
 

@@ -46,19 +46,19 @@ _ERRORS = documented(404, 409, 429, 504)
     openapi_extra=TAKES_KEY,
 )
 async def python(
-    sandbox_id: str, asked: PythonExec, request: Request, caller: CallerDep, service: ServiceDep
+    sandbox_id: str, cell: PythonExec, request: Request, caller: CallerDep, service: ServiceDep
 ) -> Response:
-    """Run a cell. Code that fails is a success of this call: `success` tells."""
+    """Run a cell. Code that fails is a success of this call: `success` is false."""
     ask = RunRequest(
         kind="python",
-        code=asked.code,
-        description=asked.description,
-        tags=asked.tags,
+        code=cell.code,
+        description=cell.description,
+        tags=cell.tags,
         reservation=reservation(request, caller),
     )
-    code = asked.code if asked.include_code else None
+    code = cell.code if cell.include_code else None
     return await _run(
-        _Call(request, service, caller, sandbox_id, ask, asked), lambda run: python_body(run, code)
+        _Call(request, service, caller, sandbox_id, ask, cell), lambda run: python_body(run, code)
     )
 
 
@@ -69,23 +69,23 @@ async def python(
     openapi_extra=TAKES_KEY,
 )
 async def shell(
-    sandbox_id: str, asked: ShellExec, request: Request, caller: CallerDep, service: ServiceDep
+    sandbox_id: str, command: ShellExec, request: Request, caller: CallerDep, service: ServiceDep
 ) -> Response:
     """Run a command with /bin/bash -c. A command that fails is a success of this call."""
-    if asked.cwd is not None:
-        relative(asked.cwd)
+    if command.cwd is not None:
+        relative(command.cwd)
     ask = RunRequest(
         kind="shell",
-        code=asked.command,
-        cwd=asked.cwd,
-        description=asked.description,
-        tags=asked.tags,
+        code=command.command,
+        cwd=command.cwd,
+        description=command.description,
+        tags=command.tags,
         reservation=reservation(request, caller),
     )
-    command = asked.command if asked.include_code else None
+    code = command.command if command.include_code else None
     return await _run(
-        _Call(request, service, caller, sandbox_id, ask, asked),
-        lambda run: shell_body(run, command),
+        _Call(request, service, caller, sandbox_id, ask, command),
+        lambda run: shell_body(run, code),
     )
 
 
@@ -102,7 +102,7 @@ async def browser(sandbox_id: str, rest: str, caller: CallerDep, service: Servic
 
 @router.post("/interrupt", responses=documented(404, 409))
 async def interrupt(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> BayInterruptReply:
-    """Interrupt what runs now, as Ctrl-C would; the variables stay."""
+    """Interrupt the current run, like Ctrl-C. The variables stay."""
     done = await service.runs.interrupt(caller, sandbox_id, DEFAULT_CONVERSATION)
     return BayInterruptReply(interrupted=done)
 
@@ -115,28 +115,28 @@ async def interrupt(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> 
 async def follow(
     sandbox_id: str, run_id: str, request: Request, caller: CallerDep, service: ServiceDep
 ) -> Response:
-    """The events of a run after `Last-Event-ID`, while it lives and for a minute after its end."""
+    """Stream the events of a run after `Last-Event-ID`, until a minute after its end."""
     handle = await service.runs.attach(caller, sandbox_id, run_id_of(run_id))
     body = python_body if handle.kind == "python" else shell_body
-    events = _told(handle, lambda run: body(run, None), sse.last_event_id(request))
+    events = _events(handle, lambda run: body(run, None), sse.last_event_id(request))
     return await sse.stream(events, request=request)
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of an exec route: who asks for what, and the model that its key is held against."""
+    """One call of an exec route. `body` is the model for its idempotency key."""
 
     request: Request
     service: Service
     caller: Caller
     sandbox_id: str
     ask: RunRequest
-    asked: PythonExec | ShellExec
+    body: PythonExec | ShellExec
 
     async def start(self) -> RunHandle:
-        """Bay takes any time-out up to 300 s: one beyond the policy's wall_time is that."""
+        """Start the run. Bay takes any time-out up to 300 s; the policy's wall_time limits it."""
         view = await self.service.sandboxes.get(self.caller, self.sandbox_id)
-        timeout_s = min(float(self.asked.timeout), view.policy.limits.wall_time)
+        timeout_s = min(float(self.body.timeout), view.policy.limits.wall_time)
         return await self.service.runs.start(
             self.caller,
             self.sandbox_id,
@@ -153,7 +153,7 @@ async def _run(call: _Call, body: Body) -> Response:
 
 
 def _with_execution_id(error: Conflict) -> Conflict:
-    """Name the run of a refusal as Bay does."""
+    """Name the run in an error as Bay does."""
     if (run_id := error.details.pop("run_id", None)) is not None:
         error.details["execution_id"] = execution_id(run_id)
     return error
@@ -167,14 +167,14 @@ async def _reply(call: _Call, body: Body) -> Response:
     async def work() -> Answer:
         return 200, await content(await call.start())
 
-    about = call.request, call.service, call.caller, call.asked
-    if call.asked.stream or sse.accepts_events(call.request):
-        events = partial(_told, body=body, after=0)
+    about = call.request, call.service, call.caller, call.body
+    if call.body.stream or sse.accepts_events(call.request):
+        events = partial(_events, body=body, after=0)
         return await streamed(*about, call.start, events=events, content=content)
     return await answered(*about, work)
 
 
-async def _told(
+async def _events(
     handle: RunHandle, body: Body, after: int
 ) -> AsyncIterator[tuple[int, sse.Encoded]]:
     async with aclosing(handle.events(after)) as events:
@@ -184,6 +184,6 @@ async def _told(
 
 
 def _as_json(event: Event, body: Body) -> dict[str, Any]:
-    """The end carries the usual body too, so that either reader finds what it knows."""
-    told = event_form(event)
-    return {**told, **body(event.run)} if isinstance(event, RunEnd) else told
+    """Return an event. The final one also has the body of a reply, for either kind of client."""
+    data = event_form(event)
+    return {**data, **body(event.run)} if isinstance(event, RunEnd) else data

@@ -21,10 +21,10 @@ from sbx.api.v1.bay.models import (
     SandboxList,
     SandboxResponse,
     StopBody,
-    maybe,
+    iso_or_none,
 )
 from sbx.service.lifecycle import State
-from sbx.service.sandboxes import SandboxView
+from sbx.service.models import SandboxView
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 _VERSION = version("sbx")
@@ -48,7 +48,7 @@ async def create(
             profile=new.profile,
             narrower=new.narrower,
             env=new.env,
-            cargo_id=new.cargo_id,
+            workspace_id=new.cargo_id,
             ttl_s=new.ttl if new.ttl is not None and new.ttl > 0 else None,
         )
         await service.recording.record(
@@ -148,14 +148,14 @@ async def events(
     if sse.accepts_events(request):
         await service.sandboxes.get(caller, sandbox_id)
         return await sse.stream(_followed(service, caller, sandbox_id, after), request=request)
-    page = await service.sandboxes.events(caller, sandbox_id, after=after, limit=limit)
+    page = await service.events.page(caller, sandbox_id, after=after, limit=limit)
     return EventList(items=[_event(one) for one in page.items], next_cursor=page.next_cursor)
 
 
 async def _followed(
     service: ServiceDep, caller: CallerDep, sandbox_id: str, after: int
 ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-    async for event in service.sandboxes.follow(caller, sandbox_id, after=after):
+    async for event in service.events.follow(caller, sandbox_id, after=after):
         yield event.seq, _event(event).model_dump(mode="json")
 
 
@@ -172,11 +172,11 @@ def shown(view: SandboxView, *, containers: bool = False) -> SandboxResponse:
         id=view.id,
         status=str(view.state),
         profile=view.profile,
-        cargo_id=view.cargo_id,
+        cargo_id=view.workspace_id,
         capabilities=list(view.policy.capabilities),
         created_at=iso(view.created_at),
-        expires_at=maybe(view.expires_at),
-        idle_expires_at=maybe(view.idle_expires_at),
+        expires_at=iso_or_none(view.expires_at),
+        idle_expires_at=iso_or_none(view.idle_expires_at),
         containers=[_kernel(view)] if live else None,
     )
 

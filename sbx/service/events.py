@@ -1,0 +1,65 @@
+"""The events of sandboxes, for those who may see them."""
+
+from collections.abc import AsyncIterator
+
+from sbx.protocol.pages import Page
+from sbx.service.auth import Caller
+from sbx.service.leases import SandboxIndex, row_of
+from sbx.store import Store, events
+from sbx.store.events import EventRow
+
+_LIST_MAX = 500
+
+
+class SandboxEvents:
+    """Both methods omit the events of conversations beyond the caller's bounds, and raise
+    NotFound."""
+
+    def __init__(self, store: Store, index: SandboxIndex) -> None:
+        self._store = store
+        self._index = index
+
+    async def page(
+        self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100
+    ) -> Page[EventRow]:
+        """Return the events after this number, the oldest first; also of a deleted sandbox."""
+        row = await row_of(self._index, self._store, caller, sandbox_id)
+        limit = max(1, min(limit, _LIST_MAX))
+        await self._store.settled()
+        page = await events.of_sandbox(
+            self._store,
+            row.id,
+            after=after,
+            limit=limit + 1,
+            conversation=caller.conversation_id,
+        )
+        more = len(page) > limit
+        return Page(page[:limit], str(page[limit - 1].seq) if more else None)
+
+    async def follow(
+        self, caller: Caller, sandbox_id: str, *, after: int = 0
+    ) -> AsyncIterator[EventRow]:
+        """Yield the events after this number as they come; end with the tombstone, or with the
+        service."""
+        row = await row_of(self._index, self._store, caller, sandbox_id)
+        within = caller.conversation_id
+        sandbox = self._index.of_id(row.id)
+        if sandbox is None:
+            for event in await events.of_sandbox(
+                self._store, row.id, after=after, conversation=within
+            ):
+                yield event
+            return
+        while True:
+            change = sandbox.changes.next
+            await self._store.settled()
+            page = await events.of_sandbox(self._store, row.id, after=after, conversation=within)
+            for event in page:
+                after = event.seq
+                yield event
+            if page:
+                continue  # there may be more than one page
+            over = sandbox.row.deleted_at is not None or sandbox.shut_down
+            if not change.is_set() and over:
+                return
+            await change.wait()

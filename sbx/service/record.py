@@ -1,0 +1,240 @@
+"""The record of one sandbox that was not deleted: its row, its policy, its state and its events."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from sbx import errors
+from sbx.aio import Clock
+from sbx.event_log import ChangeSignal
+from sbx.kernels.budget import FrameBudgets
+from sbx.policy import Policy
+from sbx.runtime.files.open_files import OpenFilesLimit
+from sbx.runtime.honeytokens import CODE as HONEYTOKEN
+from sbx.runtime.honeytokens import TokenTriggered, refusal
+from sbx.runtime.runtime import Runtime
+from sbx.runtime.settings import Settings
+from sbx.service import lifecycle
+from sbx.service.egress_log import EgressLog
+from sbx.service.lifecycle import Act, State
+from sbx.service.models import SandboxView
+from sbx.store import Store, events
+from sbx.store import sandboxes as rows
+from sbx.store.sandboxes import SandboxRow, WorkspaceRow
+from sbx.telemetry.audit import Audit
+from sbx.telemetry.host_paths import without_host_paths
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceDependencies:
+    """What every sandbox of a service uses.
+
+    `make_room` ends idle kernels until a kernel of this owner may start. `workspaces`, by id, are
+    those that were not deleted.
+    """
+
+    store: Store
+    clock: Clock
+    runtime: Runtime
+    settings: Settings
+    make_room: Callable[[str], Awaitable[None]]
+    workspaces: dict[str, WorkspaceRow]
+    open_limit: OpenFilesLimit
+    frame_budgets: FrameBudgets
+    audit: Audit | None = None
+
+
+class SandboxRecord:
+    """Changes of the row are written to the store; the copy in memory is the current one."""
+
+    def __init__(self, dependencies: ServiceDependencies, row: SandboxRow) -> None:
+        self.row = row
+        self.dependencies = dependencies
+        self.starts = 0  # kernels that are being started
+        self.egress_log = EgressLog(
+            row.id, row.owner, dependencies.audit, self.emit, dependencies.clock.now
+        )
+        self._workspace = dependencies.workspaces[row.workspace_id]
+        self._policies: tuple[Policy, Policy] | None = None
+        self.changes = ChangeSignal()  # of its events in the store
+
+    @property
+    def id(self) -> str:
+        return self.row.id
+
+    @property
+    def now(self) -> float:
+        return self.dependencies.clock.now()
+
+    @property
+    def workspace(self) -> WorkspaceRow:
+        """Return the workspace, which other sandboxes may share; a deleted one as it was."""
+        return self.dependencies.workspaces.get(self.row.workspace_id, self._workspace)
+
+    def change_workspace(self, **changes: Any) -> None:
+        self._workspace = replace(self.workspace, **changes)
+        if self.row.workspace_id in self.dependencies.workspaces:
+            self.dependencies.workspaces[self.row.workspace_id] = self._workspace
+
+    # -- state ----------------------------------------------------------------------------------
+
+    @property
+    def expired(self) -> bool:
+        end = self.row.expires_at
+        return end is not None and end <= self.now
+
+    def state_with(self, kernels: int) -> State:
+        """Return the state of a sandbox with so many live kernels."""
+        return lifecycle.state_of(
+            deleted=self.row.deleted_at is not None,
+            expired=self.expired,
+            kernels=kernels,
+            starts=self.starts,
+            failed=self.row.failure is not None,
+        )
+
+    def check(self, act: Act) -> None:
+        """Raise Conflict `sandbox_expired` or NotFound if the state refuses this act.
+
+        Only the states `expired` and `deleted` refuse one. They do not depend on live kernels.
+        """
+        state = self.state_with(kernels=0)
+        if lifecycle.after(state, act) is None:
+            raise lifecycle.refusal(self.id, state, self.row.expires_at)
+
+    async def extend(self, by_s: float, latest: float) -> None:
+        """Move the expiry, at most to `latest`. The caller holds the lock of the sandbox."""
+        self.check(Act.EXTEND)
+        if (end := self.row.expires_at) is None:
+            raise errors.Conflict(
+                f"the sandbox {self.id} never expires",
+                code="sandbox_ttl_infinite",
+                details={"sandbox_id": self.id},
+            )
+        new = min(max(end, self.now) + by_s, latest)
+        await self.dependencies.store.write(
+            partial(rows.extend, sandbox_id=self.id, expires_at=new)
+        )
+        self.row = replace(self.row, expires_at=new)
+        self.emit("extended", by=by_s, expires_at=new)
+
+    def set_stopped(self, *, stopped: bool, failure: Mapping[str, Any] | None) -> None:
+        if self.frozen:
+            failure = self.row.failure  # only `end_freeze` ends that
+        self._set_stopped(stopped, failure)
+
+    def _set_stopped(self, stopped: bool, failure: Mapping[str, Any] | None) -> None:
+        self.row = replace(
+            self.row, stopped=stopped, failure=dict(failure) if failure is not None else None
+        )
+        self.dependencies.store.write_later(
+            partial(rows.set_stopped, sandbox_id=self.id, stopped=stopped, failure=failure)
+        )
+
+    def begin_use(self) -> None:
+        """A stop on request counts until the next use."""
+        if self.row.stopped:
+            self.set_stopped(stopped=False, failure=self.row.failure)
+
+    def set_failed(self, error: errors.SbxError) -> None:
+        shown = without_host_paths(error)
+        self.set_stopped(stopped=False, failure=shown)
+        self.emit("failed", error.code, message=shown["message"])
+
+    @property
+    def frozen(self) -> bool:
+        """Whether a honeytoken was used: no kernel starts until an operator unfreezes it."""
+        return self.row.failure is not None and self.row.failure.get("code") == HONEYTOKEN
+
+    def check_frozen(self) -> None:
+        """Raise Conflict if a honeytoken was used."""
+        if self.frozen:
+            assert self.row.failure is not None
+            details = self.row.failure.get("details", {})
+            raise refusal(details.get("token", ""), details.get("where", ""))
+
+    def freeze(self, sprung: TokenTriggered) -> None:
+        """Record the use of a honeytoken at once, while the kernels are being killed."""
+        details = {"token": sprung.token, "where": sprung.where}
+        self.set_stopped(stopped=False, failure=refusal(**details).to_dict())
+        self.emit("honeytoken", **details)
+        if self.dependencies.audit is not None:
+            owner = self.row.owner
+            self.dependencies.audit.note("sbx", "honeytoken", self.id, owner=owner, **details)
+
+    def end_freeze(self) -> bool:
+        """Let kernels start again; False if it was not frozen."""
+        if not self.frozen:
+            return False
+        self._set_stopped(stopped=False, failure=None)
+        self.emit("unfrozen")
+        return True
+
+    # -- policy and view ------------------------------------------------------------------------
+
+    async def policy(self) -> tuple[Policy, Policy]:
+        """Return the loaded policy, and the policy as the request and the size limit of the
+        workspace narrow it. Neither changes later. Raises as `Runtime.decide`."""
+        if self._policies is None:
+            request = self.row.request
+            loaded, decided = await self.dependencies.runtime.decide(
+                self.row.profile, narrower=request.get("narrower"), env=request.get("env")
+            )
+            self.set_policy(loaded, decided)
+        assert self._policies is not None
+        return self._policies
+
+    def set_policy(self, loaded: Policy, decided: Policy) -> None:
+        self._policies = loaded, _within_workspace(decided, self.workspace)
+
+    async def view_with(self, state: State, idle_expires_at: float | None) -> SandboxView:
+        """Return the view; a policy that cannot be loaded any longer is shown as a failure."""
+        failure = self.row.failure
+        try:
+            _, policy = await self.policy()
+        except errors.SbxError as error:
+            policy = Policy.model_validate({"name": self.row.profile})
+            state = State.FAILED if state is State.IDLE else state
+            failure = without_host_paths(error)
+        row = self.row
+        return SandboxView(
+            id=row.id,
+            owner=row.owner,
+            state=state,
+            profile=row.profile,
+            policy=policy,
+            workspace_id=row.workspace_id,
+            created_at=row.created_at,
+            expires_at=row.expires_at,
+            idle_expires_at=None if state is State.EXPIRED else idle_expires_at,
+            stopped=row.stopped,
+            failure=failure,
+            session_id=row.session_id,
+            user_id=row.user_id,
+            agent_id=row.agent_id,
+            business_domain_id=row.business_domain_id,
+            recreated_because=row.recreated_because,
+            upload_limits=row.upload_limits,
+            narrower=row.request.get("narrower"),
+            env=row.request.get("env"),
+        )
+
+    def emit(self, kind: str, cause: str | None = None, **details: Any) -> None:
+        """Record an event, and wake its followers."""
+        at = self.now
+        self.dependencies.store.write_later(
+            lambda db: events.add(db, self.id, at, kind, cause, **details)
+        )
+        self.changes.notify()
+
+
+def _within_workspace(policy: Policy, workspace: WorkspaceRow) -> Policy:
+    """The size limit of a workspace narrows what each of its conversations may keep."""
+    if workspace.size_limit_mb is None:
+        return policy
+    limit = min(policy.limits.workspace_max, workspace.size_limit_mb * _MIB)
+    limits = policy.limits.model_copy(update={"workspace_max": limit})
+    return policy.model_copy(update={"limits": limits})
