@@ -72,8 +72,8 @@ class Runtime:
         """
         settings = self.settings
         try:
-            open_data = partial(DataDirLock, settings.data_dir, keep=self._keep_files)
-            self._data = await in_thread(open_data)
+            await run_to_completion(self._open_data())  # with its result, also if cancelled
+            assert self._data is not None
             filters = load_filters(platform.machine())
             if self._started_broker is not None:
                 self._broker = BrokerClient.adopt(self._started_broker)
@@ -303,6 +303,10 @@ class Runtime:
             return  # a forked copy: the sandboxes and the broker belong to the parent
         self._resources = None
         await run_to_completion(self._end())
+
+    async def _open_data(self) -> None:
+        open_data = partial(DataDirLock, self.settings.data_dir, keep=self._keep_files)
+        self._data = await in_thread(open_data)
 
     async def _end(self) -> None:
         """End the sandboxes, the broker and the data, each even if the one before fails."""
