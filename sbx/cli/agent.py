@@ -1,15 +1,25 @@
 """`sbx agent`: give an agent one task, in a new sandbox."""
 
 import sys
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sbx.cli import agent_model, agent_sandbox, exits
+from sbx.cli import agent_options, exits, output
+from sbx.cli.run import check_names
 from sbx.errors import BadRequest
 
+if TYPE_CHECKING:
+    from sbx.agent.models import Model
+    from sbx.agent.settings import AgentSettings
+    from sbx.cli.agent_output import AgentPrinterMode
+    from sbx.protocol.agent import AgentEvent, AgentRunEnd, Reason
+
 _TASK_MAX = 1 << 20
+_PACK_THEM = "the agent can pack them into an archive; inspect it before you unpack it"
 
 
 def agent(
@@ -26,9 +36,9 @@ def agent(
             metavar="DIR",
         ),
     ] = None,
-    policy: agent_sandbox.Policy = None,
-    model: agent_model.Name = None,
-    max_steps: agent_model.MaxSteps = None,
+    policy: agent_options.Policy = None,
+    model: agent_options.ModelName = None,
+    max_steps: agent_options.MaxSteps = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(min=1, help="The budget of tokens, input plus output.", metavar="N"),
@@ -36,10 +46,10 @@ def agent(
     max_seconds: Annotated[
         float | None, typer.Option(help="The time limit of the task.", metavar="SECONDS")
     ] = None,
-    connect: agent_sandbox.Connect = None,
-    key: agent_sandbox.Key = None,
-    replay: agent_model.Replay = None,
-    record: agent_model.Record = None,
+    connect: agent_options.Connect = None,
+    key: agent_options.Key = None,
+    replay: agent_options.Replay = None,
+    record: agent_options.Record = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each event as it occurs, as a line of JSON.")
     ] = False,
@@ -64,18 +74,16 @@ def agent(
       5    the agent used up its budget (--max-tokens, --max-seconds)
       130  aborted
     """
-    import asyncio
+    import asyncio  # lazy imports keep `sbx --help` fast
 
-    from sbx.cli.agent_output import AgentLinePrinter, AgentPrinter, AgentPrinterMode
-    from sbx.cli.run import check_names
+    from sbx.cli.agent_output import AgentLinePrinter, AgentPrinter
     from sbx.cli.save_files import directory_for
-    from sbx.cli.task import AgentTask, do
 
     request = AgentTask(
         text=_text(task),
         files=tuple(file or ()),
         out=directory_for(out) if out is not None else None,
-        settings=agent_model.settings(
+        settings=agent_options.settings(
             model=model, max_steps=max_steps, policy=policy, connect=connect, key=key
         ),
         max_tokens=max_tokens,
@@ -83,9 +91,9 @@ def agent(
         as_json=as_json,
     )
     check_names(request.files)
-    face: AgentPrinterMode = AgentLinePrinter() if as_json else AgentPrinter()
-    chat_model = agent_model.made(request.settings, replay, record)
-    return exits.for_agent(asyncio.run(do(request, chat_model, face)))
+    printer: AgentPrinterMode = AgentLinePrinter() if as_json else AgentPrinter()
+    chat_model = agent_options.model_of(request.settings, replay, record)
+    return exits.for_agent(asyncio.run(_do(request, chat_model, printer)))
 
 
 def _text(task: str) -> str:
@@ -101,3 +109,71 @@ def _text(task: str) -> str:
     if not text.strip():
         raise BadRequest("the task is empty", hint='sbx agent "…", or - for stdin')
     return text
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTask:
+    """The options of `sbx agent`."""
+
+    text: str
+    files: tuple[Path, ...]
+    out: Path | None
+    settings: "AgentSettings"
+    max_tokens: int | None
+    max_seconds: float | None
+    as_json: bool = False
+
+
+async def _do(task: AgentTask, model: "Model", printer: "AgentPrinterMode") -> "Reason":
+    """Run a task and return the reason of its end.
+
+    Ctrl-C aborts a running agent. Raise the errors of creating a sandbox, StoppedBySignal for any
+    other signal, and ReaderGone.
+    """
+    from sbx.agent.agent import Agent, Budget
+    from sbx.cli.agent_options import own_sandbox
+    from sbx.cli.host_executables import report_left_out
+    from sbx.cli.save_files import save_files
+    from sbx.cli.signals import CancelOnSignal
+
+    budget = Budget(tokens=task.max_tokens, seconds=task.max_seconds)
+    with CancelOnSignal() as ending:
+        try:
+            async with own_sandbox(task.settings) as sandbox:
+                for path in task.files:
+                    await sandbox.uploads.put(path)
+                agent = Agent(sandbox, model, budget=budget)
+                ending.on_interrupt = agent.abort
+                events = agent.stream(task.text, max_steps=task.settings.max_steps)
+                end = await _show(events, printer)
+                ending.on_interrupt = None
+                if task.out is not None:
+                    saved = await save_files(sandbox, task.out)
+                    for path in saved.paths:
+                        output.note(f"saved: {path}")
+                    if task.as_json:
+                        output.document(saved.to_json())
+                    report_left_out(saved.left_out, _PACK_THEM)
+        finally:
+            await model.close()
+    return end.reason
+
+
+async def _show(
+    events: "AsyncGenerator[AgentEvent, None]", printer: "AgentPrinterMode"
+) -> "AgentRunEnd":
+    """Show all events of a run and return the last one.
+
+    Print in a thread, so that a slow reader of stdout delays no deadline and no Ctrl-C.
+    """
+    import asyncio
+    from contextlib import aclosing
+
+    from sbx.protocol.agent import AgentRunEnd
+
+    async with aclosing(events):
+        async for event in events:
+            await asyncio.to_thread(printer.show, event)
+            if isinstance(event, AgentRunEnd):
+                return event
+    raise AssertionError  # a run ends with its RunEnd

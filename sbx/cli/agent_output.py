@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sbx.cli import report
+from sbx.cli import output
 from sbx.cli.terminal import STDERR, STDOUT, OutputStream, colours, lines_of, one_line, write
 from sbx.protocol.agent import (
     AgentEvent,
@@ -50,7 +50,7 @@ class AgentLinePrinter:
 @dataclass(slots=True)
 class _Call:
     name: str
-    told: bool = False  # some of its output was shown already
+    streamed: bool = False  # some of its output was shown already
 
 
 class AgentPrinter:
@@ -130,7 +130,7 @@ class AgentPrinter:
     def _output(self, call_id: str, text: str) -> None:
         self._apart(fresh_line=False)
         if (call := self._calls.get(call_id)) is not None:
-            call.told = True
+            call.streamed = True
         for line in text.splitlines(keepends=True):
             self._err.write(line if self._within else _MARGIN + line)
             self._within = not line.endswith("\n")
@@ -142,7 +142,7 @@ class AgentPrinter:
 
     def _tool_end(self, event: ToolEnd) -> None:
         call = self._calls.pop(event.tool_call_id, _Call("the tool"))
-        if event.result and (event.is_error or not call.told):
+        if event.result and (event.is_error or not call.streamed):
             self.block(event.result, mark="|", most=_RESULT_MAX, last=event.is_error)
         how = "failed" if event.is_error else "done"
         took = f"{event.duration_ms / 1000:.2f} s"
@@ -155,9 +155,9 @@ class AgentPrinter:
         self._err.end()
         if event.reason == "error":
             error = event.error or {}
-            report.failure(str(error.get("message", "the agent failed")), error.get("hint"))
+            output.failure(str(error.get("message", "the agent failed")), error.get("hint"))
         elif event.reason != "done":
-            report.failure(*_ENDS[event.reason])
+            output.failure(*_ENDS[event.reason])
 
     def _apart(self, *, fresh_line: bool = True) -> None:
         """Begin a new line. On a terminal both streams share a line, and tools need their own."""

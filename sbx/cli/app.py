@@ -1,4 +1,4 @@
-"""Register the commands of `sbx`, and turn every error into a message and an exit code."""
+"""Load the commands of `sbx`, and turn every error into a message and an exit code."""
 
 import contextlib
 import functools
@@ -8,43 +8,26 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Annotated, ParamSpec
 
 import typer
 from typer.core import TyperGroup
 
 from sbx import __version__, errors
-from sbx.cli import (
-    agent,
-    chat,
-    command,
-    config,
-    context,
-    cp,
-    doctor,
-    env,
-    exec_,
-    exits,
-    gc,
-    kernelspec,
-    key,
-    mcp,
-    mount,
-    policy,
-    quarantine,
-    records,
-    report,
-    run,
-    sandboxes,
-    serve,
-    shell,
-    stats,
-    store,
-    terminal,
-)
+from sbx.cli import exits, output, terminal
 
 P = ParamSpec("P")
-# The commands that need more packages than the core has, with their extra.
+# Each command is the module of its name, in the order of `sbx --help`. Its module is imported when
+# it runs. To build the parser of all commands takes 100 ms.
+_COMMANDS = (
+    "run", "agent", "chat", "mcp", "doctor", "policy", "env", "quarantine", "kernelspec",
+    "serve", "config", "ps", "create", "exec", "shell", "context", "command", "stats", "cp",
+    "logs", "history", "inspect", "stop", "rm", "extend", "mount", "unmount", "unfreeze",
+    "key", "token", "gc", "audit", "store",
+)  # fmt: skip
+_MODULES = {"exec": "exec_", "unmount": "mount"}
+# The extra of each command that needs more packages than the core has.
 _EXTRAS = {
     "agent": "agent",
     "chat": "agent",
@@ -54,13 +37,6 @@ _EXTRAS = {
     "mcp": "mcp",
     "serve": "serve",
 }
-
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,  # plain help: for people and models alike, and twice as fast
-    pretty_exceptions_enable=False,
-    epilog=exits.EPILOG,
-)
 
 
 def _interruptible(command: Callable[P, int]) -> Callable[P, int]:
@@ -76,48 +52,12 @@ def _interruptible(command: Callable[P, int]) -> Callable[P, int]:
     return interruptible
 
 
-app.command()(_interruptible(run.run))
-app.command()(_interruptible(agent.agent))
-app.command()(_interruptible(chat.chat))
-app.command()(_interruptible(mcp.mcp))
-app.command()(_interruptible(doctor.doctor))
-app.add_typer(policy.app, name="policy")
-app.add_typer(env.app, name="env")
-app.add_typer(quarantine.app, name="quarantine")
-app.add_typer(kernelspec.app, name="kernelspec")
-app.command()(_interruptible(serve.serve))
-app.command()(config.config)
-app.command()(_interruptible(sandboxes.ps))
-app.command()(_interruptible(sandboxes.create))
-app.command("exec")(_interruptible(exec_.execute))
-app.command()(_interruptible(shell.shell))
-app.add_typer(context.app, name="context")
-app.add_typer(command.app, name="command")
-app.command()(_interruptible(stats.stats))
-app.command()(_interruptible(cp.cp))
-app.command()(_interruptible(records.logs))
-app.command()(_interruptible(records.history))
-app.command()(_interruptible(sandboxes.inspect))
-app.command()(_interruptible(sandboxes.stop))
-app.command()(_interruptible(sandboxes.rm))
-app.command()(_interruptible(sandboxes.extend))
-app.command()(_interruptible(mount.mount))
-app.command()(_interruptible(mount.unmount))
-app.command()(_interruptible(mount.unfreeze))
-app.add_typer(key.keys, name="key")
-app.add_typer(key.tokens, name="token")
-app.command()(_interruptible(gc.gc))
-app.add_typer(gc.audit, name="audit")
-app.add_typer(store.app, name="store")
-
-
 def _version(requested: bool) -> None:
     if requested:
         terminal.write(terminal.STDOUT, f"sbx {__version__}\n")
         raise typer.Exit
 
 
-@app.callback()
 def _sbx(
     version: Annotated[
         bool,
@@ -128,8 +68,22 @@ def _sbx(
 
 
 @functools.cache
-def _parser() -> TyperGroup:
-    """Return the parser of all commands. It takes 50 ms to build, and a program may run several."""
+def _parser(command: str) -> TyperGroup:
+    """Return the parser of one command, or of all commands for an unknown one."""
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,  # plain help: for people and models alike, and twice as fast
+        pretty_exceptions_enable=False,
+        epilog=exits.EPILOG,
+    )
+    app.callback()(_sbx)
+    for name in (command,) if command in _COMMANDS else _COMMANDS:
+        module = import_module(f"sbx.cli.{_MODULES.get(name, name)}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            function = getattr(module, "execute" if name == "exec" else name)
+            app.command(name)(_interruptible(function))
     parser = typer.main.get_command(app)
     assert isinstance(parser, TyperGroup)
     return parser
@@ -145,22 +99,22 @@ def run_command(arguments: Sequence[str] | None) -> int:
     try:
         extra = _EXTRAS.get(words[0])
         with errors.needs_extra(f"sbx {words[0]}", extra) if extra else contextlib.nullcontext():
-            code = _parser()(words, prog_name="sbx", standalone_mode=False)
+            code = _parser(words[0])(words, prog_name="sbx", standalone_mode=False)
         return int(code or exits.Exit.OK)
     except exits.ReaderGone as error:
         return exits.for_error(error)
     except errors.SbxError as error:
-        report.error(error, as_json=as_json)
+        output.error(error, as_json=as_json)
         return exits.for_error(error)
     except typer.TyperException as error:
-        report.error(_usage(error), as_json=as_json)
+        output.error(_usage(error), as_json=as_json)
         return exits.Exit.USAGE
     except (KeyboardInterrupt, typer.Abort):
         return exits.Exit.INTERRUPTED
     except Exception as error:  # noqa: BLE001  # the boundary: any other error is a bug of sbx
         if os.environ.get("SBX_DEBUG"):
             traceback.print_exc()
-        report.error(_bug(error), as_json=as_json)
+        output.error(_bug(error), as_json=as_json)
         return exits.Exit.BROKEN
 
 

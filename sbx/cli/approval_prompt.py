@@ -2,16 +2,15 @@
 
 import asyncio
 import sys
-import termios
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from sbx.agent.approvals import Approvals
-from sbx.cli import report
+from sbx.cli import output
 from sbx.cli.agent_output import AgentPrinter
-from sbx.cli.terminal import END_OF_INPUT, STDERR, STDIN, one_line, write
+from sbx.cli.terminal import END_OF_INPUT, STDERR, forget_typed, one_line, write
 from sbx.errors import BadRequest, Conflict
 from sbx.protocol.agent import ToolStart
 from sbx.protocol.approvals import ApprovalScope, Remember
@@ -62,7 +61,7 @@ class ApprovalPrompts:
         async with self._turn:
             show_dry_run(event, self._telling)
             if self._read is None:
-                report.note("stdin is not a terminal, so the call is denied without a question")
+                output.note("stdin is not a terminal, so the call is denied without a question")
                 await self._decide(event, Answer(False), by="nobody")
                 return
             while True:
@@ -71,7 +70,7 @@ class ApprovalPrompts:
                     await self._decide(event, answer, by="you")
                     return
                 except BadRequest as error:  # the words to remember are invalid
-                    report.error(error, as_json=False)
+                    output.error(error, as_json=False)
 
     async def _decide(self, event: ToolStart, answer: Answer, *, by: str) -> None:
         with suppress(Conflict):  # decided meanwhile, by its time-out or by Ctrl-C
@@ -169,8 +168,3 @@ async def _always(event: ToolStart, read: Read) -> Answer:
         return Answer(False)
     words = reply.strip()
     return Answer(True, "prefix", words) if words else Answer(True, "exact")
-
-
-def forget_typed() -> None:
-    with suppress(termios.error):
-        termios.tcflush(STDIN, termios.TCIFLUSH)

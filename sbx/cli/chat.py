@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sbx.cli import agent_model, agent_sandbox, exits, report
+from sbx.cli import agent_options, exits, output
 from sbx.cli.terminal import STDOUT, one_line, write
 from sbx.errors import BadRequest
 
@@ -56,13 +56,13 @@ def chat(
             "SBX_ALLOW_HOST_MODE=1.",
         ),
     ] = False,
-    policy: agent_sandbox.Policy = None,
-    model: agent_model.Name = None,
-    max_steps: agent_model.MaxSteps = None,
-    connect: agent_sandbox.Connect = None,
-    key: agent_sandbox.Key = None,
-    replay: agent_model.Replay = None,
-    record: agent_model.Record = None,
+    policy: agent_options.Policy = None,
+    model: agent_options.ModelName = None,
+    max_steps: agent_options.MaxSteps = None,
+    connect: agent_options.Connect = None,
+    key: agent_options.Key = None,
+    replay: agent_options.Replay = None,
+    record: agent_options.Record = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(
@@ -91,7 +91,7 @@ def chat(
     """
     import asyncio
 
-    directory = data_dir or chat_directory()
+    directory = data_dir or agent_options.chat_directory()
     if conversation is not None and not (resume or rm):
         raise BadRequest(
             f"unexpected argument {conversation}",
@@ -114,14 +114,13 @@ def chat(
             "--changes and --ask-outside need a project", hint="name it with --project DIR"
         )
 
-    from sbx.cli.chat_store import ChatSelection
-    from sbx.cli.chatting import converse
+    from sbx.cli.chat_loop import converse
+    from sbx.cli.chat_store import ChatSelection, removed
     from sbx.cli.quarantine import offer, quarantine_of
-    from sbx.cli.talks import removed
     from sbx.protocol.changes import checked_prefixes
     from sbx.workspace import quarantine
 
-    settings = agent_model.settings(
+    settings = agent_options.settings(
         model=model, max_steps=max_steps, policy=policy, connect=connect, key=key
     )
     options = ChatSelection(
@@ -131,7 +130,7 @@ def chat(
         project=project and Path(os.path.realpath(project)),
         sandboxed=not no_sandbox,
         connect=settings.sandbox_domain,
-        key=agent_sandbox.key_of(settings),
+        key=agent_options.key_of(settings),
         approval_timeout_s=settings.approval_timeout,
         changes=_mode(changes),
         ask_outside=None if ask_outside is None else checked_prefixes(filter(None, ask_outside)),
@@ -139,7 +138,7 @@ def chat(
     if rm:
         asyncio.run(removed(options))
         return exits.Exit.OK
-    chat_model = agent_model.made(settings, replay, record)
+    chat_model = agent_options.model_of(settings, replay, record)
     store = quarantine_of(directory)
     before = {item.id for item in quarantine.items(store)}
     end = asyncio.run(converse(options, chat_model, settings.max_steps))
@@ -148,7 +147,7 @@ def chat(
     if end.asks_to_restore:
         offer(new, store)
     if data_dir is not None and any(item in new for item in quarantine.items(store)):
-        report.note(f"files are in quarantine: sbx quarantine list --data-dir {data_dir}")
+        output.note(f"files are in quarantine: sbx quarantine list --data-dir {data_dir}")
     return exits.Exit.OK if end.last is None else exits.for_agent(end.last)
 
 
@@ -162,21 +161,11 @@ def _mode(changes: str | None) -> "ChangesMode | None":
 def _list(directory: Path) -> int:
     import asyncio
 
-    from sbx.cli.moments import since
-    from sbx.cli.talks import listed
+    from sbx.cli.chat_store import listed
 
     for row, first in asyncio.run(listed(directory)):
-        write(STDOUT, f"{row.conversation_id}  {since(row.last_used_at)}  {one_line(first)[:80]}\n")
+        write(
+            STDOUT,
+            f"{row.conversation_id}  {output.since(row.last_used_at)}  {one_line(first)[:80]}\n",
+        )
     return exits.Exit.OK
-
-
-def chat_directory() -> Path:
-    """Return the directory of the conversations: SBX_CHAT_DIR, or one in the user's data
-    directory.
-
-    Raise RuntimeError for a user without a home.
-    """
-    from platformdirs import user_data_path
-
-    override = os.environ.get("SBX_CHAT_DIR")
-    return Path(override) if override else user_data_path("sbx") / "chat"

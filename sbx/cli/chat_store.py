@@ -1,17 +1,34 @@
-"""One conversation of `sbx chat`: its options, its row in the store, and its history."""
+"""The conversations of `sbx chat`: their rows and messages on this machine, and their sandboxes.
 
+    here     the sandbox is in this process, in a separate `Service` for chats. There is one sandbox
+             for each policy, and each chat is a conversation of that sandbox. If the agent works in
+             a project, the conversation of the sandbox has only the uploads.
+    there    the sandbox is in a service; only the messages are stored here
+
+Only one process at a time uses a directory of conversations.
+"""
+
+import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.history import MessageHistory, StoredHistory, repair_history
 from sbx.agent.sandbox import ToolSandbox
-from sbx.aio import SystemClock
+from sbx.aio import SystemClock, in_thread
+from sbx.client import Client
 from sbx.errors import BadRequest, Conflict, NotFound
 from sbx.protocol.changes import ChangesMode, ChangesSetting
+from sbx.runtime.data_dir import DataDirLock
+from sbx.runtime.settings import Settings
+from sbx.service.auth import Caller
+from sbx.service.projects.box import ProjectSession
+from sbx.service.projects.projects import Project
+from sbx.service.service import Service
 from sbx.store import Store, chats
 from sbx.store.approvals import ApprovalStore
 from sbx.store.chats import ChatRow
@@ -19,6 +36,9 @@ from sbx.store.messages import Messages
 
 OWNER = "local"
 CLOCK = SystemClock()
+_HERE = "chat"  # agent id of these rows; for a conversation in a service it is the sandbox id
+_LONG_S = 30 * 86_400.0  # keep the variables while the user is away
+_LIST_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +96,218 @@ class ChatConversation:
         )
 
 
-async def row_of(store: Store, options: ChatSelection, agent_id: str) -> ChatRow:
+@asynccontextmanager
+async def opened(options: ChatSelection) -> AsyncIterator[ChatConversation]:
+    """Open a conversation until the context exits. Delete it if it has no message.
+
+    Raise NotFound `no_conversation`, BadRequest, Conflict `data_dir_in_use`, and the errors of
+    `Service`, of a sandbox, of a project and of the service.
+    """
+    opening = _opened_there(options) if options.connect else _opened_here(options)
+    async with opening as conversation:
+        yield conversation
+
+
+async def listed(directory: Path) -> list[tuple[ChatRow, str]]:
+    """Return the stored conversations, the last used first, each with its first message."""
+    conversations = []
+    async with _store(directory) as store:
+        for row in await chats.of_owner(store, OWNER, limit=_LIST_MAX):
+            first = await _history_of(store, row).messages(limit=1)
+            conversations.append((row, first[0].message.content if first else ""))
+    return conversations
+
+
+async def removed(options: ChatSelection) -> None:
+    """Delete a conversation and its files.
+
+    Raise NotFound `no_conversation`, and BadRequest for a conversation in a service if the options
+    do not name the service.
+    """
+    if options.connect:
+        async with _store(options.directory) as store, _client(options) as client:
+            row = await _row_of(store, options, "")
+            with suppress(NotFound):  # the service has already removed it
+                await client.delete(row.agent_id)
+            await chats.delete(store, row.id)
+    else:
+        async with _service_at(options.directory) as service:
+            await _drop(service, await _row_of(service.store, options, ""))
+
+
+# -- in this process -------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _opened_here(options: ChatSelection) -> AsyncIterator[ChatConversation]:
+    async with _service_at(options.directory) as service:
+        row = await _row_of(service.store, options, _HERE)
+        row = await chats.ensure(service.store, await _placed(service, row, options))
+        approvals = await _approvals_of(service.store, options)
+        changes = await _changes_of(service.store, row, options)
+        history = _history_of(service.store, row)
+        try:
+            async with AsyncExitStack() as stack:
+                sandbox, sandboxed = await _sandbox(service, row, stack)
+                asks = isinstance(sandbox, ProjectSession) and sandbox.asks_about_host_executables
+                yield ChatConversation(row, sandbox, history, approvals, sandboxed, changes, asks)
+        finally:
+            if not await history.messages(limit=1):
+                await _drop(service, row)
+
+
+@asynccontextmanager
+async def _service_at(directory: Path) -> AsyncIterator[Service]:
+    settings = Settings(
+        data_dir=directory,
+        project_dirs=(Path("/"),),  # the user chooses the directory
+        project_owners=(os.geteuid(),),
+        fast_path=False,  # a zygote pays off from the second kernel on
+        idle_timeout=_LONG_S,
+        gc_interval=0,
+    )
+    service = Service(settings)
+    with _plain_errors(directory):
+        await service.start()
+    try:
+        yield service
+    finally:
+        await service.close()
+
+
+async def _placed(service: Service, row: ChatRow, options: ChatSelection) -> ChatRow:
+    """Return the row with its sandbox and its project. Create them if they do not exist."""
+    if row.sandbox_id is None:
+        row = replace(row, sandbox_id=await _sandbox_of(service, options.policy))
+    if options.project is None:
+        return row
+    project = await _project_at(service, options.project, sandboxed=options.sandboxed)
+    if options.resume is not None and row.project_id != project.id:
+        raise BadRequest(
+            f"the conversation {row.conversation_id} does not work in {options.project}",
+            hint="omit --project to continue in its own directory",
+        )
+    return replace(row, project_id=project.id)
+
+
+async def _sandbox_of(service: Service, policy: str) -> str:
+    """Return the id of the sandbox of all conversations with this policy. Create it if needed."""
+    caller, cursor = _caller(service), None
+    while True:
+        page = await service.sandboxes.list(caller, limit=_LIST_MAX, cursor=cursor)
+        for view in page.items:
+            if view.profile == policy:
+                return view.id
+        if (cursor := page.next_cursor) is None:
+            return (await service.sandboxes.create(caller, profile=policy)).id
+
+
+async def _project_at(service: Service, directory: Path, *, sandboxed: bool) -> Project:
+    path, cursor = str(directory), None
+    while True:
+        page = await service.projects.list(OWNER, limit=_LIST_MAX, cursor=cursor)
+        for project in page.items:
+            if (project.working_directory, project.sandbox_enabled) == (path, sandboxed):
+                return project
+        if (cursor := page.next_cursor) is None:
+            return await service.projects.create(
+                OWNER,
+                name=directory.name or path,
+                working_directory=path,
+                sandbox_enabled=sandboxed,
+            )
+
+
+async def _sandbox(
+    service: Service, row: ChatRow, stack: AsyncExitStack
+) -> tuple[ToolSandbox, bool]:
+    """Return the agent's sandbox, and whether its restrictions are on. It is in use until the stack
+    is closed."""
+    assert row.sandbox_id is not None
+    name = row.conversation_id
+    using = service.sandboxes.using(
+        _caller(service), row.sandbox_id, scope="execute", conversation=name
+    )
+    use = await stack.enter_async_context(using)
+    conversation = use.conversation(name)
+    if row.project_id is None:
+        return conversation, True
+    box = await stack.enter_async_context(
+        service.projects.using(
+            OWNER,
+            row.project_id,
+            name,
+            policy=(await use.view()).profile,
+            uploads=conversation,
+        )
+    )
+    if isinstance(box, ProjectSession):
+        box.user_decides = True
+    return box, box.sandboxed
+
+
+async def _drop(service: Service, row: ChatRow) -> None:
+    if row.sandbox_id is not None:
+        await service.sandboxes.delete_conversation(
+            _caller(service), row.sandbox_id, row.conversation_id
+        )
+    await chats.delete(service.store, row.id)
+
+
+def _caller(service: Service) -> Caller:
+    return service.access.of_service()
+
+
+# -- in a service ----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _opened_there(options: ChatSelection) -> AsyncIterator[ChatConversation]:
+    if options.project is not None:
+        raise BadRequest(
+            "--project is a directory of this machine, and --connect uses a sandbox in a service",
+            hint="omit one of them",
+        )
+    async with _store(options.directory) as store, _client(options) as client:
+        if options.resume is None:
+            box = await client.create(options.policy)
+            row = await chats.ensure(store, await _row_of(store, options, box.id))
+        else:
+            row = await _row_of(store, options, "")
+            box = client.sandbox(row.agent_id)
+        history = _history_of(store, row)
+        try:
+            approvals = await _approvals_of(store, options)
+            yield ChatConversation(row, box.conversation("default"), history, approvals)
+        finally:
+            if not await history.messages(limit=1):
+                await chats.delete(store, row.id)
+                await box.close()
+
+
+def _client(options: ChatSelection) -> Client:
+    return Client(options.connect, key=options.key)
+
+
+@asynccontextmanager
+async def _store(directory: Path) -> AsyncIterator[Store]:
+    """Open the store of the messages without a `Service`."""
+    with _plain_errors(directory):
+        data = await in_thread(partial(DataDirLock, directory, keep=True))
+    try:
+        store = await Store.of_data(directory)
+        try:
+            yield store
+        finally:
+            await store.close()
+    finally:
+        await in_thread(data.close)
+
+
+# -- the store ------------------------------------------------------------------------------------
+
+
+async def _row_of(store: Store, options: ChatSelection, agent_id: str) -> ChatRow:
     """Return the row of the requested conversation, or a new row, which is not stored yet."""
     now = CLOCK.now()
     if options.resume is None:
@@ -123,7 +354,7 @@ def _is_there(row: ChatRow) -> bool:
     return row.sandbox_id is None
 
 
-async def approvals_of(store: Store, options: ChatSelection) -> Approvals:
+async def _approvals_of(store: Store, options: ChatSelection) -> Approvals:
     """Return the approvals. Deny the pending ones of an earlier process, and add the denials to the
     history for the model."""
     approvals = Approvals(ApprovalStore(store), CLOCK, timeout_s=options.approval_timeout_s)
@@ -134,11 +365,11 @@ async def approvals_of(store: Store, options: ChatSelection) -> Approvals:
             by_call[denied.tool_call_id] = denied.decision.why
     for conversation_id, calls in reasons.items():
         for row in await chats.named(store, OWNER, conversation_id):
-            await repair_history(history_of(store, row), calls)
+            await repair_history(_history_of(store, row), calls)
     return approvals
 
 
-async def changes_of(store: Store, row: ChatRow, options: ChatSelection) -> ChangesSetting:
+async def _changes_of(store: Store, row: ChatRow, options: ChatSelection) -> ChangesSetting:
     """Store the requested setting, and return the effective one."""
     stored = await chats.changes_setting(store, row.id)
     setting = ChangesSetting(
@@ -150,12 +381,12 @@ async def changes_of(store: Store, row: ChatRow, options: ChatSelection) -> Chan
     return setting
 
 
-def history_of(store: Store, row: ChatRow) -> StoredHistory:
+def _history_of(store: Store, row: ChatRow) -> StoredHistory:
     return StoredHistory(Messages(store, CLOCK), row.id)
 
 
 @contextmanager
-def plain_errors(directory: Path) -> Iterator[None]:
+def _plain_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except Conflict as error:

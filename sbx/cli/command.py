@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from sbx.cli import connect, exits, moments, report
+from sbx.cli import connect, exits, output
 from sbx.cli.terminal import STDOUT, OutputStream, one_line, write
 from sbx.errors import BadRequest
 from sbx.protocol.commands import (
@@ -43,17 +43,15 @@ def list_commands(
     """List the running commands and the recently ended ones, the newest first."""
     entries = _of(socket, key, sandbox_id, conversation, lambda commands: commands.list())
     if as_json:
-        report.document({"commands": [status_to_json(entry) for entry in entries]})
+        output.document({"commands": [status_to_json(entry) for entry in entries]})
     elif not entries:
-        report.note("no background commands; start one with sbx exec --background")
+        output.note("no background commands; start one with sbx exec --background")
     else:
-        from sbx.cli.tables import print_table
-
         rows = [
-            (entry.id, _state(entry), moments.since(entry.started_at), _cut(entry.command))
+            (entry.id, _state(entry), output.since(entry.started_at), _cut(entry.command))
             for entry in entries
         ]
-        print_table(("command", "state", "started", "what"), rows)
+        output.print_table(("command", "state", "started", "what"), rows)
     return exits.Exit.OK
 
 
@@ -105,7 +103,7 @@ def show_logs(
             write(STDOUT, json.dumps(piece_to_json(piece)) + "\n")
             return
         if piece.offset > requested:
-            report.note(f"{piece.offset - requested} older bytes of the log were discarded")
+            output.note(f"{piece.offset - requested} older bytes of the log were discarded")
         channel.write(piece.text)
 
     async def shown(command: "RemoteCommand") -> None:
@@ -152,7 +150,7 @@ def write_to_command(
 
     _at(socket, key, sandbox_id, conversation, command_id, feed)
     if as_json:
-        report.document({"written": len(content.encode()), "ended": end})
+        output.document({"written": len(content.encode()), "ended": end})
     return exits.Exit.OK
 
 
@@ -196,7 +194,7 @@ def start(
         return await started.status()
 
     status = _of(socket, key, sandbox_id, conversation, begin)
-    report.outcome(status_to_json(status), one_line(status.id), as_json=as_json)
+    output.outcome(status_to_json(status), one_line(status.id), as_json=as_json)
     return exits.Exit.OK
 
 
@@ -233,14 +231,14 @@ def _at(
 
 def _show(status: CommandStatus, *, as_json: bool) -> None:
     if as_json:
-        report.document(status_to_json(status))
+        output.document(status_to_json(status))
         return
     lines = [
         ("command", _cut(status.command)),
         ("state", _state(status)),
         ("why", status.reason),
-        ("started", moments.since(status.started_at)),
-        ("ended", moments.since(status.ended_at)),
+        ("started", output.since(status.started_at)),
+        ("ended", output.since(status.ended_at)),
         ("log", f"bytes {status.log_begin} to {status.log_end}"),
     ]
     text = "".join(f"{name:<9}{one_line(value)}\n" for name, value in lines if value)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import report
+from sbx.cli import output
 
 if TYPE_CHECKING:
     from sbx.api.server.settings import ServiceSettings
@@ -33,7 +33,7 @@ def config(
         for name in ServiceSettings.model_fields
     ]
     if as_json:
-        report.document(
+        output.document(
             {
                 "settings": [
                     {"name": name, "value": value, "source": source} for name, value, source in rows
@@ -42,14 +42,12 @@ def config(
             }
         )
         return
-    from sbx.cli.tables import print_table
-
-    print_table(
+    output.print_table(
         ("setting", "value", "source"),
         [(name, _text(value), source) for name, value, source in rows],
     )
     for name, source in result.unknown:
-        report.note(f"{name} in {source} is not a setting of sbx")
+        output.note(f"{name} in {source} is not a setting of sbx")
 
 
 def _plain(settings: "ServiceSettings", name: str) -> Any:

@@ -1,17 +1,21 @@
-"""Connect a command to the service: the options that all commands share, and the call."""
+"""Connect a command to the service: the options that commands share, the call, and paths."""
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote
 
 import typer
 
-from sbx.errors import BadRequest
+from sbx.cli import exits, output
+from sbx.cli.terminal import STDOUT, one_line, write
+from sbx.errors import BadRequest, SbxError
 
 if TYPE_CHECKING:
     from sbx.client import Client
 
 T = TypeVar("T")
+_PAGE = 200
+_SANDBOXES_MAX = 10_000
 
 Socket = Annotated[
     str | None,
@@ -54,6 +58,59 @@ def ask(socket: str | None, key: str | None, work: "Callable[[Client], Awaitable
     return asyncio.run(connected())
 
 
+async def list_sandboxes(
+    client: "Client", status: str | None = None, *, all_owners: bool = False
+) -> list[dict[str, Any]]:
+    path = "/v1/admin/sandboxes" if all_owners else "/v1/sandboxes"
+    boxes: list[dict[str, Any]] = []
+    params: dict[str, Any] = {"limit": _PAGE}
+    if status is not None:
+        params["status"] = status
+    while len(boxes) < _SANDBOXES_MAX:
+        page = await client.request("GET", path, params=params)
+        boxes += page["items"]
+        if not page["next_cursor"]:
+            break
+        params["cursor"] = page["next_cursor"]
+    return boxes
+
+
+def for_each(
+    word: str,
+    ids: Sequence[str],
+    action: "Callable[[Client, str], Awaitable[None]]",
+    as_json: bool,
+    socket: str | None,
+    key: str | None,
+) -> int:
+    """Apply an action to each sandbox in turn. Report a failure, and continue with the others."""
+    done: list[str] = []
+    failed: list[tuple[str, SbxError]] = []
+
+    async def act_on_all(client: "Client") -> None:
+        for sandbox_id in dict.fromkeys(ids):
+            try:
+                await action(client, sandbox_id)
+            except SbxError as error:
+                if error.code == "service_unreachable":
+                    raise
+                failed.append((sandbox_id, error))
+            else:
+                done.append(sandbox_id)
+                if not as_json:
+                    write(STDOUT, f"{one_line(sandbox_id)}\n")
+
+    if ids:
+        ask(socket, key, act_on_all)
+    if as_json:
+        failures = [{"id": sandbox_id, "error": error.to_dict()} for sandbox_id, error in failed]
+        output.document({word: done, "failed": failures})
+    else:
+        for sandbox_id, error in failed:
+            output.failure(f"{sandbox_id}: {error.message}", error.hint)
+    return exits.for_error(failed[0][1]) if failed else exits.Exit.OK
+
+
 def of_sandbox(sandbox_id: str, *rest: str) -> str:
     """Return the URL path of a sandbox, or of a part of it. Ids and names may hold any text."""
     return "/v1/sandboxes/" + "/".join(_part(part) for part in (not_empty(sandbox_id), *rest))
@@ -94,3 +151,8 @@ def seconds(text: str, option: str) -> float:
     if not 0 < value < float("inf"):
         raise BadRequest(f"{option} must be a positive, finite duration, not {text}")
     return value
+
+
+def whole_seconds(text: str, option: str) -> int:
+    """Parse a duration and round it to whole seconds: the service accepts no fractions."""
+    return max(1, round(seconds(text, option)))

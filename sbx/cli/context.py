@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from sbx.cli import connect, exits, report
+from sbx.cli import connect, exits, output
 from sbx.cli.terminal import one_line
 
 if TYPE_CHECKING:
@@ -31,11 +31,9 @@ def list_contexts(
     path = connect.of_sandbox(sandbox_id, "conversations", conversation, "contexts")
     reply = connect.ask(socket, key, lambda client: client.request("GET", path))
     if as_json:
-        report.document({"contexts": reply["items"], "limit": reply["limit"]})
+        output.document({"contexts": reply["items"], "limit": reply["limit"]})
         return exits.Exit.OK
-    from sbx.cli.tables import print_table
-
-    print_table(
+    output.print_table(
         ("context", "status"), [(entry["name"], entry["status"]) for entry in reply["items"]]
     )
     return exits.Exit.OK
@@ -102,5 +100,5 @@ def _of(
 
 
 def _done(name: str, outcome: str, *, as_json: bool) -> int:
-    report.outcome({"context": name, outcome: True}, one_line(name), as_json=as_json)
+    output.outcome({"context": name, outcome: True}, one_line(name), as_json=as_json)
     return exits.Exit.OK

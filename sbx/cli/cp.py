@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sbx.cli import connect, exits, report
+from sbx.cli import connect, exits, output
 from sbx.cli.terminal import STDERR, STDOUT, one_line, write
 from sbx.errors import BadRequest, NotFound
 
@@ -114,7 +114,7 @@ def cp(
     left_out = [item for c in copied for item in c.left_out]
     if as_json:
         items = [{"source": c.source, "target": c.target, "size": c.size} for c in copied]
-        report.document({"copied": items, "left_out": [asdict(item) for item in left_out]})
+        output.document({"copied": items, "left_out": [asdict(item) for item in left_out]})
     elif left_out:
         from sbx.cli.host_executables import report_left_out
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sbx.cli import report, terminal
+from sbx.cli import output, terminal
 from sbx.cli.exits import Exit
+from sbx.cli.output import size
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def create(
     """
     import asyncio
 
-    from sbx.cli.env_progress import made
+    from sbx.cli.env_progress import create_with_progress
     from sbx.environments.create import EnvironmentSpec
     from sbx.environments.requirements import of_words
 
@@ -91,12 +92,12 @@ def create(
     if not timeout > 0:
         raise BadRequest("--timeout must be more than 0 seconds")
     request = EnvironmentSpec(name, tuple(parsed), python, installer.value, build, timeout)
-    environment = asyncio.run(made(_environments(), request, quiet=as_json))
+    environment = asyncio.run(create_with_progress(_environments(), request, quiet=as_json))
     if as_json:
-        report.document(environment.to_dict())
+        output.document(environment.to_dict())
         return Exit.OK
     record = environment.record
-    count = f"{len(record.packages)} packages, {record.files:,} files, {_size(record.bytes)}"
+    count = f"{len(record.packages)} packages, {record.files:,} files, {size(record.bytes)}"
     terminal.write(terminal.STDOUT, f"{name}: Python {record.python}, {count}\n")
     terminal.write(terminal.STDOUT, f'in a policy: interpreter = "env:{name}"\n')
     return Exit.OK
@@ -105,27 +106,24 @@ def create(
 @app.command("list")
 def list_environments(as_json: _Json = False) -> None:
     """List the environments that policies can name."""
-    from sbx.cli.moments import since
-    from sbx.cli.tables import print_table
-
     environments = _environments().all()
     if as_json:
-        report.document({"environments": [environment.to_dict() for environment in environments]})
+        output.document({"environments": [environment.to_dict() for environment in environments]})
     elif not environments:
-        report.note("no environments exist; create one with sbx env create NAME PACKAGE…")
+        output.note("no environments exist; create one with sbx env create NAME PACKAGE…")
     else:
         rows = [
             (
                 environment.name,
                 environment.record.python,
                 str(len(environment.record.packages)),
-                _size(environment.record.bytes),
-                since(environment.record.made_at),
+                size(environment.record.bytes),
+                output.since(environment.record.made_at),
                 ", ".join(environment.record.requirements),
             )
             for environment in environments
         ]
-        print_table(("environment", "python", "packages", "size", "made", "asked for"), rows)
+        output.print_table(("environment", "python", "packages", "size", "made", "asked for"), rows)
 
 
 @app.command()
@@ -147,7 +145,7 @@ def show(
         document = environment.to_dict()
         if differences is not None:
             document["verified"] = {"ok": differences.none, **differences.to_dict()}
-        report.document(document)
+        output.document(document)
     else:
         _print(environment)
         if differences is not None:
@@ -183,7 +181,7 @@ def remove(
         _refuse_if_used(name, policies, processes)
     environments.remove(name)
     if as_json:
-        report.document({"removed": name})
+        output.document({"removed": name})
     else:
         terminal.write(terminal.STDOUT, f"{name}: removed\n")
     return Exit.OK
@@ -194,12 +192,11 @@ def pythons(as_json: _Json = False) -> None:
     """List the Pythons of this host, and whether an environment can be based on each."""
     import asyncio
 
-    from sbx.cli.tables import print_table
     from sbx.environments.pythons import every
 
     interpreters = asyncio.run(every(os.environ))
     if as_json:
-        report.document(
+        output.document(
             {
                 "pythons": [
                     {
@@ -222,7 +219,7 @@ def pythons(as_json: _Json = False) -> None:
         )
         for interpreter in interpreters
     ]
-    print_table(("python", "fit", "path", "why not"), rows)
+    output.print_table(("python", "fit", "path", "why not"), rows)
 
 
 def _refuse_if_used(name: str, policies: list[str], processes: list[int]) -> None:
@@ -258,18 +255,16 @@ def _of_files(files: list[Path]) -> list["PackageRequirement"]:
 
 
 def _print(environment: "Environment") -> None:
-    from sbx.cli.tables import print_table
-
     record = environment.record
     lines = [
         f"{record.name}: Python {record.python}, made {record.made_at} by {record.installer}",
         f"  asked for  {', '.join(record.requirements) or 'only the packages of the kernel'}",
         f"  python     {record.executable}, of {record.base}",
         f"  lock       {environment.lock_path}",
-        f"  files      {record.files:,}, {_size(record.bytes)}, {record.algorithm} {record.digest}",
+        f"  files      {record.files:,}, {size(record.bytes)}, {record.algorithm} {record.digest}",
     ]
     terminal.write(terminal.STDOUT, "".join(f"{_line(line)}\n" for line in lines) + "\n")
-    print_table(
+    output.print_table(
         ("package", "version"), [(package.name, package.version) for package in record.packages]
     )
 
@@ -286,18 +281,14 @@ def _print_differences(environment: "Environment", differences: "Differences") -
     )
     for kind, paths in kinds:
         for path in paths[:_SHOWN_MAX]:
-            report.failure(f"{kind}: {path}")
+            output.failure(f"{kind}: {path}")
         if len(paths) > _SHOWN_MAX:
-            report.failure(f"{kind}: and {len(paths) - _SHOWN_MAX:,} more")
+            output.failure(f"{kind}: and {len(paths) - _SHOWN_MAX:,} more")
 
 
 def _line(text: str) -> str:
     indent = len(text) - len(text.lstrip())
     return " " * indent + terminal.one_line(text)
-
-
-def _size(count: int) -> str:
-    return f"{count / (1 << 20):.1f} MiB"
 
 
 def _environments() -> "Environments":

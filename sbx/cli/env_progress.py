@@ -1,7 +1,6 @@
 """Create an environment: show the progress, and stop on a signal."""
 
 import asyncio
-import signal
 import sys
 from contextlib import ExitStack
 
@@ -10,6 +9,7 @@ from rich.status import Status
 from rich.text import Text
 
 from sbx.cli.exits import StoppedBySignal
+from sbx.cli.signals import handled
 from sbx.cli.terminal import STDERR, colours, one_line, write
 from sbx.environments.create import EnvironmentSpec, create
 from sbx.environments.directory import Environments
@@ -25,16 +25,16 @@ _STEPS = {
     "files": "hashing",
 }
 _WIDTH = 100
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-async def made(environments: Environments, request: EnvironmentSpec, *, quiet: bool) -> Environment:
+async def create_with_progress(
+    environments: Environments, request: EnvironmentSpec, *, quiet: bool
+) -> Environment:
     """Create an environment. Print the progress to stderr, unless `quiet`.
 
     Raise the errors of `create`, and Stopped for a signal, after everything has been removed again.
     """
     received: list[int] = []
-    loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
 
@@ -42,25 +42,19 @@ async def made(environments: Environments, request: EnvironmentSpec, *, quiet: b
         received.append(number)
         task.cancel()
 
-    handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    for number in handled:
-        loop.add_signal_handler(number, stop, number)
-    try:
-        with ExitStack() as stack:
-            progress = _Progress(stack, quiet=quiet)
-            try:
-                return await create(environments, request, progress.tell)
-            except SbxError as error:
-                progress.end()
-                progress.show(error.details.get("output", ()))
-                raise
-    except asyncio.CancelledError:
-        if not received:
+    with handled(stop), ExitStack() as stack:
+        progress = _Progress(stack, quiet=quiet)
+        try:
+            return await create(environments, request, progress.tell)
+        except SbxError as error:
+            progress.end()
+            progress.show(error.details.get("output", ()))
             raise
-        raise StoppedBySignal(received[0], "interrupted; no environment was created") from None
-    finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
+        except asyncio.CancelledError:
+            if not received:
+                raise
+            raise StoppedBySignal(received[0], "interrupted; no environment was created") from None
+    raise AssertionError  # the block returns or raises
 
 
 class _Progress:

@@ -2,17 +2,26 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from sbx.cli import command, connect, exits, languages, terminal
-from sbx.errors import BadRequest, TooLarge
+from sbx.cli import command, connect, exits, output, terminal
+from sbx.cli.run import LanguageOption, ScriptArguments, code_of, language_for, variables
+from sbx.cli.terminal import InputLines
+from sbx.errors import BadRequest, NotFound, SbxError, TooLarge
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
-    from sbx.cli.output import Printer
+    from sbx.cli.run_driver import RunSpec, SignalHandler, Step
+    from sbx.client import Client
+    from sbx.client.contexts import RemoteContext
+    from sbx.client.conversation import RemoteConversation
+    from sbx.client.runs import RemoteRun
+    from sbx.protocol.runs import Run
 
+_GRACE_S = 2.0  # the time for the service to react to a signal
 _STDIN_MAX = 1 << 20  # stdin is part of the JSON body of the request
 
 
@@ -21,14 +30,14 @@ def execute(
     file: Annotated[
         str | None, typer.Argument(help="A file of code; - for stdin.", metavar="FILE")
     ] = None,
-    args: languages.Arguments = None,
+    args: ScriptArguments = None,
     code: Annotated[
         str | None, typer.Option("--code", "-c", help="The code itself.", metavar="CODE")
     ] = None,
     shell: Annotated[
         bool, typer.Option("--shell", help="Run a bash script instead of Python.")
     ] = False,
-    language: languages.Option = None,
+    language: LanguageOption = None,
     conversation: connect.Conversation = "default",
     context: Annotated[
         str,
@@ -82,11 +91,9 @@ def execute(
     notebook. input() reads lines of stdin. Ctrl-C interrupts the run. A second Ctrl-C ends the
     kernel, and its variables are lost.
     """
-    from sbx.cli.run import code_of, variables
-
     if as_json and as_events:
         raise BadRequest("--json and --events exclude each other")
-    script = languages.chosen(language, file, args or (), shell=shell)
+    script = language_for(language, file, args or (), shell=shell)
     if not shell and script is None and (cwd or env or send_stdin):
         raise BadRequest(
             "--cwd, --env and --stdin are for a command",
@@ -118,15 +125,10 @@ def execute(
     if from_stdin and send_stdin:
         raise BadRequest("stdin is already the script, so it cannot be the input, too")
 
-    from sbx.cli.output import JsonLinesPrinter, JsonPrinter, TextPrinter
     from sbx.cli.run_driver import RunSpec
 
-    face: Printer = JsonPrinter() if as_json else JsonLinesPrinter() if as_events else TextPrinter()
-    visit = RunSpec(
-        sandbox_id,
-        conversation,
+    spec = RunSpec(
         text,
-        context=context,
         shell=shell,
         language=script,
         args=tuple(args or ()),
@@ -137,7 +139,75 @@ def execute(
         # The JSON formats do not show a prompt to a user at a terminal.
         answers=not from_stdin and not ((as_json or as_events) and os.isatty(terminal.STDIN)),
     )
-    return exits.for_run(connect.ask(socket, key, lambda client: visit.run(client, face)))
+    printer = output.printer(as_json=as_json, as_events=as_events)
+
+    async def run(client: "Client") -> "Run":
+        where = await _where(client, sandbox_id, conversation, context)
+        return await _run(spec, where, printer)
+
+    return exits.for_run(connect.ask(socket, key, run))
+
+
+async def _where(
+    client: "Client", sandbox_id: str, name: str, context: str
+) -> "RemoteConversation | RemoteContext":
+    """Return the conversation or the context of the run. Create a missing context."""
+    conversation = client.sandbox(sandbox_id).conversation(name)
+    if context == DEFAULT_CONTEXT:
+        return conversation
+    try:
+        return await conversation.contexts.get(context)
+    except NotFound:
+        return await conversation.contexts.create(context)
+
+
+async def _run(
+    spec: "RunSpec", where: "RemoteConversation | RemoteContext", printer: output.Printer
+) -> "Run":
+    """Run the code and show its events.
+
+    Raise StoppedBySignal for a signal before the result, ReaderGone, and the errors of the service.
+    """
+    from sbx.cli.run_driver import RunPrinter, signals_of
+
+    typed = os.isatty(terminal.STDIN)
+    run_printer = RunPrinter(printer, terminal.read_line if typed else InputLines().read_line)
+    run = cast("RemoteRun", spec.start(where, run_printer))
+    async with signals_of(run_printer) as signals:
+        interrupt, stop, end = _steps(where, run, signals)
+        signals.react([interrupt, stop], on_end=end)
+        return await run_printer.follow(run.events(), answers=spec.answers)
+    raise AssertionError  # the block returns or raises
+
+
+def _steps(
+    where: "RemoteConversation | RemoteContext", run: "RemoteRun", signals: "SignalHandler"
+) -> "tuple[Step, Step, Step]":
+    """Return the steps of the first Ctrl-C, of the second one, and of SIGTERM or SIGHUP."""
+    import asyncio  # a lazy import keeps `sbx --help` fast
+
+    async def interrupt() -> None:
+        """Interrupt the run. Its end event then ends this command."""
+        try:
+            await run.interrupt()
+        except SbxError:  # the service cannot interrupt the run
+            signals.cancel()
+
+    async def stop() -> None:
+        """Stop the kernel."""
+        with suppress(SbxError, TimeoutError):
+            async with asyncio.timeout(_GRACE_S):
+                await where.stop()
+            await asyncio.sleep(_GRACE_S)
+        signals.cancel()
+
+    async def end() -> None:
+        with suppress(SbxError, TimeoutError):
+            async with asyncio.timeout(_GRACE_S):
+                await run.interrupt()
+        signals.cancel()
+
+    return interrupt, stop, end
 
 
 def _stdin() -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sbx.cli import report, terminal
+from sbx.cli import output, terminal
 from sbx.cli.exits import Exit
 from sbx.errors import BadRequest
 from sbx.jupyter import DEFAULT_POLICY
@@ -64,13 +64,13 @@ def install(
 
     place = _place(user, prefix, sys_prefix) or KernelspecDir()
     spec = write(name, policy, display_name=display_name, place=place, standalone=standalone)
-    report.outcome(
+    output.outcome(
         spec.to_dict(), f"{spec.name}: {spec.display_name}, in {spec.path}", as_json=as_json
     )
     if not as_json:
-        report.note(f"choose it in a notebook, or run: jupyter run --kernel {spec.name} SCRIPT.py")
+        output.note(f"choose it in a notebook, or run: jupyter run --kernel {spec.name} SCRIPT.py")
         if not standalone:
-            report.note(f"a Jupyter outside {sys.prefix} needs --standalone to see it")
+            output.note(f"a Jupyter outside {sys.prefix} needs --standalone to see it")
     return Exit.OK
 
 
@@ -82,20 +82,19 @@ def list_kernelspecs(
     as_json: _Json = False,
 ) -> None:
     """List the kernels of sbx that Jupyter finds, or those in the given place."""
-    from sbx.cli.tables import print_table
     from sbx.jupyter.kernelspec import installed
 
     specs = installed(_place(user, prefix, sys_prefix))
     if as_json:
-        report.document({"kernelspecs": [spec.to_dict() for spec in specs]})
+        output.document({"kernelspecs": [spec.to_dict() for spec in specs]})
     elif not specs:
-        report.note("Jupyter has no kernels of sbx; sbx kernelspec install creates one")
+        output.note("Jupyter has no kernels of sbx; sbx kernelspec install creates one")
     else:
         rows = [
             (spec.name, spec.display_name, spec.policy, _how(spec.standalone), str(spec.path))
             for spec in specs
         ]
-        print_table(("kernel", "display name", "policy", "started", "path"), rows)
+        output.print_table(("kernel", "display name", "policy", "started", "path"), rows)
 
 
 @app.command()
@@ -111,7 +110,7 @@ def remove(
 
     spec = take_away(name, _place(user, prefix, sys_prefix))
     if as_json:
-        report.document({"removed": spec.to_dict()})
+        output.document({"removed": spec.to_dict()})
     else:
         terminal.write(terminal.STDOUT, f"{spec.name}: removed from {spec.path.parent}\n")
     return Exit.OK

@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from sbx.cli import agent_model, agent_sandbox, exits
+from sbx.cli import agent_options, exits
 
 if TYPE_CHECKING:
     from sbx.agent.settings import AgentSettings
 
 
 def mcp(
-    policy: agent_sandbox.Policy = None,
-    connect: agent_sandbox.Connect = None,
-    key: agent_sandbox.Key = None,
+    policy: agent_options.Policy = None,
+    connect: agent_options.Connect = None,
+    key: agent_options.Key = None,
 ) -> int:
     """Serve the tools of an agent over stdio with the Model Context Protocol.
 
@@ -24,7 +24,7 @@ def mcp(
     """
     import asyncio
 
-    settings = agent_model.settings(policy=policy, connect=connect, key=key)
+    settings = agent_options.settings(policy=policy, connect=connect, key=key)
     asyncio.run(_serve(settings))
     return exits.Exit.OK
 
@@ -32,8 +32,8 @@ def mcp(
 async def _serve(settings: "AgentSettings") -> None:
     from sbx.agent.mcp import serve
     from sbx.agent.tools.registry import Tools
-    from sbx.cli.signals import Ending
+    from sbx.cli.signals import CancelOnSignal
 
-    with Ending():
-        async with agent_sandbox.own_sandbox(settings) as sandbox:
+    with CancelOnSignal():
+        async with agent_options.own_sandbox(settings) as sandbox:
             await serve(sandbox, Tools())

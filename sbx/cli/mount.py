@@ -1,12 +1,12 @@
-"""`sbx mount`, `unmount` and `unfreeze`: actions of the operator on a live sandbox."""
+"""`sbx mount` and `sbx unmount`: directories of the host in a live sandbox, for the operator."""
 
 import os
 from typing import Annotated, Any
 
 import typer
 
-from sbx.cli import connect, exits, report
-from sbx.cli.terminal import STDOUT, one_line, write
+from sbx.cli import connect, exits, output
+from sbx.cli.terminal import one_line
 
 
 def mount(
@@ -41,7 +41,7 @@ def mount(
         return _listed(reply["items"], as_json=as_json)
     request = {"source": os.path.abspath(source), "target": target, "read_only": not writable}
     reply = connect.ask(socket, key, lambda client: client.request("POST", path, json=request))
-    report.outcome(reply, one_line(reply["target"]), as_json=as_json)
+    output.outcome(reply, one_line(reply["target"]), as_json=as_json)
     return exits.Exit.OK
 
 
@@ -58,43 +58,19 @@ def unmount(
     path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "mounts")
     request = {"target": target}
     connect.ask(socket, key, lambda client: client.request("DELETE", path, params=request))
-    report.outcome({"unmounted": target}, one_line(target), as_json=as_json)
-    return exits.Exit.OK
-
-
-def unfreeze(
-    sandbox_id: connect.Id,
-    as_json: connect.Json = False,
-    socket: connect.Socket = None,
-    key: connect.Key = None,
-) -> int:
-    """Unfreeze a sandbox that was frozen because code in it used a honeytoken.
-
-    This command is for the operator of the service. sbx logs shows which credential was used, and
-    where.
-    """
-    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "unfreeze")
-    reply = connect.ask(socket, key, lambda client: client.request("POST", path))
-    if as_json:
-        report.document(reply)
-    elif reply["unfrozen"]:
-        write(STDOUT, f"{one_line(sandbox_id)}\n")
-    else:
-        report.note(f"{sandbox_id} was not frozen")
+    output.outcome({"unmounted": target}, one_line(target), as_json=as_json)
     return exits.Exit.OK
 
 
 def _listed(items: list[dict[str, Any]], *, as_json: bool) -> int:
     if as_json:
-        report.document({"mounts": items})
+        output.document({"mounts": items})
     elif items:
-        from sbx.cli.tables import print_table
-
         rows = [
             (item["target"], item["source"], "read-only" if item["read_only"] else "writable")
             for item in items
         ]
-        print_table(("seen at", "directory", "access"), rows)
+        output.print_table(("seen at", "directory", "access"), rows)
     else:
-        report.note("nothing is mounted")
+        output.note("nothing is mounted")
     return exits.Exit.OK

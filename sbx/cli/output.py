@@ -1,17 +1,22 @@
-"""Show the events of a run while it runs, for people or programs.
+"""Print messages, results, tables, times and the events of a run, for people or programs.
 
-Screen   stdout to stdout, stderr and tracebacks to stderr, results as text
-Lines    --events: one line of JSON for each event
-Whole    --json: one JSON document, the `Run`
+TextPrinter       stdout to stdout, stderr and tracebacks to stderr, results as text
+JsonLinesPrinter  --events: one line of JSON for each event
+JsonPrinter       --json: one JSON document, the `Run`
 """
 
+import io
 import json
+import math
 import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from typing import Protocol
+from datetime import UTC, datetime
+from typing import Any, Protocol
 
-from sbx.cli import report
-from sbx.cli.terminal import STDERR, STDOUT, OutputStream, write
+from sbx.cli.terminal import STDERR, STDOUT, OutputStream, colours, one_line, write
+from sbx.errors import SbxError
 from sbx.protocol.bundles import text_of
 from sbx.protocol.runs import (
     Cause,
@@ -20,6 +25,7 @@ from sbx.protocol.runs import (
     Event,
     InputRequest,
     MimeBundle,
+    Quarantined,
     Result,
     Run,
     RunEnd,
@@ -27,8 +33,13 @@ from sbx.protocol.runs import (
     Status,
     Stderr,
     Stdout,
+    quarantine_notice,
 )
 
+_RED, _CYAN, _RESET = "\x1b[31m", "\x1b[36m", "\x1b[0m"
+_WIDTH_OF_A_FILE = 160
+_STYLES = {"found": "green", "yes": "green", "missing": "red", "no": "red", "weaker": "yellow"}
+_DURATIONS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _KILLED = {
     Cause.MEMORY: (
         "it used more memory than limits.memory_max of the policy",
@@ -57,6 +68,136 @@ _KILLED = {
     ),
     Cause.CRASHED: ("the kernel process ended by itself", None),
 }
+
+
+def document(value: Mapping[str, Any]) -> None:
+    """Print a JSON document as a line on stdout. It is ASCII, so it has no control characters."""
+    write(STDOUT, json.dumps(value) + "\n")
+
+
+def outcome(value: Mapping[str, Any], line: str, *, as_json: bool) -> None:
+    """Print the result of a command: the document, or one line that another command can read."""
+    if as_json:
+        document(value)
+    else:
+        write(STDOUT, f"{line}\n")
+
+
+def error(problem: SbxError, *, as_json: bool) -> None:
+    """Print an error. All commands report their failure this way."""
+    if as_json:
+        with suppress(SbxError):  # stdout itself may be what failed
+            document({"error": problem.to_dict()})
+        return
+    failure(problem.message, problem.hint)
+
+
+def failure(message: str, hint: str | None = None) -> None:
+    _print("error", _RED, message)
+    if hint:
+        _print("hint", _CYAN, hint)
+
+
+def note(message: str) -> None:
+    _print("note", _CYAN, message)
+
+
+def quarantined(items: Sequence[Quarantined]) -> None:
+    """List the quarantined host executables of a run, and how to restore them."""
+    for line in quarantine_notice(items).splitlines():
+        word, _, message = line.partition(": ")
+        _print(word, _CYAN, message)
+
+
+def _print(word: str, colour: str, message: str) -> None:
+    head = f"{colour}{word}:{_RESET}" if colours(STDERR) else f"{word}:"
+    with suppress(SbxError):  # the reader of stderr is gone
+        write(STDERR, f"{head} {one_line(message)}\n")
+
+
+# -- tables, times and sizes -----------------------------------------------------------------------
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table: readable without colour, and with a fixed width outside a terminal.
+
+    On a terminal, the words found, missing, yes, no and weaker are coloured.
+    """
+    from rich.box import SIMPLE_HEAD  # a lazy import keeps `sbx --help` fast
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for head in heads:
+        table.add_column(head, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(one_line(cell), _STYLES.get(cell, "")) for cell in row))
+    coloured = colours(STDOUT)
+    page = io.StringIO()
+    console = Console(
+        file=page,
+        force_terminal=coloured,
+        color_system="standard" if coloured else None,
+        width=None if coloured else _WIDTH_OF_A_FILE,
+    )
+    console.print(table)
+    lines = [line.rstrip() for line in page.getvalue().splitlines()]
+    write(STDOUT, "\n".join(lines) + "\n")
+
+
+def moment(value: object) -> datetime | None:
+    """Parse a time of the service: ISO 8601 with `Z`, or seconds since the epoch."""
+    if isinstance(value, (int, float)):
+        return datetime.fromtimestamp(value, UTC)
+    if not isinstance(value, str):
+        return None
+    try:
+        parsed = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+
+
+def since(value: object, now: datetime | None = None) -> str:
+    """Return `3 min ago` or `in 2 h`, or an empty text without a time."""
+    if (at := moment(value)) is None:
+        return ""
+    elapsed_s = ((now or datetime.now(UTC)) - at).total_seconds()
+    return f"{span(elapsed_s)} ago" if elapsed_s >= 0 else f"in {span(-elapsed_s)}"
+
+
+def clock(value: object) -> str:
+    """Return the time to the second, in the time zone of the user."""
+    at = moment(value)
+    return at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if at else ""
+
+
+def span(length_s: float) -> str:
+    """Return a duration in the largest unit that fits twice, to limit the rounding error."""
+    for unit_s, unit in _DURATIONS:
+        if length_s >= 2 * unit_s:
+            return f"{int(length_s // unit_s)} {unit}"
+    return f"{int(length_s)} s"
+
+
+def milliseconds(value: object) -> str:
+    if not isinstance(value, (int, float)):
+        return ""
+    return f"{value:.0f} ms" if value < 10_000 else f"{value / 1000:.1f} s"
+
+
+def size(count: float | None) -> str:
+    """Return a number of bytes in the largest unit that fits, or `-` without a number."""
+    if count is None:
+        return "-"
+    step = min(4, int(math.log(count, 1024))) if count >= 1 else 0
+    amount = count / 1024**step
+    shown = f"{amount:.0f}" if amount >= 10 or amount == int(amount) else f"{amount:.1f}"
+    return f"{shown} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[step]}"
+
+
+# -- the events of a run ---------------------------------------------------------------------------
 
 
 class Printer(Protocol):
@@ -101,16 +242,16 @@ class TextPrinter:
         self._err.end()
         match run.status:
             case Status.TIMEOUT:
-                report.failure(
+                failure(
                     "the run took longer than its time-out and was stopped",
                     "allow more with --timeout, up to limits.wall_time of the policy",
                 )
             case Status.KILLED:
                 sentence, hint = _KILLED[run.cause or Cause.CRASHED]
-                report.failure(f"killed ({run.cause}): {sentence}", hint)
+                failure(f"killed ({run.cause}): {sentence}", hint)
             case Status.INTERRUPTED:
-                report.failure("interrupted")
-        report.quarantined(run.quarantined)
+                failure("interrupted")
+        quarantined(run.quarantined)
 
     def _fresh_line(self) -> None:
         """Begin a new line. On a terminal both streams share a line, and an error needs its own."""
@@ -128,6 +269,11 @@ class JsonPrinter:
     def show(self, event: Event) -> None:
         if isinstance(event, RunEnd):
             write(STDOUT, json.dumps(asdict(event.run)) + "\n")
+
+
+def printer(*, as_json: bool, as_events: bool) -> "Printer":
+    """Return the printer that the options of a command select."""
+    return JsonPrinter() if as_json else JsonLinesPrinter() if as_events else TextPrinter()
 
 
 def _plain(bundle: MimeBundle) -> str:

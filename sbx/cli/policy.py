@@ -1,11 +1,14 @@
 """`sbx policy`: list, show and check policies."""
 
+import json
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import report, terminal
+from sbx.cli import output, terminal
 from sbx.cli.exits import Exit
 from sbx.errors import NotFound, SbxError
 
@@ -14,13 +17,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, show and check policies.", rich_markup_mode=None)
 
+_TOML_WIDTH = 96
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 @app.command("list")
 def list_policies(as_json: _Json = False) -> None:
     """List the policies that you can name: the policies of sbx first, then your own."""
-    from sbx.cli.tables import print_table
     from sbx.policy import available
 
     entries = available(_search())
@@ -36,7 +39,7 @@ def list_policies(as_json: _Json = False) -> None:
             }
             for entry in entries
         ]
-        report.document({"policies": policies})
+        output.document({"policies": policies})
         return
     rows = [
         (
@@ -46,7 +49,7 @@ def list_policies(as_json: _Json = False) -> None:
         )
         for entry in entries
     ]
-    print_table(("policy", "extends", "its purpose"), rows)
+    output.print_table(("policy", "extends", "its purpose"), rows)
 
 
 @app.command()
@@ -55,16 +58,15 @@ def show(
     as_json: _Json = False,
 ) -> None:
     """Print the complete policy with every value, as the text of a policy file."""
-    from sbx.cli import toml
     from sbx.policy import describe, fingerprint, load, reference
 
     policy = load(reference(name), search=_search())
     values = describe(policy)
     if as_json:
-        report.document({**values, "fingerprint": fingerprint(policy)})
+        output.document({**values, "fingerprint": fingerprint(policy)})
         return
     del values["name"]  # the name of the file names the policy
-    text = f"# {policy.name}, fingerprint {fingerprint(policy)}\n{toml.dumps(values)}"
+    text = f"# {policy.name}, fingerprint {fingerprint(policy)}\n{to_toml(values)}"
     terminal.write(terminal.STDOUT, text)
 
 
@@ -76,7 +78,7 @@ def check(
     """Check policy files. List every problem with file, line or key, and the right word."""
     checked = [(file, _problems(file)) for file in files]
     if as_json:
-        report.document(
+        output.document(
             {
                 "files": [
                     {
@@ -121,3 +123,50 @@ def _search() -> tuple[Path, ...]:
     from sbx.runtime.settings import Settings
 
     return Settings().policy_dirs
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """Return a table as the text of a policy file: values first, then tables and lists of tables.
+
+    Omit None, which TOML does not have.
+    """
+    return "\n".join(_lines(table, "")) + "\n"
+
+
+def _lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for key, value in table.items():
+        if value is not None and not _is_table(value) and not _is_tables(value):
+            yield f"{_key(key)} = {_value(value)}"
+    for key, value in table.items():
+        name = f"{prefix}{_key(key)}"
+        if _is_table(value):
+            yield from ("", f"[{name}]", *_lines(value, f"{name}."))
+        elif _is_tables(value):
+            for entry in value:
+                yield from ("", f"[[{name}]]", *_lines(entry, f"{name}."))
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_table, value))
+
+
+def _key(key: str) -> str:
+    bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
+    return key if bare else _value(key)
+
+
+def _value(value: Any) -> str:
+    if not isinstance(value, list):
+        # JSON and TOML write text, numbers and booleans alike, except for DEL. Escape C1
+        # characters, too, so that no terminal interprets them as escape sequences.
+        text = json.dumps(value, ensure_ascii=False)
+        return re.sub(r"[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    items = [_value(item) for item in value]
+    line = f"[{', '.join(items)}]"
+    if len(line) <= _TOML_WIDTH:
+        return line
+    return "[\n" + "".join(f"  {item},\n" for item in items) + "]"

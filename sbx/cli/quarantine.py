@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import connect, exits, report
-from sbx.cli.terminal import STDERR, STDIN, STDOUT, OutputStream, one_line, write
+from sbx.cli import connect, exits, output
+from sbx.cli.terminal import STDERR, STDIN, STDOUT, OutputStream, confirmed, one_line, write
 from sbx.errors import BadRequest, Denied, NotFound, SbxError
 
 if TYPE_CHECKING:
@@ -57,17 +57,15 @@ def list_items(
     """List the items: the directory and path of each, and the program that would obey it."""
     items = _of_directory(_every(_stores(data_dir)), directory)
     if as_json:
-        report.document({"items": [_body(item) for item in items]})
+        output.document({"items": [_body(item) for item in items]})
     elif not items:
-        report.note("the quarantine is empty")
+        output.note("the quarantine is empty")
     else:
-        from sbx.cli.tables import print_table
-
         rows = [
             (item.id, item.directory, item.path, item.kind, item.program, item.why)
             for item in items
         ]
-        print_table(("id", "directory", "path", "kind", "program", "why"), rows)
+        output.print_table(("id", "directory", "path", "kind", "program", "why"), rows)
     return exits.Exit.OK
 
 
@@ -98,7 +96,7 @@ def show(
         elif kind == "symlink":
             body["target"] = _target(tree, below)
     if as_json:
-        report.document(body)
+        output.document(body)
     else:
         _print(body)
     return exits.Exit.OK
@@ -157,7 +155,7 @@ def _stores(data_dir: Path | None) -> list[Path]:
     The user's chats do not belong to another data directory that the user names.
     """
     from sbx.api.server.settings import ServiceSettings
-    from sbx.cli.chat import chat_directory
+    from sbx.cli.agent_options import chat_directory
     from sbx.runtime.settings import Settings
 
     override: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
@@ -255,22 +253,9 @@ def offer(items: "Sequence[QuarantineItem]", store: Path) -> None:
             try:
                 quarantine.restore(store, item.id)
             except SbxError as error:
-                report.failure(error.message, error.hint)
+                output.failure(error.message, error.hint)
             else:
-                report.note(f"restored {place}")
-
-
-def confirmed(question: str) -> bool:
-    """Ask at the terminal and return whether the answer is yes. Discard text typed before."""
-    from sbx.cli.approval_prompt import forget_typed
-
-    forget_typed()
-    write(STDERR, f"{question} [y/N] ")
-    try:
-        answer = os.read(STDIN, 1 << 16)
-    except OSError:  # the terminal was hung up
-        return False
-    return answer.strip().lower() in (b"y", b"yes")
+                output.note(f"restored {place}")
 
 
 def _each(
@@ -295,10 +280,10 @@ def _each(
                 write(STDOUT, f"{done} {one_line(paths[-1])}\n")
     if as_json:
         errors = [{"id": item.id, **failure.to_dict()} for item, failure in failures]
-        report.document({done: paths, "errors": errors})
+        output.document({done: paths, "errors": errors})
     else:
         for item, failure in failures:
-            report.failure(f"{item.id}: {failure.message}", failure.hint)
+            output.failure(f"{item.id}: {failure.message}", failure.hint)
     return exits.for_error(failures[0][1]) if failures else exits.Exit.OK
 
 
@@ -362,4 +347,4 @@ def _print(body: dict[str, Any]) -> None:
         link = f" -> {one_line(entry['target'])}" if "target" in entry else ""
         write(STDOUT, f"  {one_line(entry['path'])}{link}  {rest}\n")
     if not body.get("complete", True):
-        report.note("the output is incomplete: the item has more entries or bytes")
+        output.note("the output is incomplete: the item has more entries or bytes")

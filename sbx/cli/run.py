@@ -4,31 +4,52 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import exits, languages
+from sbx.cli import exits, output
 from sbx.errors import BadRequest, NotFound, TooLarge
+from sbx.protocol.languages import LANGUAGES, Language, check_language, language_of
 
 if TYPE_CHECKING:
-    from sbx.cli.output import Printer
+    from sbx.cli.run_driver import RunSpec, SignalHandler, Step
+    from sbx.protocol.runs import Run
+    from sbx.runtime.conversation import Conversation
 
 _READ_MAX = 64 << 20  # far above the limit of a cell; ends the read of a file such as /dev/zero
+_GRACE_S = 0.4  # from Ctrl-C to SIGKILL: the jail must be gone within a second
+_KILLED_S = 0.5  # from SIGKILL until the command stops waiting for the run's last event
+_PYTHON = "python"
+
+LanguageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--language",
+        "-l",
+        help=f"{_PYTHON}, {', '.join(LANGUAGES)}. Without it the suffix of FILE decides: .js, "
+        ".ts, .java, .go, .sh; any other is Python.",
+        metavar="NAME",
+    ),
+]
+ScriptArguments = Annotated[
+    list[str] | None,
+    typer.Argument(help="An argument for a script in another language.", metavar="[ARG…]"),
+]
 
 
 def run(
     file: Annotated[
         str | None, typer.Argument(help="A file of code; - for stdin.", metavar="FILE")
     ] = None,
-    args: languages.Arguments = None,
+    args: ScriptArguments = None,
     code: Annotated[
         str | None, typer.Option("--code", "-c", help="The code itself.", metavar="CODE")
     ] = None,
     shell: Annotated[
         bool, typer.Option("--shell", help="Run a bash script instead of Python.")
     ] = False,
-    language: languages.Option = None,
+    language: LanguageOption = None,
     policy: Annotated[
         str, typer.Option(help="The name or the file of a policy.", metavar="POLICY")
     ] = "default",
@@ -93,31 +114,123 @@ def run(
         )
     environment = variables(env or [])
     check_names(upload or [])
-    script = languages.chosen(language, file, args or (), shell=shell)
+    script = language_for(language, file, args or (), shell=shell)
     text, from_stdin = code_of(file, code)
 
-    import asyncio
+    import asyncio  # lazy imports keep `sbx --help` fast
 
-    from sbx.cli.output import JsonLinesPrinter, JsonPrinter, TextPrinter
-    from sbx.cli.run_session import RunOptions, run_once
+    from sbx.cli.run_driver import RunSpec
 
-    face: Printer = JsonPrinter() if as_json else JsonLinesPrinter() if as_events else TextPrinter()
-    request = RunOptions(
-        code=text,
+    spec = RunSpec(
+        text,
         shell=shell,
         language=script,
         args=tuple(args or ()),
-        policy=policy,
         timeout_s=timeout,
-        env=environment,
-        upload=tuple(upload or ()),
-        uploads=uploads,
-        workspace=workspace,
-        figures=figures,
-        asks=not (as_json or as_events),
         answers=not (from_stdin or as_json or as_events) and os.isatty(0),
     )
-    return exits.for_run(asyncio.run(run_once(request, face)))
+    printer = output.printer(as_json=as_json, as_events=as_events)
+    options = {"workspace": workspace, "uploads": uploads, "env": environment}
+    asks = not (as_json or as_events)
+    return exits.for_run(
+        asyncio.run(_run_once(spec, printer, policy, options, upload or (), figures, asks=asks))
+    )
+
+
+async def _run_once(
+    spec: "RunSpec",
+    printer: output.Printer,
+    policy: str,
+    options: dict[str, Any],
+    upload: Sequence[Path],
+    figures: Path | None,
+    *,
+    asks: bool,
+) -> "Run":
+    """Create a sandbox, copy the uploads, follow the run, and clean up.
+
+    Raise every SbxError of the core, StoppedBySignal for a signal before the result, ReaderGone.
+    """
+    from contextlib import ExitStack, closing
+
+    from sbx.cli.quarantine import offer
+    from sbx.cli.run_driver import RunPrinter, signals_of
+    from sbx.cli.save_files import Figures
+    from sbx.policy import reference
+    from sbx.runtime.runtime import Runtime
+    from sbx.runtime.settings import Settings
+    from sbx.workspace import quarantine
+
+    run_printer = RunPrinter(printer)
+    with ExitStack() as stack:
+        directory = None
+        if figures is not None:  # open it before code inside can replace it
+            directory = stack.enter_context(closing(Figures(figures)))
+        # A zygote pays off from the second kernel on. This runtime starts a single kernel.
+        settings = Settings(fast_path=False)
+        async with signals_of(run_printer) as signals, Runtime(settings) as runtime:
+            try:
+                box = await runtime.create(reference(policy), **options)
+                for path in upload:
+                    await box.uploads.put(path)
+                where = box.conversation("default")
+                signals.react(_on_interrupt(where, signals))
+                run = spec.start(where, run_printer)
+                result = await run_printer.follow(run.events(), answers=spec.answers)
+            finally:
+                signals.ignore()
+        if asks and result.quarantined and box.policy.host_executables == "ask":
+            store = settings.protection.quarantines
+            offer([quarantine.get(store, item.id)[0] for item in result.quarantined], store)
+        for path in directory.save(result) if directory is not None else ():
+            output.note(f"figure: {path}")
+        return result
+
+
+def _on_interrupt(where: "Conversation", signals: "SignalHandler") -> "list[Step]":
+    """Return the steps of Ctrl-C: interrupt the cell, and kill it if it continues. A second Ctrl-C
+    kills at once."""
+    from asyncio import sleep
+
+    async def interrupt() -> None:
+        if await where.interrupt():
+            await sleep(_GRACE_S)
+        await kill()
+
+    async def kill() -> None:
+        if where.receipt is not None:
+            await where.stop()  # the run ends as interrupted, with its output so far
+            await sleep(_KILLED_S)
+        signals.cancel()
+
+    return [interrupt, kill]
+
+
+def language_for(
+    language: str | None, file: str | None, args: Sequence[str], *, shell: bool
+) -> Language | None:
+    """Return the language of a script, or None for a Python cell and for a command.
+
+    Raise BadRequest.
+    """
+    if shell and language is not None:
+        raise BadRequest(
+            "--shell and --language exclude each other",
+            hint="use --language bash for a script, --shell for a command",
+        )
+    script: Language | None
+    if shell:
+        script = None
+    elif language is not None:
+        script = None if language == _PYTHON else check_language(language)
+    else:
+        script = language_of(file or "")
+    if args and script is None:
+        raise BadRequest(
+            "arguments are for a script in another language",
+            hint="put them into the code, or use --language bash",
+        )
+    return script
 
 
 def code_of(file: str | None, code: str | None) -> tuple[str, bool]:

@@ -1,152 +1,192 @@
-"""One run in a sandbox of the service: start it, follow it, and handle signals."""
+"""Drive one run: start it, show its events, answer its questions, and handle signals."""
 
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine, Mapping
-from contextlib import closing, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sbx.cli import terminal
+from sbx.cli.exits import StoppedBySignal
 from sbx.cli.output import Printer
-from sbx.cli.run_printer import RunPrinter, leave
-from sbx.client import Client
-from sbx.client.contexts import RemoteContext
-from sbx.client.conversation import RemoteConversation
-from sbx.client.runs import RemoteRun
-from sbx.errors import NotFound, SbxError
-from sbx.protocol.contexts import DEFAULT_CONTEXT
+from sbx.cli.signals import handled
 from sbx.protocol.languages import Language
-from sbx.protocol.runs import Run
+from sbx.protocol.runs import Event, InputRequest, Run, RunEnd
 
-_GRACE_S = 2.0  # the time for the service to react to a signal
+if TYPE_CHECKING:
+    from sbx.client.contexts import RemoteContext
+    from sbx.client.conversation import RemoteConversation
+    from sbx.client.runs import RemoteRun
+    from sbx.runtime.conversation import Conversation
+    from sbx.runtime.run.active_run import ActiveRun
+
+_LAST_WORDS_S = 0.2
+
+Step = Callable[[], Coroutine[None, None, None]]
 
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """The options of `sbx exec`."""
+    """One run of `sbx run` or `sbx exec`. With `answers`, its questions are answered here."""
 
-    sandbox_id: str
-    conversation: str
     code: str
     shell: bool
+    language: Language | None
+    args: tuple[str, ...]
     timeout_s: float | None
-    context: str = DEFAULT_CONTEXT
-    language: Language | None = None
-    args: tuple[str, ...] = ()
+    answers: bool
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: str | None = None
-    answers: bool = False
 
-    async def run(self, client: Client, face: Printer) -> Run:
-        """Run the code and show its events.
-
-        Raise Stopped for a signal before there was a result, ReaderGone, and the errors of the
-        service.
-        """
-        typed = os.isatty(terminal.STDIN)
-        read = terminal.read_line if typed else terminal.InputLines().read_line
-        following = RunPrinter(face, read)
-        where = await self._where(client)
-        run = self._begin(where, following)
-        with closing(_Signals(where, run)) as signals:
-            try:
-                return await following.follow(run.events(), self.answers)
-            except asyncio.CancelledError:
-                if signals.received is None:
-                    raise
-                await leave(signals.received, following)
-
-    async def _where(self, client: Client) -> RemoteConversation | RemoteContext:
-        """Return the conversation or the context of the run. Create a missing context."""
-        conversation = client.sandbox(self.sandbox_id).conversation(self.conversation)
-        if self.context == DEFAULT_CONTEXT:
-            return conversation
-        try:
-            return await conversation.contexts.get(self.context)
-        except NotFound:
-            return await conversation.contexts.create(self.context)
-
-    def _begin(self, where: RemoteConversation | RemoteContext, following: RunPrinter) -> RemoteRun:
-        if self.language is not None:
-            # `execute` rejects a script with a context.
-            assert isinstance(where, RemoteConversation)
-            return where.start_script(
-                self.code,
-                self.language,
-                args=self.args,
-                timeout=self.timeout_s,
-                cwd=self.cwd,
-                env=self.env,
-                stdin=self.stdin,
-            )
+    def start(
+        self, where: "Conversation | RemoteConversation | RemoteContext", printer: "RunPrinter"
+    ) -> "ActiveRun | RemoteRun":
         if self.shell:
             return where.start_shell(
                 self.code, timeout=self.timeout_s, cwd=self.cwd, env=self.env, stdin=self.stdin
             )
-        on_input = following.answer if self.answers else None
-        return where.start_run(self.code, timeout=self.timeout_s, on_input=on_input)
+        if self.language is None:
+            on_input = printer.answer if self.answers else None
+            return where.start_run(self.code, timeout=self.timeout_s, on_input=on_input)
+        if TYPE_CHECKING:  # `sbx exec` refuses a script with a context
+            assert not isinstance(where, RemoteContext)
+        return where.start_script(
+            self.code,
+            self.language,
+            args=self.args,
+            timeout=self.timeout_s,
+            cwd=self.cwd,
+            env=self.env,
+            stdin=self.stdin,
+        )
 
 
-class _Signals:
-    """Signal handling for the run.
+class RunPrinter:
+    """Show the events of a run and read the answers to its questions.
 
-    The first Ctrl-C interrupts the run, the second ends its kernel, and the third exits. SIGTERM
-    and SIGHUP interrupt the run and exit. A signal that is already ignored stays ignored, see
-    nohup(1).
+    `read` returns one line of the answers, or `END_OF_INPUT`.
     """
 
-    def __init__(self, where: RemoteConversation | RemoteContext, run: RemoteRun) -> None:
-        self.received: int | None = None
-        self._where = where
-        self._run = run
-        self._loop = asyncio.get_running_loop()
-        self._main = asyncio.current_task()
-        self._acting: list[asyncio.Task[None]] = []
-        self._handled = [
-            number
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            if signal.getsignal(number) is not signal.SIG_IGN
-        ]
-        for number in self._handled:
-            self._loop.add_signal_handler(number, self._stop, number)
+    def __init__(
+        self, printer: Printer, read: Callable[[], Awaitable[str]] = terminal.read_line
+    ) -> None:
+        self._printer = printer
+        self._read = read
+        self._turn = asyncio.Lock()
+        self._writing: asyncio.Future[None] | None = None
+        self._answers: asyncio.Queue[str] = asyncio.Queue()
 
-    def close(self) -> None:
-        for number in self._handled:
-            self._loop.remove_signal_handler(number)
-        for task in self._acting:
-            task.cancel()
-
-    def _stop(self, number: int) -> None:
-        self.received = self.received or number
-        if number != signal.SIGINT:
-            self._start_action(self._end(self._run.interrupt()))
-        elif not self._acting:
-            self._start_action(self._interrupt())
-        elif len(self._acting) == 1:
-            self._start_action(self._end(self._where.stop(), wait_s=_GRACE_S))
-        else:
-            self._cancel()
-
-    def _start_action(self, work: Coroutine[None, None, None]) -> None:
-        self._acting.append(self._loop.create_task(work))
-
-    async def _interrupt(self) -> None:
-        """Interrupt the run. Its end event then ends this command."""
+    async def follow(self, events: AsyncIterator[Event], *, answers: bool) -> Run:
+        """Follow the run to its end. With `answers`, show each question and read its answer."""
+        asking: asyncio.Task[None] | None = None
         try:
-            await self._run.interrupt()
-        except SbxError:  # the service cannot interrupt the run
-            self._cancel()
+            async for event in events:
+                if isinstance(event, InputRequest) and answers:
+                    if asking is not None:
+                        asking.cancel()
+                    asking = asyncio.create_task(self._ask(event))
+                    continue
+                await self._show(event)
+                if isinstance(event, RunEnd):
+                    return event.run
+        finally:
+            if asking is not None:
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+        raise AssertionError  # a stream ends with its RunEnd, or raises
 
-    async def _end(self, request: Coroutine[Any, Any, Any], wait_s: float = 0.0) -> None:
-        with suppress(SbxError, TimeoutError):
-            async with asyncio.timeout(_GRACE_S):
-                await request
-            await asyncio.sleep(wait_s)
-        self._cancel()
+    async def answer(self, _prompt: str = "") -> str:
+        """Wait for the next answer and return it."""
+        return await self._answers.get()
 
-    def _cancel(self) -> None:
+    async def written(self, timeout_s: float) -> bool:
+        """Return whether the pending output is written, or has failed, within that time."""
+        if self._writing is None:
+            return True
+        await asyncio.wait({self._writing}, timeout=timeout_s)
+        return self._writing.done()
+
+    async def _show(self, event: Event) -> None:
+        """Write in a thread, so that a slow reader of stdout delays no deadline and no Ctrl-C."""
+        async with self._turn:
+            self._writing = asyncio.ensure_future(asyncio.to_thread(self._printer.show, event))
+            await asyncio.shield(self._writing)
+
+    async def _ask(self, question: InputRequest) -> None:
+        """Show a question and read its answer.
+
+        The core's callback must not do this: there, the prompt could overtake the output.
+        """
+        secret = question.password and os.isatty(terminal.STDIN)
+        with terminal.hidden() if secret else nullcontext():
+            await self._show(question)
+            self._answers.put_nowait(await self._read())
+
+
+class SignalHandler:
+    """The reactions to signals. At first, each signal cancels the command."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._main = asyncio.current_task()
+        self._on_interrupt: list[Step] = []
+        self._on_end: Step | None = None
+        self._acting: asyncio.Task[None] | None = None
+        self._ignored = False
+
+    def react(self, on_interrupt: Iterable[Step], on_end: Step | None = None) -> None:
+        """Take the next step of `on_interrupt` at each Ctrl-C, and cancel after the last one. At
+        SIGTERM and SIGHUP, take the step `on_end`, or cancel."""
+        self._on_interrupt, self._on_end = list(on_interrupt), on_end
+
+    def ignore(self) -> None:
+        """Ignore signals from now on: the run has ended, and the cleanup must be complete."""
+        self._ignored = True
+        if self._acting is not None:
+            self._acting.cancel()
+
+    def cancel(self) -> None:
         if self._main is not None and not self._main.cancelling():
             self._main.cancel()
+
+    def on_signal(self, number: signal.Signals) -> None:
+        if self._ignored:
+            return
+        self.received = self.received or number
+        step = self._on_end
+        if number == signal.SIGINT:
+            step = self._on_interrupt.pop(0) if self._on_interrupt else None
+        if self._acting is not None:
+            self._acting.cancel()
+        if step is None:
+            self.cancel()
+        else:
+            self._acting = asyncio.get_running_loop().create_task(step())
+
+
+@asynccontextmanager
+async def signals_of(printer: RunPrinter) -> AsyncIterator[SignalHandler]:
+    """Handle signals in the block. Raise StoppedBySignal if one cancels it before its result."""
+    handler = SignalHandler()
+    with handled(handler.on_signal):
+        try:
+            yield handler
+        except asyncio.CancelledError:
+            if (number := handler.received) is None:
+                raise
+            if not await printer.written(_LAST_WORDS_S):
+                # The reader of stdout stopped reading without closing it, so the writing thread
+                # cannot be stopped. All other resources are closed, so it is safe to exit here.
+                os._exit(128 + number)
+            raise StoppedBySignal(number, _sentence(number)) from None
+        finally:
+            handler.ignore()
+
+
+def _sentence(number: signal.Signals) -> str:
+    if number == signal.SIGINT:
+        return "interrupted before there was a result"
+    return f"ended by {number.name}"

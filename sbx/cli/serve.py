@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sbx.cli import report
+from sbx.cli import output
 from sbx.cli.exits import Exit
 from sbx.cli.terminal import STDOUT, write
 from sbx.errors import BadRequest
@@ -128,7 +128,7 @@ def serve(
         config=config,
     )
     for name, source in result.unknown if not as_json else ():
-        report.note(f"{name} in {source} is not a setting of sbx")
+        output.note(f"{name} in {source} is not a setting of sbx")
     from sbx.api.server.serve import serve
 
     serve(result.settings, partial(_print_key, as_json=as_json), config=config)
@@ -153,13 +153,13 @@ def _command() -> str:
 def _print_key(key: str, key_file: Path, *, as_json: bool) -> None:
     """Print the first key once. Do not print it to a journal, which other users can read."""
     if _for_a_journal():
-        report.note(f"the first key is in {key_file}")
+        output.note(f"the first key is in {key_file}")
         return
     if as_json:
-        report.document({"first_key": key, "kept": str(key_file)})
+        output.document({"first_key": key, "kept": str(key_file)})
         return
     write(STDOUT, f"first key: {key}\n")
-    report.note(f"it is shown only this once; it is stored in {key_file}")
+    output.note(f"it is shown only this once; it is stored in {key_file}")
 
 
 def _for_a_journal() -> bool:

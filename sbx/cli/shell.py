@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import connect, exits, report
+from sbx.cli import connect, exits, output
 from sbx.cli.terminal import one_line
 from sbx.errors import BadRequest, NotFound
 
@@ -111,17 +111,15 @@ def _list(socket: str | None, key: str | None, where: tuple[str, str], *, as_jso
     path = connect.of_sandbox(where[0], "conversations", where[1], "terminals")
     terminals = connect.ask(socket, key, lambda client: client.request("GET", path))["items"]
     if as_json:
-        report.document({"terminals": terminals})
+        output.document({"terminals": terminals})
     elif not terminals:
-        report.note("the conversation has no terminals; open one with sbx shell")
+        output.note("the conversation has no terminals; open one with sbx shell")
     else:
         _print(terminals)
     return exits.Exit.OK
 
 
 def _print(terminals: Sequence[dict[str, Any]]) -> None:
-    from sbx.cli.tables import print_table
-
     rows = [
         (
             terminal["id"],
@@ -132,7 +130,7 @@ def _print(terminals: Sequence[dict[str, Any]]) -> None:
         )
         for terminal in terminals
     ]
-    print_table(("terminal", "state", "size", "attached", "command"), rows)
+    output.print_table(("terminal", "state", "size", "attached", "command"), rows)
 
 
 def _code(terminal: dict[str, Any]) -> str:
@@ -152,7 +150,7 @@ def _opened(
         body: dict[str, Any] = await client.request("GET", path)
         return body
 
-    report.document(connect.ask(socket, key, work))
+    output.document(connect.ask(socket, key, work))
     return exits.Exit.OK
 
 
@@ -179,7 +177,7 @@ def _attached(
 
         name, outcome = connect.ask(socket, key, work)
     if outcome.detached:
-        report.note(f"{name} is still running; attach again with: sbx shell {where[0]}")
+        output.note(f"{name} is still running; attach again with: sbx shell {where[0]}")
         return exits.Exit.OK
     return _ended(outcome)
 
@@ -213,7 +211,7 @@ def _embedded(
         outcome = asyncio.run(work())
     _report_quarantined(store, workspace, before, ask=any(asks))
     if outcome.detached:
-        report.note("the sandbox belonged to this process and is deleted")
+        output.note("the sandbox belonged to this process and is deleted")
         return exits.Exit.OK
     return _ended(outcome)
 
@@ -232,7 +230,7 @@ def _report_quarantined(
     new = [
         item for item in quarantine.items(store) if item.directory == top and item.id not in before
     ]
-    report.quarantined([item.reported for item in new])
+    output.quarantined([item.reported for item in new])
     if ask:
         offer(new, store)
 
@@ -270,7 +268,7 @@ def _here(opening: dict[str, Any], own: "RawTty") -> dict[str, Any]:
 
 def _ended(outcome: "ShellOutcome") -> int:
     if outcome.exit_code is None:
-        report.failure(f"the terminal has ended: {outcome.reason or 'the reason is unknown'}")
+        output.failure(f"the terminal has ended: {outcome.reason or 'the reason is unknown'}")
         return exits.Exit.KILLED
     return outcome.exit_code
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from sbx.cli import exits
 from sbx.cli.escape_filter import EscapeFilter
 from sbx.cli.raw_tty import RawTty
+from sbx.cli.signals import ENDS, handled
 from sbx.cli.terminal import STDIN, STDOUT
 from sbx.errors import SbxError
 
@@ -141,21 +142,14 @@ def _first(done: set[asyncio.Task[ShellOutcome]]) -> ShellOutcome:
 
 @contextmanager
 def _signals(seat: TerminalSession) -> Iterator[None]:
-    """Handle signals. A signal that is already ignored stays ignored, see nohup(1)."""
     loop = asyncio.get_running_loop()
-    handled = [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    ]
-    for number in handled:
-        loop.add_signal_handler(number, seat.stop, number)
     loop.add_signal_handler(signal.SIGWINCH, seat.resized)
     loop.add_signal_handler(signal.SIGCONT, seat.resumed)
     try:
-        yield
+        with handled(seat.stop, (*ENDS, signal.SIGQUIT)):
+            yield
     finally:
-        for number in (*handled, signal.SIGWINCH, signal.SIGCONT):
+        for number in (signal.SIGWINCH, signal.SIGCONT):
             loop.remove_signal_handler(number)
 
 

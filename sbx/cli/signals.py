@@ -1,40 +1,52 @@
-"""Signal handling for the commands that serve or drive an agent: end in order, and release every
-resource.
+"""SIGINT, SIGTERM and SIGHUP in the event loop of a command: end in order, release every resource.
 
 A signal that is ignored at the start of this process stays ignored, see nohup(1).
 """
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
 from sbx.cli.exits import StoppedBySignal
 
-_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Ending:
-    """A context manager: `with Ending() as ending`.
+@contextmanager
+def handled(
+    on_signal: Callable[[signal.Signals], object], numbers: Sequence[signal.Signals] = ENDS
+) -> Iterator[None]:
+    """Call `on_signal` for each of these signals, until the context exits."""
+    loop = asyncio.get_running_loop()
+    numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
 
-    A signal cancels the task that entered the context, and the context raises it as Stopped. The
-    next signal kills the process. If `on_interrupt` is set, the next Ctrl-C calls it once instead.
+
+class CancelOnSignal:
+    """A context manager for the commands that serve or drive an agent.
+
+    A signal cancels the task that entered the context, and the context raises it as
+    StoppedBySignal. The next signal kills the process. If `on_interrupt` is set, the next Ctrl-C
+    calls it once instead.
     """
 
     def __init__(self) -> None:
         self.on_interrupt: Callable[[], object] | None = None
         self.received: signal.Signals | None = None
-        self._handled: list[signal.Signals] = []
+        self._handlers = ExitStack()
 
     def __enter__(self) -> Self:
-        self._loop = asyncio.get_running_loop()
         self._main = asyncio.current_task()
-        self._handled = [
-            number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN
-        ]
-        for number in self._handled:
-            self._loop.add_signal_handler(number, self._end, number)
+        self._handlers.enter_context(handled(self._on_signal))
         return self
 
     def __exit__(
@@ -43,21 +55,16 @@ class Ending:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._leave()
+        self._handlers.close()
         if self.received is not None and isinstance(error, asyncio.CancelledError):
             raise StoppedBySignal(self.received, f"ended by {self.received.name}") from None
 
-    def _end(self, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         callback, self.on_interrupt = self.on_interrupt, None
         if number == signal.SIGINT and callback is not None:
             callback()
             return
         self.received = number
-        self._leave()
+        self._handlers.close()
         if self._main is not None:
             self._main.cancel()
-
-    def _leave(self) -> None:
-        for number in self._handled:
-            self._loop.remove_signal_handler(number)
-        self._handled = []

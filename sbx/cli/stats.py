@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import connect, exits, report
+from sbx.cli import connect, exits, output
+from sbx.cli.output import size
 from sbx.cli.terminal import STDERR, STDOUT, one_line, write
 from sbx.errors import SbxError
 from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S, SandboxUsage, usage_to_json
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from sbx.client import Client
 
 _PAGE = 200
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _HEADS = ("sandbox", "kernels", "cpu", "cpu time", "memory", "peak", "pids", "disk", "net in/out")
 
 
@@ -58,7 +58,7 @@ def stats(
             if as_json:
                 documents = [{"id": name, **usage_to_json(usage)} for name, usage in usages]
                 errors = [{"id": name, "error": error.to_dict()} for name, error in failed]
-                report.document({"sandboxes": documents, "failed": errors})
+                output.document({"sandboxes": documents, "failed": errors})
             else:
                 table.show(usages, failed)
             if not follow:
@@ -103,11 +103,9 @@ class _Table:
     def show(
         self, usages: Sequence[tuple[str, SandboxUsage]], failed: Sequence[tuple[str, SbxError]]
     ) -> None:
-        from sbx.cli.tables import print_table
-
         if self._terminal and self._lines:
             write(STDOUT, f"\x1b[{self._lines}A\x1b[J")
-        print_table(_HEADS, [self._row(name, usage) for name, usage in usages])
+        output.print_table(_HEADS, [self._row(name, usage) for name, usage in usages])
         self._lines = len(usages) + 2
         self._before = dict(usages)
         for name, error in failed:
@@ -120,11 +118,11 @@ class _Table:
             str(usage.kernels),
             self._share(name, usage),
             "-" if usage.cpu_s is None else f"{mark}{usage.cpu_s:.1f} s",
-            f"{mark}{_size(usage.memory)} / {_size(usage.memory_max)}",
-            f"{mark}{_size(usage.memory_peak)}",
+            f"{mark}{size(usage.memory)} / {size(usage.memory_max)}",
+            f"{mark}{size(usage.memory_peak)}",
             f"{'-' if usage.pids is None else usage.pids} / {usage.pids_max}",
-            f"{'' if usage.disk_complete else '>'}{_size(usage.disk)} / {_size(usage.disk_max)}",
-            f"{_size(usage.network_received)} / {_size(usage.network_sent)}",
+            f"{'' if usage.disk_complete else '>'}{size(usage.disk)} / {size(usage.disk_max)}",
+            f"{size(usage.network_received)} / {size(usage.network_sent)}",
         )
 
     def _share(self, name: str, usage: SandboxUsage) -> str:
@@ -134,14 +132,3 @@ class _Table:
             return "-"
         elapsed_s = usage.at - before.at
         return f"{max(0.0, usage.cpu_s - before.cpu_s) / elapsed_s:.0%}" if elapsed_s > 0 else "-"
-
-
-def _size(count: int | None) -> str:
-    if count is None:
-        return "-"
-    size, unit = float(count), _UNITS[0]
-    for unit in _UNITS:
-        if size < 1024 or unit == _UNITS[-1]:
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

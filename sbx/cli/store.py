@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import connect, exits, report
+from sbx.cli import connect, exits, output
 from sbx.cli.terminal import STDOUT, one_line, write
 from sbx.errors import BadRequest, Conflict, SbxError
 
@@ -37,7 +37,7 @@ def check(data_dir: DataDir = None, as_json: connect.Json = False) -> int:
 
     result = checked(_data(data_dir))
     if as_json:
-        report.document(_check_body(result))
+        output.document(_check_body(result))
     else:
         _print_check(result)
     return exits.Exit.OK if result.ok else exits.Exit.FAILED
@@ -58,7 +58,7 @@ def backup(
 
     done = backed_up(_data(data_dir), file, force=force)
     body = {"file": str(file), "bytes": done.bytes, "mark": done.mark and asdict(done.mark)}
-    report.outcome(body, f"{one_line(str(file))}: {done.bytes} bytes", as_json=as_json)
+    output.outcome(body, f"{one_line(str(file))}: {done.bytes} bytes", as_json=as_json)
     return exits.Exit.OK
 
 
@@ -86,13 +86,13 @@ def restore(
         raise BadRequest("name a backup, or use --empty", code="usage")
     data = _data(data_dir)
     if empty and not as_json:
-        report.note(
+        output.note(
             f"an empty store has no sandbox and no key: the next start moves {len(on_disk(data))}"
             " directories of sandboxes to unclaimed"
         )
     done = restored(data, file, force=force)
     if as_json:
-        report.document(_replaced_body(done))
+        output.document(_replaced_body(done))
     else:
         write(STDOUT, f"restored {'an empty store' if file is None else one_line(str(file))}\n")
         _note_replaced(done)
@@ -109,7 +109,7 @@ def repair(data_dir: DataDir = None, as_json: connect.Json = False) -> int:
 
     done = repaired(_data(data_dir))
     if as_json:
-        report.document(_repaired_body(done))
+        output.document(_repaired_body(done))
     else:
         _print_repaired(done)
     return exits.Exit.OK
@@ -140,17 +140,15 @@ def unclaimed(
         return _removed(data, list(dict.fromkeys(ids)), as_json=as_json)
     items = directories.measured(data)
     if as_json:
-        report.document({"items": [asdict(item) for item in items]})
+        output.document({"items": [asdict(item) for item in items]})
     elif not items:
-        report.note("the data directory has no unclaimed directories")
+        output.note("the data directory has no unclaimed directories")
     else:
-        from sbx.cli.tables import print_table
-
         rows = [
             (item.id, item.moved_at, *map(_number, (item.uid, item.files, item.bytes)))
             for item in items
         ]
-        print_table(("id", "moved", "uid", "files", "bytes"), rows)
+        output.print_table(("id", "moved", "uid", "files", "bytes"), rows)
     return exits.Exit.OK
 
 
@@ -180,16 +178,16 @@ def _removed(data: Path, ids: list[str], *, as_json: bool) -> int:
             removed.append(item_id)
     if as_json:
         errors = [{"id": item_id, **failure.to_dict()} for item_id, failure in failures]
-        report.document({"removed": removed, "recorded": recorded, "errors": errors})
+        output.document({"removed": removed, "recorded": recorded, "errors": errors})
     else:
         for item_id in removed:
             write(STDOUT, f"removed {item_id}\n")
         if not ids:
-            report.note("the data directory has no unclaimed directories")
+            output.note("the data directory has no unclaimed directories")
         for _, failure in failures:
-            report.failure(failure.message, failure.hint)
+            output.failure(failure.message, failure.hint)
         if removed and not recorded:
-            report.note("the service is running, so the audit log does not record this")
+            output.note("the service is running, so the audit log does not record this")
     return exits.for_error(failures[0][1]) if failures else exits.Exit.OK
 
 
@@ -230,21 +228,21 @@ def _print_check(result: "StoreCheck") -> None:
     running = "the service is running" if result.running else "the service is stopped"
     write(STDOUT, f"{one_line(str(result.store))}: {state}, {running}{generation}\n")
     if result.error is not None:
-        report.failure(result.error.message, result.error.hint)
+        output.failure(result.error.message, result.error.hint)
     for problem in result.problems:
-        report.failure(problem)
+        output.failure(problem)
     for sandbox in result.without_workspace:
-        report.failure(f"the sandbox {sandbox} has no workspace row", "sbx store repair adds one")
+        output.failure(f"the sandbox {sandbox} has no workspace row", "sbx store repair adds one")
     for directory in result.without_directory:
         files = f"the files of a conversation of {directory.sandbox}"
-        report.failure(f"{files} are missing: {_path(directory)}")
+        output.failure(f"{files} are missing: {_path(directory)}")
     for directory in result.without_row:
-        report.failure(
+        output.failure(
             f"the directory {_path(directory)} has no row in the store",
             "the next start, or the next collection, moves it to unclaimed",
         )
     if result.unclaimed:
-        report.note(f"{result.unclaimed} unclaimed directories are kept: sbx store unclaimed")
+        output.note(f"{result.unclaimed} unclaimed directories are kept: sbx store unclaimed")
 
 
 def _path(directory: "DirectoryName") -> str:
@@ -263,11 +261,11 @@ def _replaced_body(done: "ReplacedStore") -> dict[str, Any]:
 
 def _note_replaced(done: "ReplacedStore") -> None:
     if done.kept is not None:
-        report.note(f"the old store is kept as {done.kept}")
+        output.note(f"the old store is kept as {done.kept}")
     if done.brought_back:
-        report.note(f"{len(done.brought_back)} unclaimed directories were moved back")
+        output.note(f"{len(done.brought_back)} unclaimed directories were moved back")
     if done.unknown:
-        report.note(
+        output.note(
             f"up to {done.unknown} directories have no row in the store: the next start moves"
             " them to unclaimed"
         )
@@ -286,22 +284,20 @@ def _repaired_body(done: "Repaired") -> dict[str, Any]:
 
 def _print_repaired(done: "Repaired") -> None:
     if done.replaced is None:
-        report.note("there is nothing to repair")
+        output.note("there is nothing to repair")
         return
     if done.tables:
-        from sbx.cli.tables import print_table
-
         rows = [
             (name, str(table.saved), "?" if table.lost is None else str(table.lost))
             for name, table in done.tables.items()
         ]
-        print_table(("table", "saved", "lost"), rows)
+        output.print_table(("table", "saved", "lost"), rows)
     for sandbox in done.found_again:
-        report.note(f"the sandbox {sandbox} has a new workspace row for its directory")
+        output.note(f"the sandbox {sandbox} has a new workspace row for its directory")
     for sandbox in done.without_files:
-        report.note(f"the files of the sandbox {sandbox} were not found: it has an empty directory")
+        output.note(f"the files of the sandbox {sandbox} were not found: it has an empty directory")
     if done.dropped:
-        report.note(
+        output.note(
             f"{done.dropped} rows were dropped because the rows that they belong to are lost"
         )
     _note_replaced(done.replaced)

@@ -189,3 +189,20 @@ def hidden() -> Iterator[None]:
         termios.tcsetattr(STDIN, termios.TCSAFLUSH, before)
         with suppress(SbxError):
             write(STDERR, "\n")
+
+
+def confirmed(question: str) -> bool:
+    """Ask at the terminal and return whether the answer is yes. Discard text typed before."""
+    forget_typed()
+    write(STDERR, f"{question} [y/N] ")
+    try:
+        answer = os.read(STDIN, 1 << 16)
+    except OSError:  # the terminal was hung up
+        return False
+    return answer.strip().lower() in (b"y", b"yes")
+
+
+def forget_typed() -> None:
+    """Discard text that was typed before a question."""
+    with suppress(termios.error):
+        termios.tcflush(STDIN, termios.TCIFLUSH)

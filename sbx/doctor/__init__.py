@@ -1,8 +1,8 @@
-"""`sbx doctor`: which walls this host can enforce, and attacks that show that they hold.
+"""`sbx doctor`: the walls that this host can enforce, and attacks that test them.
 
-    host_check   Linux, bubblewrap, cgroups, Landlock and the policies: what is there, with remedies
+    host_check   checks Linux, bubblewrap, cgroups, Landlock and the policies, with remedies
     attacks/     attacks from inside a sandbox, each with its expected result
-    report       starts a sandbox, runs the attacks, and reports them
+    report       attacks sandboxes of each policy, and reports the results
 
 Imports `runtime` and lower packages.
 """

@@ -69,11 +69,26 @@ class Live:
         return {
             "path": self.path,
             "ok": self.ok,
-            "policy": _LIVE_POLICY,
             "duration_s": round(self.duration_s, 3),
-            "receipt": self.receipt.to_dict() if self.receipt else None,
             "error": self.error.to_dict() if self.error else None,
         }
+
+    def sentence(self) -> str:
+        """Return the result, with the restrictions that Linux reports as in force."""
+        if self.error is not None:
+            return f"live check: failed: {self.error.message}"
+        assert self.receipt is not None
+        receipt = self.receipt
+        limits = ", ".join(
+            f"{name} {value}" for name, value in receipt.limits.items() if value not in (None, [])
+        )
+        return (
+            f"live check: 1 + 1 = 2 in {self.duration_s:.2f} s; "
+            f"host uid {receipt.host_uid}, namespaces {' '.join(receipt.namespaces)}, "
+            f"no capabilities, seccomp {' + '.join(receipt.seccomp)}, "
+            f"Landlock ABI {receipt.landlock_abi}, network {receipt.network}, "
+            f"cgroup limits {limits or 'none'}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +129,92 @@ class HostCheck:
     @property
     def ok(self) -> bool:
         return self.live.ok and any(v.runs for v in self.verdicts if v.policy == _LIVE_POLICY)
+
+    def to_dict(self) -> dict[str, Any]:
+        receipt = self.live.receipt
+        return {
+            "ok": self.ok,
+            "linux": self.linux,
+            "machine": self.machine,
+            "root": self.root,
+            "layers": [
+                {
+                    "name": layer.name,
+                    "found": layer.found,
+                    "detail": layer.detail,
+                    "cause": layer.cause,
+                    "remedy": layer.remedy,
+                }
+                for layer in self.layers
+            ],
+            "policies": [verdict.to_dict() for verdict in self.verdicts],
+            "languages": [language.to_dict() for language in self.languages],
+            "live": {
+                **self.live.to_dict(),
+                "policy": _LIVE_POLICY,
+                "receipt": receipt.to_dict() if receipt else None,
+            },
+            "paths": [check.to_dict() for check in self.paths],
+        }
+
+    def tables(self) -> list[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
+        """Return a table of the layers, of the policies, of the paths, and of the languages."""
+        layers: list[tuple[str, ...]] = [
+            (layer.name, "found" if layer.found else "missing", layer.detail)
+            for layer in self.layers
+        ]
+        policies: list[tuple[str, ...]] = [
+            (
+                verdict.policy,
+                "yes" if verdict.runs else "no",
+                ", ".join(wall for wall, _ in verdict.weaker) or ("none" if verdict.runs else ""),
+            )
+            for verdict in self.verdicts
+        ]
+        paths: list[tuple[str, ...]] = [
+            (check.path, "yes", f"{check.duration_s * 1000:.0f} ms")
+            if check.ok
+            else (check.path, "no", "")
+            for check in self.paths
+        ]
+        languages: list[tuple[str, ...]] = [
+            (language.language, "yes" if language.path else "no", language.path or "")
+            for language in self.languages
+        ]
+        return [
+            (("layer", "state", "detail"), layers),
+            (("policy", "runs here", "walls that are weaker here"), policies),
+            (("path", "works here", "sandbox to result"), paths),
+            (("language", "runs here", "by"), languages),
+        ]
+
+    def hints(self) -> list[tuple[str, str]]:
+        """Return the causes and the remedies, each with a label."""
+        hints: list[tuple[str, str]] = []
+        for layer in self.layers:
+            if not layer.found:
+                hints.append(("missing", f"{layer.name}: {layer.cause or layer.detail}"))
+                hints += [("hint", layer.remedy)] if layer.remedy else []
+        weaker = {wall: means for verdict in self.verdicts for wall, means in verdict.weaker}
+        hints += [("weaker", f"{wall}: {means}") for wall, means in weaker.items()]
+        for verdict in self.verdicts:
+            if verdict.cause:
+                hints.append((f"no {verdict.policy}", verdict.cause))
+            if verdict.lacks:
+                lacks = ", ".join(verdict.lacks)
+                hints.append(("note", f"{verdict.policy} preloads {lacks}: not installed"))
+        hints += [
+            (f"no {language.language}", language.remedy)
+            for language in self.languages
+            if language.remedy is not None
+        ]
+        if self.live.ok:  # without a working cold path, a slow start is not the problem
+            hints += [
+                ("slow", f"no {check.path}: {check.error.message}")
+                for check in self.paths
+                if check.error is not None
+            ]
+        return hints
 
 
 async def examine() -> HostCheck:

@@ -107,7 +107,7 @@ def queue_refused() -> None:
 
 
 def kernel_stopped(cause: str) -> None:
-    """Count a kernel that sbx stopped: idle, requested, kernels_max, memory_pressure and others."""
+    """Count a kernel that sbx stopped: idle, requested, kernels_max, memory_pressure and so on."""
     if (by := _Counting.by) is not None:
         by.stops.labels(cause).inc()
 

@@ -52,20 +52,20 @@ MAY_LACK = frozenset(
     """
     open /proc/sys/kernel/modprobe for writing|open sysrq-trigger for writing
     register a binary format|open the uevent helper|open the memory of the machine|open a disk
-    open the memory of linux|open the log of linux|open a release agent of cgroups
+    open the memory of Linux|open the log of Linux|open a release agent of cgroups
     open the tunnel device|open the file system device|open the loop devices
     open the virtual machines|open the page fault device
-    open a socket of the machine's monitor|open a socket of linux's ciphers|open an XDP socket
+    open a socket of the machine's monitor|open a socket of Linux's ciphers|open an XDP socket
     open a TIPC socket|open a CAN socket|open a Bluetooth socket|open an RDS socket
     open an SMC socket|open a KCM socket|open a router's IPC socket|open a key management socket
     open a phone network socket|open a near field socket|open a multipath socket
     open an SCTP socket|open a DCCP socket|open a UDP-Lite socket
-    ask linux by netlink for ciphers|ask linux by netlink for iSCSI|ask linux by netlink for SELinux
-    load a module|load a module from a file|remove a module|load another linux
-    load another linux from a file|reach the ports of the machine|reach one port of the machine
+    ask Linux by netlink for ciphers|ask Linux by netlink for iSCSI|ask Linux by netlink for SELinux
+    load a module|load a module from a file|remove a module|load another Linux
+    load another Linux from a file|reach the ports of the machine|reach one port of the machine
     change the segments of the processor|ask for a kept directory|load a library by the old call
     ask about a file system by the old call|ask for file systems by number
-    serve files by the old call|set a value by the old call|hide memory from linux
+    serve files by the old call|set a value by the old call|hide memory from Linux
     a call that is newer than the filter|a call that is much newer than the filter
     a call of the table for x32|a call by the gate of 32 bits
     raise the limit NOFILE|raise the limit NPROC|raise the limit FSIZE|raise the limit MEMLOCK

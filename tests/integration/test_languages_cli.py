@@ -7,7 +7,6 @@ from command import in_process
 from serving import Service
 from speaking import needs_language
 
-from sbx.cli import doctor
 from sbx.doctor import host_check
 from sbx.environments.directory import Environments
 from sbx.runtime.processes import languages
@@ -71,4 +70,4 @@ def test_doctor_says_which_languages_there_are(
     assert (told["java"].path, told["java"].remedy) == (None, "install default-jdk on the host")
     live = host_check.Live("cold", False, 0.0)
     found = host_check.HostCheck("6", "x86_64", True, (), (), (live,), tuple(told.values()))
-    assert "     no java: install default-jdk on the host" in doctor._advice(found)
+    assert ("no java", "install default-jdk on the host") in found.hints()

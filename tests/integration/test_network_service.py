@@ -15,7 +15,7 @@ from places import short_directory
 from service_process import service
 from web import ADDRESS, Web, networked, web
 
-from sbx.cli.toml import dumps
+from sbx.cli.policy import to_toml
 from sbx.policy import describe
 from tests.tiers import rows
 
@@ -45,7 +45,7 @@ def write_policy(
     said = describe(policy)
     del said["name"]
     directory.mkdir(exist_ok=True)
-    (directory / f"{name}.toml").write_text(dumps(said))
+    (directory / f"{name}.toml").write_text(to_toml(said))
 
 
 @pytest_asyncio.fixture(scope="module")

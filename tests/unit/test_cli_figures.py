@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sbx.cli.figures import Figures
+from sbx.cli.save_files import Figures
 from sbx.errors import BadRequest
 from sbx.protocol.runs import MimeBundle, Run, Status
 

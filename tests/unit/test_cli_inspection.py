@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from sbx.cli.inspect_output import changes, size, walls
+from sbx.cli.inspect import changes, walls
+from sbx.cli.output import size
 
 
 def receipt(**chosen: Any) -> dict[str, Any]:

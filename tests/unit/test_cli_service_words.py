@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sbx.cli import connect, moments
+from sbx.cli import connect, output
 from sbx.cli.cp import CopyTarget, _as_upload
-from sbx.cli.sandboxes import _narrower
+from sbx.cli.create import narrower
 from sbx.cli.terminal import END_OF_INPUT, STDIN, InputLines, one_line
 from sbx.errors import BadRequest
 
@@ -46,13 +46,13 @@ def test_an_upload_is_told_by_its_path(path: str, name: str | None) -> None:
 
 def test_what_is_narrower_becomes_tables() -> None:
     pairs = ["limits.memory_max=256MiB", "limits.tasks_max=16", "processes = false"]
-    assert _narrower(pairs) == {
+    assert narrower(pairs) == {
         "limits": {"memory_max": "256MiB", "tasks_max": 16},
         "processes": False,
     }
     for wrong in (["limits.memory_max"], ["=1"], ["limits.=1"], ["a=1", "a.b=2"]):
         with pytest.raises(BadRequest):
-            _narrower(wrong)
+            narrower(wrong)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_ids_are_quoted_whole_and_never_a_part_of_the_path() -> None:
 
 def test_moments_are_told_from_now() -> None:
     now = datetime(2026, 1, 1, 12, tzinfo=UTC)
-    assert moments.since("2026-01-01T11:57:00Z", now) == "3 min ago"
-    assert moments.since("2026-01-01T14:00:00Z", now) == "in 2 h"
-    assert moments.since(now.timestamp() - 5, now) == "5 s ago"
-    assert moments.since("2026-01-01T11:58:30", now) == "90 s ago"  # not "1 min"
-    assert moments.since(None) == moments.since("soon") == moments.clock(None) == ""
+    assert output.since("2026-01-01T11:57:00Z", now) == "3 min ago"
+    assert output.since("2026-01-01T14:00:00Z", now) == "in 2 h"
+    assert output.since(now.timestamp() - 5, now) == "5 s ago"
+    assert output.since("2026-01-01T11:58:30", now) == "90 s ago"  # not "1 min"
+    assert output.since(None) == output.since("soon") == output.clock(None) == ""
 
 
 def test_nothing_in_a_line_of_ours_reorders_it() -> None:

@@ -1,8 +1,8 @@
-"""An attack as a value, and what its outcome means.
+"""An attack as a value, and the meaning of its outcomes.
 
-An outcome is one word: `ok`, the name of an errno, another exception's or a signal's, `held` where
-the code looked and found its wall, `absent` where this linux has nothing to attack; of a whole run
-`killed:memory` and its kin, or `timeout`; of an act of the host side the code of its error.
+An outcome is one word. For code inside: `ok`; the name of an errno, an exception or a signal;
+`held` if the code found its wall; `absent` if this Linux has nothing to attack. For a whole run:
+`killed:memory` and similar, or `timeout`. For an action of the host: the code of its error.
 """
 
 import errno
@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 ALWAYS_HELD = frozenset(("EPERM", "EACCES", "ENOSYS", "held", "absent"))
-# Neither a wall nor a way through it: this host was short of something, or too old a linux.
+# Neither a wall nor a way through it: this host is short of a resource, or its Linux is too old.
 _UNCLEAR = frozenset(("EAGAIN", "EINTR", "EIO", "EMFILE", "ENFILE", "ENOBUFS", "ENOMEM"))
 
 
@@ -35,12 +35,12 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One thing that code inside tries.
+    """One attack of code inside.
 
-    `layer` is the wall that answers, or the first of several. `held` are the outcomes by which the
-    wall is known, beside ALWAYS_HELD. `lone`: only in a child of its own, because it may end or
-    change who tries it; where no child can be had, that is what held. `act` is what the host does
-    afterwards with what the code has planted, and `narrower` asks for a sandbox of its own, where
+    `layer` is the wall that stops it, or the first of several. `expected` are the outcomes that
+    prove the wall, in addition to ALWAYS_HELD. A `lone` attack has its own child process, because
+    it may end or change this process; a policy without processes stops it by that. `act` is the
+    later action of the host on the planted file. `narrower` requests a separate sandbox, and then
     the outcome is that of the whole run.
     """
 
@@ -48,13 +48,13 @@ class Attack:
     kind: Class
     layer: str
     code: str
-    held: frozenset[str] = frozenset()
+    expected: frozenset[str] = frozenset()
     lone: bool = False
     act: tuple[str, ...] = ()
     narrower: Mapping[str, Any] | None = None
 
     def judge(self, outcome: str) -> Outcome:
-        if outcome in self.held or outcome in ALWAYS_HELD:
+        if outcome in self.expected or outcome in ALWAYS_HELD:
             return Outcome.HELD
         if outcome in _UNCLEAR or not _is_known(outcome):
             return Outcome.UNCLEAR
@@ -62,7 +62,7 @@ class Attack:
 
 
 def _is_known(outcome: str) -> bool:
-    """Whether the code came to an end of its own choice, so that the word says something."""
+    """Return whether the code ended by itself, so that its outcome has a meaning."""
     return outcome in ("ok", "timeout") or outcome in errno.errorcode.values()
 
 
@@ -70,11 +70,11 @@ def attacks(
     kind: Class,
     layer: str,
     codes: Mapping[str, str],
-    held: Sequence[str] = (),
+    expected: Sequence[str] = (),
     *,
     lone: bool = False,
 ) -> tuple[Attack, ...]:
-    """Those that share all but their name and code."""
+    """Return attacks that differ only in their name and code."""
     return tuple(
-        Attack(name, kind, layer, code, frozenset(held), lone) for name, code in codes.items()
+        Attack(name, kind, layer, code, frozenset(expected), lone) for name, code in codes.items()
     )

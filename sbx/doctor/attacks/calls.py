@@ -1,21 +1,21 @@
-"""kernel: linux calls that nobody inside needs, and each of which was a way out somewhere."""
+"""kernel: system calls that no code inside needs. Each was a way out of some sandbox."""
 
 from sbx.doctor.attacks.attack import Class, attacks
 
-# The arguments are such that linux does nothing and answers EBADF, EFAULT or EINVAL, also to root.
+# With these arguments, Linux does nothing and answers EBADF, EFAULT or EINVAL, also to root.
 _CALLS = {
     "set up a ring of asynchronous calls": "'io_uring_setup', 1, None",
     "enter a ring of asynchronous calls": "'io_uring_enter', -1, 0, 0, 0, None, 0",
     "register with a ring of asynchronous calls": "'io_uring_register', -1, 0, None, 0",
-    "load a program into linux": "'bpf', 5, None, 0",
-    "measure what linux does": "'perf_event_open', None, 0, -1, -1, 0",
-    "handle page faults of linux": "'userfaultfd', 0x7FFFFFFF",
+    "load a program into Linux": "'bpf', 5, None, 0",
+    "measure the activity of Linux": "'perf_event_open', None, 0, -1, -1, 0",
+    "handle page faults of Linux": "'userfaultfd', 0x7FFFFFFF",
     "handle page faults of the own program": "'userfaultfd', 1 | 0o2000000 | 0x40000000",
     "load a module": "'init_module', None, 0, None",
     "load a module from a file": "'finit_module', -1, None, 0",
     "remove a module": "'delete_module', None, 0",
-    "load another linux": "'kexec_load', 0, 17, None, 0xFFFF",
-    "load another linux from a file": "'kexec_file_load', -1, -1, 0, None, 0xFFFF",
+    "load another Linux": "'kexec_load', 0, 17, None, 0xFFFF",
+    "load another Linux from a file": "'kexec_file_load', -1, -1, 0, None, 0xFFFF",
     "restart the machine": "'reboot', 0, 0, 0, None",
     "swap to a file": "'swapon', None, 0",
     "stop swapping": "'swapoff', None",
@@ -28,7 +28,7 @@ _CALLS = {
     "reach the ports of the machine": "'iopl', 9",
     "reach one port of the machine": "'ioperm', 0xFFFFFF, 1, 1",
     "change the segments of the processor": "'modify_ldt', 1, None, 0",
-    "read the log of linux": "'syslog', 3, None, 0",
+    "read the log of Linux": "'syslog', 3, None, 0",
     "ask for a kept directory": "'lookup_dcookie', 1 << 60, None, 0",
     "change quotas": "'quotactl', 0, None, 0, None",
     "change quotas by a descriptor": "'quotactl_fd', -1, 0, 0, None",
@@ -58,7 +58,7 @@ _CALLS = {
     "move pages of a process": "'migrate_pages', -1, 0, None, None",
     "ask where pages of a process lie": "'move_pages', 1, 0, None, None, None, 0",
     "give pages to a pipe": "'vmsplice', -1, None, 0, 0",
-    "hide memory from linux": "'memfd_secret', 0x7FFFFFFF",
+    "hide memory from Linux": "'memfd_secret', 0x7FFFFFFF",
     "load a library by the old call": "'uselib', None",
     "ask about a file system by the old call": "'ustat', 0xFFFF, None",
     "ask for file systems by number": "'sysfs', 9, 0, 0",

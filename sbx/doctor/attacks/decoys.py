@@ -1,7 +1,7 @@
-"""What the attacks are after: a file, a process and sockets that this host has for nobody else.
+"""The targets of the attacks: a file, a process and sockets that exist only for them.
 
-So an attack that gets through reads, signals or reaches only what was put there for it. All of it
-is gone when the block ends.
+So an attack that escapes reads, signals or reaches only a decoy. The decoys are removed at the end
+of the block.
 """
 
 import os
@@ -29,8 +29,11 @@ _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Decoys:
-    """`token` is a word that is nowhere but in the baits; `known` is what the attacks are told.
-    `shown` is a directory with sockets and a FIFO of the host, to be mounted read-only."""
+    """The decoys of one run.
+
+    `token` is a word that only the decoys contain. The attacks receive `known`. `shown` is a
+    directory with sockets and a FIFO of the host, which is mounted read-only into the sandbox.
+    """
 
     token: str
     file: Path
@@ -38,18 +41,18 @@ class Decoys:
     known: dict[str, Any]
 
     def lay_again(self) -> None:
-        """The file as it was, whatever an attack made of it and beside it."""
+        """Restore the file and its directory."""
         shutil.rmtree(self.file.parent, ignore_errors=True)
         _lay(self.file, self.token)
 
 
 @contextmanager
 def laid_out() -> Iterator[Decoys]:
-    """Lay them out; a runtime that is to be attacked starts within, so that it has the variable."""
+    """Create the decoys. Start the attacked runtime in the block, so that it has the variable."""
     token = secrets.token_hex(16)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sbx-baits-")))
-        directory.chmod(0o755)  # nobody is kept out but by the walls
+        directory.chmod(0o755)  # only the walls keep an attack out
         file = directory / "bait/bait"
         _lay(file, token)
         stack.enter_context(_variable(token))
@@ -78,13 +81,13 @@ def laid_out() -> Iterator[Decoys]:
 
 def _lay(file: Path, token: str) -> None:
     file.parent.mkdir()
-    file.parent.chmod(0o755)  # whatever the umask is
+    file.parent.chmod(0o755)  # independent of the umask
     file.write_text(f"secret {token}\n")
     file.chmod(0o644)
 
 
 def _show(directory: Path, stack: ExitStack) -> None:
-    """Sockets and a FIFO whose modes let everybody use them."""
+    """Create sockets and a FIFO whose modes allow every user."""
     (directory / "below").mkdir(parents=True)
     stack.enter_context(_listening(socket.AF_UNIX, str(directory / "below/stream")))
     datagram = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
@@ -109,7 +112,7 @@ def _variable(token: str) -> Iterator[None]:
 
 @contextmanager
 def _listening(family: int, address: Any) -> Iterator[socket.socket]:
-    """Nobody accepts: linux itself completes as many connections as may wait."""
+    """Listen, but never accept: Linux itself completes the connections of the backlog."""
     with socket.socket(family) as sock:
         sock.bind(address)
         sock.listen(512)
@@ -118,7 +121,7 @@ def _listening(family: int, address: Any) -> Iterator[socket.socket]:
 
 @contextmanager
 def _process() -> Iterator["subprocess.Popen[bytes]"]:
-    """It has said something once it is what it will be."""
+    """Start a process. It prints a line when it has executed its program."""
     words = [sys.executable, "-I", "-S", "-c", _SLEEP]
     with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         try:

@@ -1,4 +1,4 @@
-"""fs: files of the host, what is mounted read-only, what was uploaded, set-id and device files."""
+"""fs: files of the host, read-only mounts, uploads, set-id and device files."""
 
 from sbx.doctor.attacks.attack import Class, attacks
 
@@ -19,8 +19,8 @@ READ = attacks(
         "list the logs of the host": "os.listdir('/var/log')",
         "list the boot files of the host": "os.listdir('/boot')",
         "list the devices of the host": "os.listdir('/sys/block')",
-        "list what runs on the host": (
-            "held_if(set(os.listdir('/run')) <= {'sbx'})"  # where the way out of `networked` is
+        "list the sockets of the host": (
+            "held_if(set(os.listdir('/run')) <= {'sbx'})"  # with the proxy socket of `networked`
         ),
         "read the host's file system table": "read('/etc/fstab')",
         "read the shell settings of root": "read('/root/.bashrc')",
@@ -89,7 +89,7 @@ WRITE = attacks(
         "plant compiled code in the standard library": (
             "plant(os.path.dirname(os.__file__) + '/__pycache__/sbx_attack.pyc')"
         ),
-        "plant a .pth beside the packages": "plant(HOST['packages'] + '/sbx_attack.pth')",
+        "plant a .pth next to the packages": "plant(HOST['packages'] + '/sbx_attack.pth')",
         "plant a sitecustomize": "plant(HOST['packages'] + '/sitecustomize.sbx-attack')",
         "open the interpreter for writing": "opens('/proc/self/exe', os.O_WRONLY)",
         "open the C library for writing": (
@@ -171,10 +171,10 @@ PROC_AND_SYS = attacks(
             " ['/sys/fs/cgroup/cgroup.procs'])[0], os.O_WRONLY)"
         ),
         "open the uevent helper": "opens('/sys/kernel/uevent_helper', os.O_WRONLY)",
-        "open the log of linux": "opens('/dev/kmsg')",
+        "open the log of Linux": "opens('/dev/kmsg')",
         "open the memory of the machine": "opens('/dev/mem')",
         "open a disk": "opens(([p for p in glob.glob('/dev/[svn][dv][am]*')] or ['/dev/sda'])[0])",
-        "open the memory of linux": "opens('/proc/kcore')",
+        "open the memory of Linux": "opens('/proc/kcore')",
         "open the tunnel device": "opens('/dev/net/tun', os.O_RDWR)",
         "open the file system device": "opens('/dev/fuse', os.O_RDWR)",
         "open the loop devices": "opens('/dev/loop-control', os.O_RDWR)",
@@ -345,7 +345,7 @@ fcntl.ioctl(fd, 0x40086602, flags)
 flags[0] &= ~0x10
 fcntl.ioctl(fd, 0x40086602, flags)
 """,
-            "give a file to somebody else": "os.chown(own('gift'), 0, 0)",
+            "give a file to another user": "os.chown(own('gift'), 0, 0)",
             "give a file to a group": "os.chown(own('gift'), -1, 0)",
         },
         ("EINVAL", "EOPNOTSUPP", "ENOTTY"),

@@ -1,7 +1,7 @@
 """host_executables: names that a program of the host obeys, planted in a directory of the host.
 
-Each name of the table is planted by a cell, and by a shell command in a second directory. The host
-looks then: an attack escaped if the name leads to anything there. No program of the host is run.
+A cell plants each name of the table, and a shell command plants it in a second directory. Then the
+host looks: an attack escaped if the name exists there. No program of the host is run.
 """
 
 import os
@@ -36,7 +36,7 @@ _COMMAND = 'for path in {paths}; do echo planted > "$path"; done 2>/dev/null; ec
 
 
 def _place(name: str, entry: HostExecutable) -> str:
-    """Where a program of the host would obey a name that fits the pattern."""
+    """Return a path that a program of the host would obey, for a pattern of the table."""
     name = "/".join((*entry.parents[:1], name.replace("*", "x")))
     match entry.scope:
         case "root":
@@ -49,9 +49,9 @@ def _place(name: str, entry: HostExecutable) -> str:
 # The list of modules is long, and the guard matches all of them alike.
 _PLACES = tuple(
     dict.fromkeys(
-        _place(name, one)
-        for one in TABLE
-        for name in one.names[: _MODULES_MAX if one.is_module else None]
+        _place(name, entry)
+        for entry in TABLE
+        for name in entry.names[: _MODULES_MAX if entry.is_module else None]
     )
 )
 
@@ -65,22 +65,25 @@ HOST_EXECUTABLES = tuple(_attack(place, means) for means in _MEANS for place in 
 
 
 async def plant(runtime: Runtime, policy: Policy) -> dict[str, str]:
-    """The outcomes by the names of the attacks; those are missing of which nothing is known. Raises
-    as creating a sandbox does."""
-    found: dict[str, str] = {}
+    """Return the outcomes by the names of the attacks that were tried.
+
+    Raise the errors of creating a sandbox.
+    """
+    outcomes: dict[str, str] = {}
     for means in _MEANS:
         with _directory() as directory:
             run = await _planted(runtime, policy, directory, means)
             if run is not None and _TRIED not in run.stdout:
                 continue
-            for one in HOST_EXECUTABLES:
-                if one.act == (means,):
-                    found[one.name] = "ok" if (directory / one.code).exists() else "held"
-    return found
+            for attack in HOST_EXECUTABLES:
+                if attack.act == (means,):
+                    exists = (directory / attack.code).exists()
+                    outcomes[attack.name] = "ok" if exists else "held"
+    return outcomes
 
 
 async def _planted(runtime: Runtime, policy: Policy, directory: Path, means: str) -> Run | None:
-    """The run that plants; None where the policy has no such run."""
+    """Plant the names. Return the run, or None if the policy forbids such runs."""
     async with await runtime.create(policy, workspace=directory) as box:
         try:
             if means == "a cell":
@@ -95,8 +98,8 @@ async def _planted(runtime: Runtime, policy: Policy, directory: Path, means: str
 
 
 def _drop(runtime: Runtime, items: tuple[Quarantined, ...]) -> None:
-    """Remove the quarantine of the directory, of which the attack was the only sandbox. To remove
-    hundreds of items by their ids took most of the time of an attack."""
+    """Remove the quarantine of the directory, which only this attack used. To remove hundreds of
+    items by their ids took most of the time of an attack."""
     if items:
         with suppress(errors.SbxError):
             _, content = quarantine.get(runtime.settings.protection.quarantines, items[0].id)
@@ -105,7 +108,7 @@ def _drop(runtime: Runtime, items: tuple[Quarantined, ...]) -> None:
 
 @contextmanager
 def _directory() -> Iterator[Path]:
-    """A directory of a user, whom a sandbox may be: nothing inside may be root."""
+    """Create a directory of an unprivileged user: a sandbox never runs as root."""
     with tempfile.TemporaryDirectory(prefix="sbx-planted-") as name:
         top = Path(name)
         top.chmod(0o755)

@@ -1,7 +1,8 @@
-"""host: things that code plants in its workspace for the runtime, outside, to trip over.
+"""host: files that code plants in its workspace against the runtime outside.
 
-The code plants; then the runtime does what a caller may ask of it at any time. It escaped when the
-answer has the bait's secret in it, when the bait was changed, or when there is no answer.
+The code plants a file. Then the runtime does an action that a caller may request at any time. The
+attack escaped if the reply contains the secret of the decoy, if the decoy was changed, or if the
+runtime does not reply.
 """
 
 import asyncio
@@ -33,12 +34,12 @@ _PLANTED: dict[str, tuple[str, tuple[str, ...]]] = {
         "os.symlink('/proc/self/root' + HOST['file'], f'{WORK}/%s')",
         ("read",),
     ),
-    "read of a pipe that nobody writes": (_FIFO, ("read",)),
+    "read of a pipe without a writer": (_FIFO, ("read",)),
     "download by a link": (_LINK, ("download",)),
-    "download of a pipe that nobody writes": (_FIFO, ("download",)),
+    "download of a pipe without a writer": (_FIFO, ("download",)),
     "write by a link": (_LINK, ("write",)),
     "write by a link to a directory": (_DIRECTORY_LINK, ("write", "bait")),
-    "write to a pipe that nobody reads": (_FIFO, ("write",)),
+    "write to a pipe without a reader": (_FIFO, ("write",)),
     "list by a link to a directory": (_DIRECTORY_LINK, ("list",)),
     "list of a tree with a link out of it": (
         f"os.mkdir(f'{{WORK}}/%s'); {_DIRECTORY_LINK.replace('%s', '%s/out')}",
@@ -46,7 +47,7 @@ _PLANTED: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "search of names by a link": (_DIRECTORY_LINK, ("find",)),
     "search in files by a link": (_DIRECTORY_LINK, ("grep",)),
-    "search in a pipe that nobody writes": (
+    "search in a pipe without a writer": (
         f"os.mkdir(f'{{WORK}}/%s'); {_FIFO.replace('%s', '%s/pipe')}",
         ("grep",),
     ),
@@ -73,40 +74,40 @@ _PLANTED: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def _attacks() -> tuple[Attack, ...]:
-    made = []
+    attacks = []
     for number, (name, (code, act)) in enumerate(_PLANTED.items()):
         place = f"attack-host-{number}"
         verb, *rest = act
         path = "/".join((place, *rest))
-        made.append(
+        attacks.append(
             Attack(name, Class.HOST, "runtime", code.replace("%s", place), act=(verb, path))
         )
-    return tuple(made)
+    return tuple(attacks)
 
 
 HOST_SIDE = _attacks()
 
 
 async def act_on(box: AsyncSandbox, attack: Attack, baits: Decoys) -> str:
-    """What becomes of the host's own act on what was planted: an outcome, as in attack.py."""
+    """Do the action of the host on the planted file. Return the outcome, as in attack.py."""
     before = _look(baits.file)
     try:
         async with asyncio.timeout(_ACT_S):
-            told = await _act(box, *attack.act)
+            reply = await _act(box, *attack.act)
     except errors.Broken as error:
-        return error.code  # no refusal of ours
+        return error.code  # a bug, and not a refusal
     except errors.SbxError:
-        told = ""  # refused
+        reply = ""  # refused
     except TimeoutError:
         return "timeout"
     if before == _look(baits.file):
-        return "ok" if baits.token in told else "held"
+        return "ok" if baits.token in reply else "held"
     baits.lay_again()
     return "ok"
 
 
 def _look(bait: Path) -> Any:
-    """The bait and what lies beside it, as the host has them."""
+    """Return the state of the decoy and of its directory on the host."""
     if not bait.exists():
         return None
     names = sorted(path.name for path in bait.parent.iterdir())
@@ -114,7 +115,7 @@ def _look(bait: Path) -> Any:
 
 
 async def _act(box: AsyncSandbox, verb: str, path: str) -> str:
-    """Do it; what a caller would be told, as text."""
+    """Do the action. Return the reply to the caller as text."""
     files = box.files
     match verb:
         case "read":

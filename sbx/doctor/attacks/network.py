@@ -97,7 +97,7 @@ SHOWN = attacks(
 _FAMILIES = {
     "a packet socket": (17, 3, 768),
     "a socket of the machine's monitor": (40, 1, 0),
-    "a socket of linux's ciphers": (38, 5, 0),
+    "a socket of Linux's ciphers": (38, 5, 0),
     "an XDP socket": (44, 3, 0),
     "a TIPC socket": (30, 1, 0),
     "a CAN socket": (29, 3, 1),
@@ -138,7 +138,7 @@ FAMILIES = attacks(
         for name, (family, kind, protocol) in _FAMILIES.items()
     }
     | {
-        f"ask linux by netlink for {name}": f"os.close(call('socket', 16, 3, {number}))"
+        f"ask Linux by netlink for {name}": f"os.close(call('socket', 16, 3, {number}))"
         for name, number in _NETLINK.items()
     },
     _NO_FAMILY,

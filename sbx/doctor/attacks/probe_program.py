@@ -1,11 +1,11 @@
-"""The program that tries attacks and says what became of each.
+"""The program that tries attacks and reports the outcome of each.
 
-It is sent as a cell, and the tests run it outside of every wall too. What it needs to know comes as
-literals in front of it. Attacks are tried in a child, and alone in one those that change or end who
-tries them. Under a policy without processes there is no child to be had: those that need one are
-held by that, and the others are tried where it stands. The import rules of such a policy are evaded
-by `exec`, as an attacker would: they are no wall. Each outcome is a line of its own, so that those
-are known that came before an end.
+It is sent as a cell, and the tests also run it outside of every wall. Its parameters are literals
+in front of it. A child process tries the attacks. An attack that may change or end its process has
+a separate child. If a policy allows no processes, it stops the attacks that need a child, and the
+program tries the others in its own process. It evades the import rules of such a policy by `exec`,
+as an attacker would: they are not a wall. It prints one line for each outcome, so that an early end
+loses only the outcomes after it.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 from sbx.doctor.attacks.attack import Attack
 from sbx.doctor.attacks.syscall_numbers import numbers_of
 
-MARK = "\x1e"  # before each outcome, so that no other line is taken for one
+MARK = "\x1e"  # before each outcome, which no other line starts with
 _MOST_OF_A_WORD = 60
 
 _PROGRAM = r'''
@@ -28,12 +28,9 @@ class Held(Exception):
     """The code looked, and found the wall it attacks."""
 
 class Absent(Exception):
-    """This linux, or this host, has nothing to attack."""
+    """This Linux, or this host, has nothing to attack."""
 
-def told(text):
-    return json.loads(text)
-
-KNOWN = told(KNOWN)
+KNOWN = json.loads(KNOWN)
 HOST, LIMITS, NUMBERS, ATTACKS = (KNOWN[k] for k in ("host", "limits", "numbers", "attacks"))
 WORK = HOST["work"]
 libc = ctypes.CDLL(None, use_errno=True)
@@ -65,19 +62,19 @@ def opens(path, flags=os.O_RDONLY):
     os.close(os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY))
 
 def plant(path):
-    "Make a file where there must be no writing, and take it away again."
+    "Create a file where writing is forbidden, and remove it again."
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     os.unlink(path)
 
 def own(name, text=b"x"):
-    "A new file of the own, somewhere that may be written."
+    "Create a file in the workspace, and return its path."
     path = f"{WORK}/attack-{os.getpid()}-{name}"
     with open(path, "wb") as file:
         file.write(text)
     return path
 
 def bait():
-    "The pid of the host's bait; unless that number is somebody else here."
+    "Return the pid of the decoy, unless another process has that number here."
     try:
         mine = HOST["token"].encode() in read(f"/proc/{HOST['pid']}/environ")
     except FileNotFoundError:
@@ -93,7 +90,7 @@ def connect(family, address, kind=socket.SOCK_STREAM):
         sock.connect(address)
 
 def mounted():
-    "The directory of the host that is mounted, where it could be."
+    "Require the mounted directory of the host."
     if not os.path.isdir(HOST["shown"]):
         raise Absent
 
@@ -123,11 +120,11 @@ def try_here(code):
     except BaseException as error:
         return type(error).__name__
 
-def tell(number, outcome):
+def report(number, outcome):
     print(f"\n\x1e{json.dumps([number, outcome])}", flush=True)
 
 def try_in_child(attacks):
-    "Try them in one child and tell what became of each; those that its end left untried, or None."
+    "Try the attacks in one child. Return those after its end, or None without a child."
     try:
         reading, writing = os.pipe()
         child = os.fork()
@@ -144,35 +141,35 @@ def try_in_child(attacks):
         finally:
             os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, "rb") as told:
-        words = told.read(1 << 16).decode().split()
+    with os.fdopen(reading, "rb") as pipe:
+        words = pipe.read(1 << 16).decode().split()
     ended = os.waitpid(child, 0)[1]
     if len(words) < len(attacks):
         killed = os.WIFSIGNALED(ended)
         words.append(signal.Signals(os.WTERMSIG(ended)).name if killed else "silent")
     for (number, code, lone), word in zip(attacks, words):
-        tell(number, word)
+        report(number, word)
     return attacks[len(words):]
 
 def groups(attacks):
-    "One for each that must be alone, and one for all those between two of these."
-    found = []
+    "Return a group for each lone attack, and one for all attacks between two of them."
+    result = []
     for attack in attacks:
-        if attack[2] or not found or found[-1][0][2]:
-            found.append([])
-        found[-1].append(attack)
-    return found
+        if attack[2] or not result or result[-1][0][2]:
+            result.append([])
+        result[-1].append(attack)
+    return result
 
 def main():
-    gc.disable()  # else each child copies, page by page, what it looks at and never changes
+    gc.disable()  # the collector would make each child copy the pages of all objects
     gc.freeze()
     for group in groups(ATTACKS):
         while group:
-            left = try_in_child(group)
-            if left is None:
+            rest = try_in_child(group)
+            if rest is None:
                 for number, code, lone in group:
-                    tell(number, "EPERM" if lone else try_here(code))
-            group = left
+                    report(number, "EPERM" if lone else try_here(code))
+            group = rest
     gc.unfreeze()
     gc.enable()
 
@@ -181,29 +178,31 @@ main()
 
 
 def program(attacks: Sequence[Attack], host: Mapping[str, Any], limits: Mapping[str, int]) -> str:
-    """The text that tries `attacks`, which are told apart by where they stand."""
-    known = {
+    """Return a program that tries `attacks`. Their numbers are their positions."""
+    parameters = {
         "host": host,
         "limits": limits,
         "numbers": numbers_of(platform.machine()),
-        "attacks": [[number, one.code, one.lone] for number, one in enumerate(attacks)],
+        "attacks": [[number, attack.code, attack.lone] for number, attack in enumerate(attacks)],
     }
-    words = {"KNOWN": json.dumps(known), "__name__": "attacks"}
+    words = {"KNOWN": json.dumps(parameters), "__name__": "attacks"}
     return f"exec({_PROGRAM!r}, {words!r})"
 
 
 def outcomes(attacks: Sequence[Attack], printed: str) -> dict[str, str]:
-    """By the names of the attacks. What came over the wall is hostile: a line that is not as ours
-    would print it is none, and an attack that nothing was said of is left out."""
-    found: dict[str, str] = {}
+    """Return the outcomes by the names of the attacks.
+
+    The output is hostile: skip each line that the program would not print.
+    """
+    results: dict[str, str] = {}
     for line in printed.split("\n"):
         if not line.startswith(MARK):
             continue
         try:
-            told = json.loads(line[1:])
+            entry = json.loads(line[1:])
         except (ValueError, RecursionError):
             continue
-        match told:
+        match entry:
             case [int() as number, str() as outcome] if 0 <= number < len(attacks):
-                found[attacks[number].name] = outcome[:_MOST_OF_A_WORD]
-    return found
+                results[attacks[number].name] = outcome[:_MOST_OF_A_WORD]
+    return results

@@ -1,4 +1,4 @@
-"""resources: what one sandbox may take from its host. Bounded, should nothing else bound it."""
+"""resources: the memory, files and processes of the host. Each attack bounds its own usage."""
 
 from sbx.doctor.attacks.attack import Attack, Class, attacks
 
@@ -195,7 +195,7 @@ finally:
     },
 )
 
-# In a sandbox of its own each, which is narrowed so that little is taken even of a small host.
+# Each in a separate sandbox, which is narrowed so that it takes little even of a small host.
 RUNS = (
     Attack(
         "take more memory than memory_max",

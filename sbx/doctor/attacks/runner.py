@@ -1,4 +1,4 @@
-"""Sandboxes of a policy, attacked: what held and what did not."""
+"""Attack sandboxes of a policy, and collect the results."""
 
 import asyncio
 import time
@@ -24,8 +24,7 @@ from sbx.protocol.runs import Run, Status
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import AsyncSandbox
 
-# All attacks. Their names tell them apart, in reports and in the names of tests.
-# What is tried by one program in one sandbox; those of the host side plant there what comes after.
+# The attacks that one program tries in one sandbox. The attacks of the host side plant their files.
 TOGETHER: tuple[Attack, ...] = (
     *SEAL,
     *FILES,
@@ -35,17 +34,17 @@ TOGETHER: tuple[Attack, ...] = (
     *RESOURCES,
     *HOST_SIDE,
 )
+# The name of an attack identifies it in reports and in the names of tests.
 ALL = (*TOGETHER, *RUNS, *HOST_EXECUTABLES)
-assert len({one.name for one in ALL}) == len(ALL)
+assert len({attack.name for attack in ALL}) == len(ALL)
 
-
-# How a sandbox is asked for, so that its kernel starts by this path.
+# The policy of a sandbox whose kernel starts by this path.
 PATHS: Mapping[str, Mapping[str, Any]] = {
     "cold": {"pool": {"start": "cold"}},
     "pool": {},
     "fork": {"pool": {"max_idle": 0}},
 }
-# What bounds the sandbox that is attacked: with so few tasks linux is not kept busy by making them.
+# The limits of the attacked sandbox: with more tasks, Linux would spend the time on creating them.
 FEW: Mapping[str, Any] = {"limits": {"tasks_max": 40}}
 _PRELUDE = "import sys, time\n"
 _RUN_S = 25.0  # of all attacks that are tried together; some 300 of them take two
@@ -53,7 +52,7 @@ _RUN_S = 25.0  # of all attacks that are tried together; some 300 of them take t
 
 @dataclass(frozen=True, slots=True)
 class AttackResult:
-    """What became of one attack. `outcome` is None where nothing was heard of it."""
+    """The result of one attack. Without a report, `outcome` is None."""
 
     attack: Attack
     outcome: str | None
@@ -65,7 +64,8 @@ class AttackResult:
 
 @dataclass(frozen=True, slots=True)
 class AttackRunner:
-    """All attacks on one policy by one path; or why there were none, or not all. Seconds."""
+    """All attacks on one policy by one path. `error` is the reason why some were not tried. The
+    duration is in seconds."""
 
     policy: str
     path: str
@@ -74,15 +74,18 @@ class AttackRunner:
     error: errors.SbxError | None = field(default=None)
 
     def ended(self, end: Outcome) -> list[AttackResult]:
-        return [one for one in self.results if one.end is end]
+        return [result for result in self.results if result.end is end]
 
 
 async def try_policy(
     runtime: Runtime, policy: Policy, path: str, baits: Decoys, *, runs: bool
 ) -> AttackRunner:
-    """Attack one sandbox with all that can be tried together, and with `runs` one more for each
-    attack that takes a run of its own, and those of a directory of the host. What fails is told."""
-    began = time.monotonic()
+    """Attack one sandbox with all attacks of `TOGETHER`.
+
+    With `runs`, attack a separate sandbox with each attack of `RUNS`, and two sandboxes in a
+    directory of the host. A failure is part of the result.
+    """
+    started_at = time.monotonic()
     results: tuple[AttackResult, ...] = ()
     try:
         if path == "pool":
@@ -92,35 +95,38 @@ async def try_policy(
             if receipt.path != path:
                 why = receipt.fallback or "the setting fast_path (SBX_FAST_PATH) is off"
                 raise errors.Unavailable(f"the path {receipt.path} served instead: {why}")
-            found = await attack(box, TOGETHER, baits)
-            results = tuple(AttackResult(one, found.get(one.name)) for one in TOGETHER)
+            outcomes = await attack(box, TOGETHER, baits)
+            results = _results(TOGETHER, outcomes)
         if runs:
             results += tuple(
-                await asyncio.gather(*(_alone(runtime, policy, path, one) for one in RUNS))
+                await asyncio.gather(*(_alone(runtime, policy, path, attack) for attack in RUNS))
             )
-            planted = await plant(runtime, policy)
-            results += tuple(AttackResult(one, planted.get(one.name)) for one in HOST_EXECUTABLES)
+            results += _results(HOST_EXECUTABLES, await plant(runtime, policy))
     except errors.SbxError as error:
-        return AttackRunner(policy.name, path, time.monotonic() - began, results, error)
-    return AttackRunner(policy.name, path, time.monotonic() - began, results)
+        return AttackRunner(policy.name, path, time.monotonic() - started_at, results, error)
+    return AttackRunner(policy.name, path, time.monotonic() - started_at, results)
 
 
 async def attack(box: AsyncSandbox, attacks: Sequence[Attack], baits: Decoys) -> dict[str, str]:
-    """The outcomes by the names of the attacks; those are missing that nothing was heard of."""
+    """Return the outcomes by the names of the attacks that reported one."""
     await box.uploads.put_bytes(UPLOAD, b"as it was uploaded\n")
-    with suppress(errors.Unavailable):  # this host cannot mount into a live jail
+    with suppress(errors.Unavailable):  # this host cannot mount into a live sandbox
         await box.mount(baits.shown, MOUNTED)
     code = probe_program.program(attacks, baits.known, limits(box.policy))
     run = await box.run(code, timeout=min(_RUN_S, box.policy.limits.wall_time))
-    found = probe_program.outcomes(attacks, run.stdout)
-    for one in attacks:
-        if one.act and found.get(one.name) == "ok":
-            found[one.name] = await act_on(box, one, baits)
-    return found
+    outcomes = probe_program.outcomes(attacks, run.stdout)
+    for planted in attacks:
+        if planted.act and outcomes.get(planted.name) == "ok":
+            outcomes[planted.name] = await act_on(box, planted, baits)
+    return outcomes
+
+
+def _results(attacks: Sequence[Attack], outcomes: Mapping[str, str]) -> tuple[AttackResult, ...]:
+    return tuple(AttackResult(attack, outcomes.get(attack.name)) for attack in attacks)
 
 
 def limits(policy: Policy) -> dict[str, int]:
-    """What the attacks on resources go beyond."""
+    """Return the limits that the attacks on resources exceed."""
     return {
         "tasks": policy.limits.tasks_max,
         "open_files": policy.limits.open_files,
@@ -130,14 +136,14 @@ def limits(policy: Policy) -> dict[str, int]:
     }
 
 
-async def _alone(runtime: Runtime, policy: Policy, path: str, one: Attack) -> AttackResult:
-    narrower = {**PATHS[path], **(one.narrower or {})}
+async def _alone(runtime: Runtime, policy: Policy, path: str, attack: Attack) -> AttackResult:
+    narrower = {**PATHS[path], **(attack.narrower or {})}
     async with await runtime.create(policy, narrower=narrower) as box:
-        return AttackResult(one, outcome_of(await box.run(_PRELUDE + one.code)))
+        return AttackResult(attack, outcome_of(await box.run(_PRELUDE + attack.code)))
 
 
 def outcome_of(run: Run) -> str:
-    """Of a whole run, in one word, as in attack.py."""
+    """Return the outcome of a whole run as one word, as in attack.py."""
     if run.cause is not None:
         return f"killed:{run.cause}"
     if run.status is Status.ERROR and run.error is not None:

@@ -1,4 +1,4 @@
-"""seal: what linux itself says of the walls, asked from inside."""
+"""seal: the walls as Linux reports them to code inside."""
 
 from sbx.doctor.attacks.attack import Class, attacks
 

@@ -1,7 +1,7 @@
-"""The numbers of the linux calls that the attacks make, as linux has them on each machine.
+"""The numbers of the system calls of the attacks, on each machine.
 
-Prebuilt, like the filters: what generates them is needed to develop sbx, and not to run it; a test
-compares them. None: that machine has no such call. Calls newer than 424 have one number everywhere.
+The table is prebuilt, like the filters: only development needs its generator, and a test compares
+them. None: that machine does not have the call. Calls above 424 have the same number everywhere.
 """
 
 NUMBERS: dict[str, tuple[int | None, int | None]] = {  # x86_64, aarch64
@@ -124,7 +124,8 @@ _MACHINES = ("x86_64", "aarch64")
 
 
 def numbers_of(machine: str) -> dict[str, int | None]:
-    """None for each where the machine is neither: the attack is then told as absent."""
+    """Return the numbers on a machine. On an unknown machine each is None, and the attack reports
+    `absent`."""
     if machine not in _MACHINES:
         return dict.fromkeys(NUMBERS)
     column = _MACHINES.index(machine)

@@ -16,12 +16,11 @@ from sbx.agent.models import Model
 from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Permission
-from sbx.cli import approval_prompt, report, terminal
+from sbx.cli import approval_prompt, output, terminal
 from sbx.cli.agent_output import AgentPrinter
-from sbx.cli.chat_store import ChatConversation, ChatSelection
+from sbx.cli.chat_store import ChatConversation, ChatSelection, opened
 from sbx.cli.exits import ReaderGone
-from sbx.cli.signals import Ending
-from sbx.cli.talks import opened
+from sbx.cli.signals import CancelOnSignal
 from sbx.cli.terminal import END_OF_INPUT, STDERR, STDIN, STDOUT, write
 from sbx.cli.undo import Undo, Watched
 from sbx.errors import BadRequest, SbxError
@@ -67,9 +66,9 @@ class ChatEnded:
 async def converse(options: ChatSelection, model: Model, max_steps: int) -> ChatEnded:
     """Run a chat to its end.
 
-    Raise the errors of `talks.opened`, Stopped for a signal, and ReaderGone.
+    Raise the errors of `opened`, StoppedBySignal for a signal, and ReaderGone.
     """
-    with Ending() as ending:
+    with CancelOnSignal() as ending:
         try:
             async with opened(options) as conversation:
                 chat = _Chat(conversation, model, max_steps, ending)
@@ -85,7 +84,7 @@ async def converse(options: ChatSelection, model: Model, max_steps: int) -> Chat
 
 class _Chat:
     def __init__(
-        self, conversation: ChatConversation, model: Model, max_steps: int, ending: Ending
+        self, conversation: ChatConversation, model: Model, max_steps: int, ending: CancelOnSignal
     ) -> None:
         self.typed = os.isatty(STDIN)
         self.last: Reason | None = None
@@ -124,11 +123,11 @@ class _Chat:
 
     async def send_hello(self, *, resumed: bool) -> None:
         if not self._conversation.sandboxed:
-            report.note("the sandbox is off: the agent works on this host, as you")
+            output.note("the sandbox is off: the agent works on this host, as you")
         if resumed:
             await self._remind()
         if self.typed:
-            report.note(f"talking with {self._model}; Ctrl-D ends, /help lists the commands")
+            output.note(f"talking with {self._model}; Ctrl-D ends, /help lists the commands")
 
     async def converse(self) -> None:
         while (text := await self._next()) != END_OF_INPUT:
@@ -143,7 +142,7 @@ class _Chat:
             except SbxError as error:
                 if not self.typed or isinstance(error, ReaderGone):
                     raise
-                report.error(error, as_json=False)
+                output.error(error, as_json=False)
 
     async def close(self) -> None:
         """Print how to continue the conversation, if it has a message."""
@@ -151,8 +150,8 @@ class _Chat:
             await self._undo.close()
             if await self._conversation.history.messages(limit=1):
                 if (box := self._conversation.elsewhere) is not None:
-                    report.note(f"the files stay in the service, in {box}")
-                report.note(f"to continue: sbx chat --resume {self._conversation.id}")
+                    output.note(f"the files stay in the service, in {box}")
+                output.note(f"to continue: sbx chat --resume {self._conversation.id}")
 
     # -- typed input ----------------------------------------------------------------------------
 
@@ -170,7 +169,7 @@ class _Chat:
                 if self._ending.received:
                     raise
                 write(STDERR, "\n")
-                report.note("Ctrl-D ends")
+                output.note("Ctrl-D ends")
                 continue
             finally:
                 self._ending.on_interrupt = None
@@ -222,7 +221,7 @@ class _Chat:
             raise BadRequest("/upload needs a file", hint="/upload FILE")
         for name in names:
             upload = await self._conversation.sandbox.uploads.put(_here(name))
-            report.note(f"uploaded: {upload.path} ({upload.size} bytes)")
+            output.note(f"uploaded: {upload.path} ({upload.size} bytes)")
 
     async def _files(self, _: list[str]) -> None:
         files = self._conversation.sandbox.files
@@ -234,7 +233,7 @@ class _Chat:
         for path in sorted(shown)[:_FILES_MAX]:
             write(STDOUT, f"{shown[path] or 0:>10}  {terminal.one_line(path)}\n")
         if not listing.complete or len(shown) > _FILES_MAX:
-            report.note("there are more files than this list shows")
+            output.note("there are more files than this list shows")
 
     async def _take_back(self, _: list[str]) -> None:
         changes = await self._undo.back()
@@ -254,7 +253,7 @@ class _Chat:
             raise BadRequest("commands need approval in a project only; here they are allowed")
         await sandbox.allow_commands()
         self._overrides |= {tool.name: "allow" for tool in self._tools}
-        report.note("commands and changes of files are allowed until this chat ends")
+        output.note("commands and changes of files are allowed until this chat ends")
 
     async def _changes(self) -> ChangesSetting:
         return self._conversation.changes
@@ -265,7 +264,7 @@ class _Chat:
     async def _remind(self) -> None:
         """Print the last messages of a resumed conversation."""
         messages = [stored.message for stored in await self._conversation.history.messages()]
-        report.note(f"continuing {self._conversation.id}: {len(messages)} messages")
+        output.note(f"continuing {self._conversation.id}: {len(messages)} messages")
         for role, title in (("user", "you:"), ("assistant", "the agent:")):
             content = next(
                 (message.content for message in reversed(messages) if message.role == role), ""
@@ -278,7 +277,7 @@ class _Chat:
             and messages[-1].role != "assistant"
             and not messages[-1].content.startswith(_UNDONE)
         ):
-            report.note("the last answer was interrupted; /continue completes it")
+            output.note("the last answer was interrupted; /continue completes it")
 
 
 def _here(name: str) -> Path:

@@ -1,11 +1,9 @@
-"""The output of `sbx inspect`: a sandbox, its conversations, and the walls around each kernel."""
+"""`sbx inspect`: one sandbox in full, its conversations, and the walls around each kernel."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sbx.cli import moments
-from sbx.cli.tables import print_table
+from sbx.cli import connect, exits, output
 from sbx.cli.terminal import STDOUT, one_line, write
 
 _WIDTH = 12
@@ -13,7 +11,26 @@ _MEANS = {"memory": "memory_max", "tasks": "tasks_max", "cpu": "cpu_quota"}
 _Document = Mapping[str, Any]
 
 
-def show(document: _Document) -> None:
+def inspect(
+    sandbox_id: connect.Id,
+    as_json: connect.Json = False,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
+) -> int:
+    """Show one sandbox in full: its conversations, host pids, and the receipt of its walls.
+
+    The command reads the walls back from Linux now. --json has all details, such as the namespaces.
+    """
+    path = connect.of_sandbox(sandbox_id, "inspect")
+    document = connect.ask(socket, key, lambda client: client.request("GET", path))
+    if as_json:
+        output.document(document)
+    else:
+        _show(document)
+    return exits.Exit.OK
+
+
+def _show(document: _Document) -> None:
     """Print the whole document. Omit fields that this caller may not see."""
     _print(_of_sandbox(document))
     conversations = [
@@ -21,17 +38,17 @@ def show(document: _Document) -> None:
             conversation["conversation_id"],
             conversation["status"],
             str(conversation["files"]),
-            size(conversation["bytes"]),
-            moments.since(conversation["created_at"]),
+            output.size(conversation["bytes"]),
+            output.since(conversation["created_at"]),
         )
         for conversation in document["conversations"]
     ]
     if conversations:
         write(STDOUT, "\n")
-        print_table(("conversation", "state", "files", "size", "made"), conversations)
+        output.print_table(("conversation", "state", "files", "size", "made"), conversations)
     if document["mounts"]:
         write(STDOUT, "\n")
-        print_table(
+        output.print_table(
             ("mounted at", "directory", "access"),
             [
                 (
@@ -46,7 +63,7 @@ def show(document: _Document) -> None:
         write(STDOUT, "\n")
         _print(_of_kernel(kernel))
         write(STDOUT, "\n")
-        print_table(("wall", "asked for", "in force"), walls(kernel["receipt"]))
+        output.print_table(("wall", "asked for", "in force"), walls(kernel["receipt"]))
 
 
 def walls(receipt: _Document) -> list[tuple[str, str, str]]:
@@ -76,14 +93,6 @@ def changes(receipt: _Document) -> list[str]:
     ]
 
 
-def size(count: float) -> str:
-    """Return a number of bytes in the largest unit that fits."""
-    step = min(4, int(math.log(count, 1024))) if count >= 1 else 0
-    amount = count / 1024**step
-    shown = f"{amount:.0f}" if amount >= 10 or amount == int(amount) else f"{amount:.1f}"
-    return f"{shown} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[step]}"
-
-
 def _of_sandbox(document: _Document) -> Iterator[tuple[str, str]]:
     box, failure = document["sandbox"], document["failure"]
     yield "sandbox", box["id"]
@@ -95,9 +104,9 @@ def _of_sandbox(document: _Document) -> Iterator[tuple[str, str]]:
     yield "owner", document["owner"]
     for name in ("session_id", "user_id", "agent_id"):
         yield name.removesuffix("_id"), document[name] or ""
-    yield "made", moments.since(box["created_at"])
-    yield "expires", moments.since(box["expires_at"]) or "never"
-    yield "idle", f"closed {moments.since(end)}" if (end := box["idle_expires_at"]) else ""
+    yield "made", output.since(box["created_at"])
+    yield "expires", output.since(box["expires_at"]) or "never"
+    yield "idle", f"closed {output.since(end)}" if (end := box["idle_expires_at"]) else ""
     yield "workspace", box["cargo_id"]
     yield "may", ", ".join(box["capabilities"])
     yield "limits", ", ".join(f"{name} {value}" for name, value in document["limits"].items())
@@ -137,7 +146,7 @@ def _of_kernel(kernel: _Document) -> Iterator[tuple[str, str]]:
     yield "host uid", str(receipt["host_uid"])
     capabilities = "none" if receipt["capabilities"] == 0 else hex(receipt["capabilities"])
     yield "rights", f"capabilities {capabilities}, no_new_privs {_value(receipt['no_new_privs'])}"
-    yield "read back", moments.clock(receipt["read_at"])
+    yield "read back", output.clock(receipt["read_at"])
     differences = changes(receipt)
     for line in differences:
         yield "CHANGED", line
@@ -147,7 +156,7 @@ def _of_kernel(kernel: _Document) -> Iterator[tuple[str, str]]:
 
 def _amount(wall: str, limit: float) -> str:
     if wall == "memory":
-        return size(limit)
+        return output.size(limit)
     return f"{limit:g} CPU" if wall == "cpu" else f"{limit:g}"
 
 

@@ -1,0 +1,196 @@
+"""The options of `sbx agent`, `sbx chat` and `sbx mcp`: the model and the sandbox of an agent."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sbx.errors import BadRequest, SbxError
+
+if TYPE_CHECKING:
+    from sbx.agent.models import Model
+    from sbx.agent.sandbox import ToolSandbox
+    from sbx.agent.settings import AgentSettings
+
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", help="A model of the provider; default: MODEL_NAME.", metavar="NAME"),
+]
+MaxSteps = Annotated[
+    int | None,
+    typer.Option(
+        "--max-steps",
+        min=1,
+        help="The step limit: answers of the model; default: MAX_STEPS.",
+        metavar="N",
+    ),
+]
+Replay = Annotated[
+    Path | None,
+    typer.Option(
+        "--replay",
+        help="Replay recorded answers instead of asking a model; needs no key.",
+        metavar="FILE",
+    ),
+]
+Record = Annotated[
+    Path | None,
+    typer.Option("--record", help="Record the model's answers, for --replay.", metavar="FILE"),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        help="The name or the file of a policy; for a service, a name. Default: SANDBOX_IMAGE, "
+        "else default.",
+        metavar="POLICY",
+    ),
+]
+Connect = Annotated[
+    str | None,
+    typer.Option(
+        "--connect",
+        help="Use a sandbox in a service: its socket, or http://HOST:PORT. Default: "
+        "SANDBOX_DOMAIN, else a sandbox in this process.",
+        metavar="ADDR",
+    ),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        help="A key or a token for that service. Prefer SANDBOX_API_KEY: other users can see the "
+        "options of a command.",
+        metavar="KEY",
+    ),
+]
+_CONVERSATION = "default"
+_ENDING_S = 10.0
+
+
+def settings(
+    *,
+    model: str | None = None,
+    max_steps: int | None = None,
+    policy: str | None = None,
+    connect: str | None = None,
+    key: str | None = None,
+) -> "AgentSettings":
+    """Return the settings of an agent. These options override all other sources.
+
+    Raise the errors of `read_agent_settings`.
+    """
+    from sbx.agent.settings import read_agent_settings
+
+    return read_agent_settings(
+        {
+            "model_name": model,
+            "max_steps": max_steps,
+            "sandbox_image": policy,
+            "sandbox_domain": connect,
+            "sandbox_api_key": key,
+        }
+    )
+
+
+def model_of(settings: "AgentSettings", replay: Path | None, record: Path | None) -> "Model":
+    """Return the model. The caller closes it.
+
+    Raise BadRequest `missing_setting`, which names the setting, NotFound for a missing recording,
+    and Unavailable `extra_missing`.
+    """
+    from sbx.agent.models.replay import ReplayModel
+
+    if replay is not None:
+        return ReplayModel.load(replay)
+    from sbx.agent.models.factory import make_model
+
+    model = make_model(settings)
+    if record is None:
+        return model
+    return _recorded(model, record)
+
+
+def _recorded(model: "Model", path: Path) -> "Model":
+    """Return a model whose answers are written to a file when it is closed.
+
+    Raise BadRequest for a path that cannot be written, before the first request.
+    """
+    from sbx.agent.models.replay import Recorder
+
+    def write() -> None:
+        try:
+            recorder.save(path)
+        except OSError as error:
+            raise BadRequest(
+                f"{path} cannot be written: {error.strerror}",
+                hint="name a file that you can write for --record",
+            ) from error
+
+    class RecordedModel(Recorder):
+        async def close(self) -> None:
+            write()
+            await super().close()
+
+    recorder = RecordedModel(model)
+    write()
+    return recorder
+
+
+@asynccontextmanager
+async def own_sandbox(settings: "AgentSettings") -> "AsyncIterator[ToolSandbox]":
+    """Yield a new sandbox and delete it on exit. Raise as `Runtime.create` or `Client.create`."""
+    policy, domain = settings.sandbox_image, settings.sandbox_domain
+    opened = _here(policy) if domain is None else _there(policy, domain, key_of(settings))
+    async with opened as sandbox:
+        yield sandbox
+
+
+def key_of(settings: "AgentSettings") -> str | None:
+    """Return the service's key in plain text."""
+    key = settings.sandbox_api_key
+    return None if key is None else key.get_secret_value()
+
+
+@asynccontextmanager
+async def _here(policy: str) -> "AsyncIterator[ToolSandbox]":
+    from sbx.policy import reference
+    from sbx.runtime.runtime import Runtime
+    from sbx.runtime.settings import Settings
+
+    # A zygote pays off from the second kernel on. This runtime starts a single kernel.
+    async with Runtime(Settings(fast_path=False)) as runtime:
+        box = await runtime.create(reference(policy))
+        yield box.conversation(_CONVERSATION)
+
+
+@asynccontextmanager
+async def _there(policy: str, connect: str, key: str | None) -> "AsyncIterator[ToolSandbox]":
+    import asyncio  # a lazy import keeps `sbx --help` fast
+
+    from sbx.client import Client
+
+    async with Client(connect, key=key) as client:
+        box = await client.create(policy)
+        try:
+            yield box.conversation(_CONVERSATION)
+        finally:
+            # A service that exited has ended the sandbox itself.
+            with suppress(SbxError, TimeoutError):
+                async with asyncio.timeout(_ENDING_S):
+                    await box.close()
+
+
+def chat_directory() -> Path:
+    """Return the directory of the conversations: SBX_CHAT_DIR, or one in the user's data
+    directory.
+
+    Raise RuntimeError for a user without a home.
+    """
+    from platformdirs import user_data_path
+
+    override = os.environ.get("SBX_CHAT_DIR")
+    return Path(override) if override else user_data_path("sbx") / "chat"

@@ -1,0 +1,56 @@
+"""`sbx rm`: delete sandboxes of a running service, with their files."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sbx.cli import connect
+from sbx.cli.terminal import STDERR, STDIN, confirmed
+from sbx.errors import BadRequest
+
+if TYPE_CHECKING:
+    from sbx.client import Client
+
+
+def rm(
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="The ids of sandboxes, from sbx ps.", metavar="[ID…]")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of your sandboxes.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --all: do not ask.")] = False,
+    as_json: connect.Json = False,
+    socket: connect.Socket = None,
+    key: connect.Key = None,
+) -> int:
+    """Delete sandboxes and their files. A sandbox that is already gone is not an error."""
+    if everything == bool(ids):
+        raise BadRequest(
+            "--all and ids exclude each other"
+            if everything
+            else "the ids of the sandboxes are missing",
+            hint="pass ids from sbx ps, or --all",
+        )
+    if everything:
+        boxes = connect.ask(socket, key, connect.list_sandboxes)
+        ids = [box["id"] for box in boxes]
+        if ids and not yes:
+            _confirm(len(ids), as_json=as_json)
+
+    async def removed(client: "Client", sandbox_id: str) -> None:
+        await client.request("DELETE", connect.of_sandbox(sandbox_id))
+
+    return connect.for_each("removed", ids or [], removed, as_json, socket, key)
+
+
+def _confirm(count: int, *, as_json: bool) -> None:
+    """Ask the user to confirm. Raise BadRequest without a terminal, and for a no."""
+    if as_json or not (os.isatty(STDIN) and os.isatty(STDERR)):
+        raise BadRequest(
+            f"this would remove {count} sandboxes, which needs a confirmation at a terminal",
+            code="not_confirmed",
+            hint="add --yes",
+        )
+    target = "1 sandbox and its files" if count == 1 else f"{count} sandboxes and their files"
+    if not confirmed(f"Remove {target}?"):
+        raise BadRequest("nothing was removed", code="not_confirmed")
