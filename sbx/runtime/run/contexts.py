@@ -133,14 +133,11 @@ class Contexts:
             if self._others.get(context.name) is context:
                 del self._others[context.name]
             self._leaving.add(context)
+            gone = ClosedReason(f"the context {context.name!r}", "its variables are gone")
             try:
-                await _end(context, reason)
+                await context.halt(reason)
             finally:
-                self._leaving.discard(context)
-
-
-async def _end(context: Context, reason: RunError) -> None:
-    try:
-        await context.halt(reason)
-    finally:
-        await context.close(ClosedReason(f"the context {context.name!r}", "its variables are gone"))
+                try:
+                    await context.close(gone)
+                finally:
+                    self._leaving.discard(context)
