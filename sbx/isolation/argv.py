@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from sbx.isolation.broker.bind_staging import DEVPTS
 from sbx.isolation.broker.live_mounts import TOP
+from sbx.isolation.broker.spawn import DATA_FD, FILTER_FD, INFO_FD, USERNS_FD
 from sbx.isolation.plan import (
     INSIDE_GID,
     INSIDE_UID,
@@ -21,7 +22,6 @@ from sbx.isolation.plan import (
     Tmpfs,
     ZygotePlan,
 )
-from sbx.isolation.slots import DATA_FD, FILTER_FD, INFO_FD, USERNS_FD
 
 _NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup")
 _ZYGOTE_CAPABILITIES = (

@@ -94,7 +94,7 @@ class Watcher:
 
     def _find_greedy(self) -> set[Kernel]:
         """Return the kernels whose jails hold too many pipes or epoll instances."""
-        return {kernel for kernel in self._kernels if _is_greedy(kernel.processes())}
+        return {kernel for kernel in self._kernels if _is_greedy(kernel.jail.processes())}
 
     def _measure(self) -> Mapping[Any, int]:
         """Return the bytes of each kernel's jail.
@@ -102,7 +102,7 @@ class Watcher:
         Use cheap counts first, which count a shared page once for each process. Separate the shared
         pages only if the cheap counts are beyond the limit.
         """
-        pids = {kernel: kernel.processes() for kernel in self._kernels}
+        pids = {kernel: kernel.jail.processes() for kernel in self._kernels}
         files = {kernel: _in_files(inside) for kernel, inside in pids.items()}
         used = {
             kernel: files[kernel] + sum(procfs.resident(pid) for pid in inside)

@@ -7,7 +7,7 @@
     sandbox       AsyncSandbox: one policy, its conversations and its disk limit
     conversation  one workspace and the kernels over it
     prewarm       sandboxes that are started before a caller needs one
-    live_mounts   directories of the host that are mounted into a live sandbox; grounds: which ones
+    live_mounts   directories of the host that are mounted into a live sandbox
     honeytokens   fake credentials: the use of one freezes the sandbox
     run/          kernels by name (contexts), and one run: checks, events, limits, result
     files/        the files of a conversation, in worker threads; disk limits

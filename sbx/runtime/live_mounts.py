@@ -22,9 +22,8 @@ from sbx.isolation.broker.live_mounts import refuse_without_namespaces
 from sbx.kernels.kernel import Kernel
 from sbx.policy.checks import mount_source
 from sbx.protocol.mounts import Mount
-from sbx.runtime.grounds import Grounds
 from sbx.runtime.snapshots.dry_run_view import is_inert
-from sbx.workspace.allowed_paths import Check
+from sbx.workspace.allowed_paths import Check, MountSources
 
 _log = logging.getLogger(__name__)
 TOP = "/mnt"
@@ -56,17 +55,17 @@ class LiveMounts:
         guarded: bool,
         possible: bool,
         check: Check,
-        grounds: Grounds | None = None,
+        sources: MountSources | None = None,
     ) -> None:
         """`shares`: whether there is a /workspace/shared. `guarded`: whether the policy keeps host
         executables from code inside, so that nothing is mounted to be written to. `possible`:
         whether the broker has power over the mounts of a jail that lives. `check` refuses
-        directories that no sandbox may see. `grounds`: where sources may lie; None is anywhere."""
+        directories that no sandbox may see. `sources`: the allowed ones; None allows each."""
         self._shares = shares
         self._guarded = guarded
         self._possible = possible
         self._check = check
-        self._grounds = grounds
+        self._sources = sources
         self._lock = asyncio.Lock()
         self._there: dict[str, _Mounted] = {}
         self._kernels: dict[Kernel, set[str]] = {}  # what each of them shows; the live ones
@@ -98,9 +97,9 @@ class LiveMounts:
         self._check_target(target, read_only=read_only)
         if not self._possible:
             raise refuse_without_namespaces()
-        if self._grounds is not None:
-            self._grounds.check(path, read_only=read_only)
-        identity = await in_thread(_identity, path, read_only, self._check, self._grounds)
+        if self._sources is not None:
+            self._sources.check(path, read_only=read_only)
+        identity = await in_thread(_identity, path, read_only, self._check, self._sources)
         if not read_only and self._guarded:
             raise errors.Denied(
                 f"code inside could create files in {path} that programs of the host obey",
@@ -268,11 +267,11 @@ def _is_inert(one: _Mounted, written: Sequence[Path]) -> bool:
 
 
 def _identity(
-    source: Path, read_only: bool, check: Check, grounds: Grounds | None
+    source: Path, read_only: bool, check: Check, sources: MountSources | None
 ) -> tuple[int, int]:
     try:
         how = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(source, how) if grounds is None else grounds.open(source)
+        fd = os.open(source, how) if sources is None else sources.open(source)
         try:
             check(fd, read_only=read_only, guarded=False)
             found = os.fstat(fd)

@@ -17,8 +17,7 @@ from sbx.errors import SbxError
 from sbx.isolation.broker.client import HostIds
 from sbx.isolation.plan import Interpreter
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.order import LaunchRequest
-from sbx.kernels.pool.warm_pool import PrewarmedKernel, PrewarmSpec, destroy
+from sbx.kernels.pool.warm_pool import LaunchRequest, PrewarmedKernel, PrewarmSpec, destroy
 from sbx.kernels.pool.zygotes import Key
 from sbx.policy import Policy
 from sbx.runtime.files.disk_limit import limited

@@ -16,8 +16,8 @@ from sbx.isolation.plan import (
     slows_io,
 )
 from sbx.isolation.probe import Capabilities
-from sbx.kernels.order import LaunchRequest
 from sbx.kernels.pool.factory import KernelFactory
+from sbx.kernels.pool.warm_pool import LaunchRequest
 from sbx.kernels.pool.zygotes import Key
 from sbx.policy import Policy
 from sbx.runtime.files.open_files import MountPoints, OpenFiles

@@ -15,7 +15,8 @@ from sbx import errors
 from sbx.aio import check_process, in_thread, run_to_completion
 from sbx.environments.directory import Environments
 from sbx.environments.interpreter import interpreter_at, own_interpreter
-from sbx.isolation.broker.client import BrokerClient, BrokerProcess
+from sbx.isolation.broker.client import BrokerClient
+from sbx.isolation.broker.process import BrokerProcess
 from sbx.isolation.plan import Interpreter, decide_walls
 from sbx.isolation.probe import Capabilities
 from sbx.isolation.seccomp import load_filters
@@ -23,14 +24,13 @@ from sbx.kernels.pool.factory import KernelFactory
 from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy, load, narrow, unchanged
 from sbx.runtime.data_dir import DataDirLock
-from sbx.runtime.grounds import Grounds
 from sbx.runtime.prewarm import PrewarmedSandbox, home_of, prewarm_spec
 from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.settings import Settings
 from sbx.telemetry.starts import StartCounts
 from sbx.workspace import DataDirectory
-from sbx.workspace.allowed_paths import OwnPaths
+from sbx.workspace.allowed_paths import MountSources, OwnPaths
 
 _PREPARED_AT_ONCE = 2 * (os.cpu_count() or 1)  # more would all be ready late, at the same time
 _Box = TypeVar("_Box", bound=AsyncSandbox)
@@ -125,9 +125,9 @@ class Runtime:
         return self._broker.capabilities
 
     @property
-    def grounds(self) -> Grounds:
-        """The directories from which a service may mount others."""
-        return Grounds(self.settings.mount_dirs, writable=not self.confined)
+    def mount_sources(self) -> MountSources:
+        """The directories that a client of a service may have mounted."""
+        return MountSources(self.settings.mount_dirs, writable=not self.confined)
 
     @property
     def own_paths(self) -> OwnPaths:

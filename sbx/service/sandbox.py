@@ -222,7 +222,7 @@ class ServiceSandbox(SandboxRecord):
                 guarded=policy.host_executables != "allow",
                 possible=runtime.capabilities.own_namespaces,
                 check=partial(allowed_paths.check, own=runtime.own_paths),
-                grounds=runtime.grounds,
+                sources=runtime.mount_sources,
             )
         return self._mounts
 

@@ -23,7 +23,7 @@ from platformdirs import user_data_path
 
 from sbx.aio import Clock, SystemClock, in_thread, run_to_completion
 from sbx.errors import SbxError
-from sbx.isolation.broker.client import BrokerProcess
+from sbx.isolation.broker.process import BrokerProcess
 from sbx.linux.namespaces import unmapped_uid
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings

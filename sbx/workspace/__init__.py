@@ -8,7 +8,7 @@
     ConversationFiles, DataDirectory
                            the layout on disk
     HostDirectory          a directory of the user as the workspace
-    allowed_paths          which host directories a sandbox may see
+    allowed_paths          which host directories a sandbox may see, and which ones clients may name
     removal, measure       walk trees that were built to break such walks
     snapshot, freezing     list the nodes of a tree, copy a tree
     changes                compare two snapshots

@@ -2,22 +2,27 @@
 
     directory ─► look ─► facts ─► refusal (sbx.forbidden_directories) ─► a reason ─► check raises
 
-Workspaces, projects, notebooks, host mode, uploads and mounts all call `check`. `host_facts`
-gives the same facts to the broker of a confined service.
+Workspaces, projects, notebooks, host mode, uploads and mounts all call `check`. `host_facts` gives
+the same facts to the broker of a confined service.
+
+A client of a service, or a model, may name only the directories that a setting allows:
+`MountSources` for mounts, `AllowedProjects` for projects. Both open a directory without
+following a symlink, so that a user with write access there does not choose another directory.
 """
 
+import errno
 import os
 import pwd
 import stat
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from sbx.errors import Denied
+from sbx.errors import BadRequest, Denied
 from sbx.forbidden_directories import (
     SYSTEM_PATHS,
     ForbiddenPlace,
@@ -28,11 +33,14 @@ from sbx.forbidden_directories import (
     place_of,
     refusal,
 )
-from sbx.linux import mountinfo
+from sbx.linux import mountinfo, openat2
 from sbx.linux.mountinfo import MountInfo
 from sbx.workspace.host_directory import directories_on_path, executed_paths
 
 _NO_LOGIN = ("nologin", "false", "sync", "shutdown", "halt")
+_O_PATH = os.O_PATH | os.O_DIRECTORY
+_RESOLVE = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS
+_PATH_MAX = 4095
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +157,141 @@ def _code() -> Iterator[Path]:
 def _places(paths: Iterable[Path], mounts: Sequence[MountInfo]) -> Iterator[ForbiddenPlace]:
     for path in dict.fromkeys(map(os.path.realpath, paths)):
         yield place_of(path, mounts)
+
+
+@dataclass(frozen=True, slots=True)
+class MountSources:
+    """The directories that a service may mount into live sandboxes.
+
+    `within` lists directories: each of them and everything below is allowed. `writable` is whether
+    a mount may be writable. If the service dropped root's rights, its broker checks each mount
+    again (`sbx.isolation.broker.allowlist`).
+    """
+
+    within: Sequence[Path]
+    writable: bool
+
+    def check(self, source: Path, *, read_only: bool) -> None:
+        """Check the path alone. Raise Denied `not_granted`."""
+        self._top_of(source)
+        if not read_only and not self.writable:
+            raise Denied(
+                "a service that was started as root mounts directories read-only",
+                code="not_granted",
+                hint="leave --write (read_only = false) out, or serve as the directory's owner",
+            )
+
+    def open(self, source: Path) -> int:
+        """Return an O_PATH descriptor, which the caller closes. Raise Denied `not_granted`, and
+        OSError, also for a symlink below the allowed directory."""
+        top = self._top_of(source)
+        return _open_below(os.open(top, _O_PATH | os.O_CLOEXEC), source.relative_to(top))
+
+    def _top_of(self, source: Path) -> Path:
+        for top in self.within:
+            if source.is_relative_to(top):
+                return top
+        allowed = ", ".join(map(str, self.within)) or "none"
+        raise Denied(
+            f"{source} lies in none of the directories that this service mounts: {allowed}",
+            code="not_granted",
+            hint="name it in the setting mount_dirs (SBX_MOUNT_DIRS, sbx serve --mount-dirs)"
+            " and start the service again",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedProjects:
+    """The directories that may be projects.
+
+    `within` lists directories: each of them and everything below is allowed. `own` are the paths of
+    sbx. `owners` are uids whose directories may be mapped: a directory of root is refused unless
+    root is one of them, and with `mapped_only` a directory of each other uid is refused, too.
+
+    The methods read the disk. They raise BadRequest `invalid_directory`, and Denied `not_granted`,
+    `directory_forbidden` and `workspace_owned_by_root`.
+    """
+
+    within: Sequence[Path]
+    own: OwnPaths
+    owners: Collection[int] = ()
+    mapped_only: bool = False
+
+    def resolve(self, name: str) -> Path:
+        """Return the one path of this directory that contains no symlink."""
+        if (
+            not name.startswith("/")
+            or ".." in name.split("/")
+            or "\0" in name
+            or len(name) > _PATH_MAX
+        ):
+            raise _invalid(name, "it is not an absolute path without ..")
+        try:
+            real = Path(os.path.realpath(name))
+            name.encode()
+        except (OSError, UnicodeEncodeError):
+            raise _invalid(name, "no file has such a name") from None
+        self.check(real)
+        return real
+
+    def check(self, directory: Path) -> None:
+        """Check that the directory, named by its path without symlinks, may be a project now."""
+        top = self._top_of(directory)
+        try:
+            outer = os.open(top, _O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = _open_below(outer, directory.relative_to(top))
+        except OSError as error:
+            replaced = error.errno in (errno.ELOOP, errno.EXDEV)
+            why = os.strerror(error.errno or errno.EIO)
+            if replaced:
+                why = "a symlink has taken its place, or one above it"
+            raise _invalid(str(directory), why) from None
+        try:
+            check(fd, self.own)
+            self._check_status(directory, os.fstat(fd))
+        finally:
+            os.close(fd)
+
+    def _top_of(self, directory: Path) -> Path:
+        for top in map(Path, map(os.path.realpath, self.within)):
+            if directory.is_relative_to(top):
+                return top
+        raise Denied(
+            f"{directory} lies in none of the directories that may hold projects here",
+            code="not_granted",
+            hint="the operator names them in the setting project_dirs (SBX_PROJECT_DIRS)",
+        )
+
+    def _check_status(self, directory: Path, status: os.stat_result) -> None:
+        if not stat.S_ISDIR(status.st_mode):
+            raise _invalid(str(directory), "it is not a directory")
+        if status.st_uid == 0 and 0 not in self.owners:
+            raise Denied(
+                f"'{directory}' belongs to root, and the operator allows no project of root",
+                code="workspace_owned_by_root",
+                hint="the operator names root in the setting project_owners (SBX_PROJECT_OWNERS);"
+                " or give the directory to another user (chown)",
+            )
+        if self.mapped_only and status.st_uid not in self.owners:
+            raise Denied(
+                f"'{directory}' belongs to uid {status.st_uid}, whom the operator does not name",
+                code="not_granted",
+                hint="the operator names the owner in the setting project_owners"
+                " (SBX_PROJECT_OWNERS)",
+            )
+
+
+def _open_below(top: int, below: Path) -> int:
+    """Return an O_PATH descriptor of a directory below `top`, an fd that this function closes."""
+    try:
+        return openat2.openat2(top, os.fsencode(below), _O_PATH, resolve=_RESOLVE)
+    finally:
+        os.close(top)
+
+
+def _invalid(name: str, why: str) -> BadRequest:
+    return BadRequest(
+        f"{str(name)[:200]!r} cannot be a working directory: {why}",
+        code="invalid_directory",
+        hint="name a directory of the host by its absolute path",
+    )

@@ -17,9 +17,10 @@ from chain import broker, lives, nest, nests, stop, tidy, until
 
 from sbx import AsyncSandbox, Runtime, Settings
 from sbx.errors import BadRequest, SbxError, Unavailable
-from sbx.isolation.broker import client
+from sbx.isolation.broker import client, process
+from sbx.isolation.broker.jail import Jail
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.pool import factory
+from sbx.kernels.pool import pools
 from sbx.kernels.pool.warm_pool import destroy
 from sbx.policy import Policy
 from tests.tiers import rows
@@ -96,7 +97,7 @@ async def test_zygote_that_hangs_in_its_imports_is_killed_and_the_cold_path_serv
     preloading: Preloading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fast path gets a share of what a start may take; the zygote itself all of it."""
-    monkeypatch.setattr(factory, "_FAST_SHARE", 0.2)  # instead of a half: a busy machine is slow
+    monkeypatch.setattr(pools, "_FAST_SHARE", 0.2)  # instead of a half: a busy machine is slow
     policy = preloading(f"{IN_THE_ZYGOTE}time.sleep(3600)")
     async with (
         Runtime(Settings(start_timeout=12)) as runtime,
@@ -135,7 +136,7 @@ async def test_zygote_that_hangs_at_a_fork_is_killed_and_the_cold_path_serves(
 ) -> None:
     async with await runtime.create(narrower=FORK) as other:
         await other.run("kept = 1")
-        monkeypatch.setattr(client, "_ORDER_S", 2.0)
+        monkeypatch.setattr(process, "ORDER_S", 2.0)
         hung = nest().zygote
         await stop(hung)
         async with await runtime.create(narrower=FORK) as box:
@@ -176,8 +177,8 @@ async def test_broker_without_descriptors_refuses_forks_and_lives(runtime: Runti
             with room_for(more, itself):
                 forks = (zygote.fork() for _ in range(6))
                 made = await asyncio.gather(*forks, return_exceptions=True)
-            assert all(isinstance(one, client.Jail | SbxError) for one in made), made
-            jails = [one for one in made if isinstance(one, client.Jail)]
+            assert all(isinstance(one, Jail | SbxError) for one in made), made
+            jails = [one for one in made if isinstance(one, Jail)]
             await destroy(*[await Kernel.attach(jail) for jail in jails])
         assert (await box.run("1 + 1")).result == "2"
         await until(lambda: descriptors(itself) == before)
@@ -335,7 +336,7 @@ async def test_zygote_that_is_retired_in_the_middle_of_forks_leaves_live_kernels
         await asyncio.sleep(delay_ms / 1000)
         await zygote.retire()
         for made in await asyncio.gather(*forks, return_exceptions=True):
-            if isinstance(made, client.Jail):
+            if isinstance(made, Jail):
                 await destroy(await Kernel.attach(made))
         assert (await box.run("kept")).result == "1"
     await tidy(runtime)

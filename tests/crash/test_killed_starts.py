@@ -1,17 +1,22 @@
 """Kernels that are killed while they start: the next one is started, as long as there is time."""
 
 import os
+import resource
+import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from live_app import live
+from places import short_directory
 
 from sbx import Runtime, Settings
-from sbx.errors import Broken
-from sbx.isolation.broker.client import BrokerClient, Jail
+from sbx.errors import Broken, Unavailable
+from sbx.isolation.broker.client import BrokerClient
+from sbx.isolation.broker.jail import Jail
 from sbx.policy.load import load
 
 pytestmark = pytest.mark.needs("namespaces")
@@ -81,3 +86,51 @@ async def test_a_start_whose_memory_runs_out_is_not_repeated() -> None:
                 await box.run("1")
         assert (raised.value.code, runtime.starts.failed) == ("start_failed", {"cold": 1})
         assert "memory" in raised.value.message
+
+
+async def test_a_bubblewrap_that_is_killed_before_it_names_pid_1_is_started_again() -> None:
+    """A jail that was killed from outside in its first milliseconds failed the start of its kernel,
+    although the jails that are killed a moment later are started again."""
+    with short_directory() as directory:
+        directory.chmod(0o777)  # the wrapper runs as the uid of a jail
+        wrapper = directory / "bwrap"
+        kill = f'for one in {directory}/kill-*; do [ -e "$one" ] && rm "$one" && kill -9 $$; done'
+        wrapper.write_text(f'#!/bin/sh\n{kill}\nexec {shutil.which("bwrap")} "$@"\n')
+        wrapper.chmod(0o755)
+        settings = Settings(fast_path=False, bwrap=wrapper)
+        async with Runtime(settings) as runtime, await runtime.create() as box:
+            for number in range(3):
+                (directory / f"kill-{number}").touch()
+            assert (await box.run("1 + 1")).result == "2"
+            assert runtime.starts.failed == {"cold": 3}
+            assert runtime.starts.served == {"cold": 1}
+
+
+async def test_a_failed_launch_names_the_failed_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`[Errno 22] Invalid argument` named no call, and was a defect of sbx to the caller (500)."""
+    real = BrokerClient.order
+
+    async def cramped(self: BrokerClient, do: str, **words: Any) -> dict[str, Any]:
+        with room_for_no_jail(self) if do == "launch" else nullcontext():
+            return await real(self, do, **words)
+
+    async with Runtime(Settings(fast_path=False)) as runtime, await runtime.create() as box:
+        monkeypatch.setattr(BrokerClient, "order", cramped)
+        with pytest.raises(Unavailable, match="fcntl: Invalid argument") as raised:
+            await box.run("1")
+        assert raised.value.code == "launch_failed"
+        monkeypatch.undo()
+        assert (await box.run("1 + 1")).result == "2"
+
+
+@contextmanager
+def room_for_no_jail(broker: BrokerClient) -> Iterator[None]:
+    """Let the broker have fewer descriptors than the slots of a jail begin with."""
+    assert broker._process is not None
+    pid = broker._process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (150, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sbx import AsyncSandbox, Runtime, Status
-from sbx.isolation.broker import client
+from sbx.isolation.broker import jail as broker_jail
 from sbx.isolation.broker.client import BrokerClient
 from sbx.protocol.runs import Cause
 
@@ -32,15 +32,18 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mapping[str, Any]]]:
     """Jails whose end is told of only after the test, as under a load that lets nothing die."""
     held: list[tuple[BrokerClient, Mapping[str, Any]]] = []
     told: list[Mapping[str, Any]] = []
-    tell = BrokerClient._gone
+    tell = BrokerClient.on_event
 
     def hold(self: BrokerClient, message: Mapping[str, Any]) -> None:
+        if message["event"] != "gone":
+            tell(self, message)
+            return
         held.append((self, message))
         told.append(message)
 
     with monkeypatch.context() as patch:
-        patch.setattr(client, "_KILLED_S", 0.3)
-        patch.setattr(BrokerClient, "_gone", hold)
+        patch.setattr(broker_jail, "_KILLED_S", 0.3)
+        patch.setattr(BrokerClient, "on_event", hold)
         yield told
     for broker, message in held:
         tell(broker, message)
@@ -120,7 +123,7 @@ def _groups(box: AsyncSandbox) -> list[Path]:
 async def test_a_sandbox_closes_beside_a_jail_that_is_still_dying_which_is_buried_later(
     runtime: Runtime, freezer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_KILLED_S", 0.3)
+    monkeypatch.setattr(broker_jail, "_KILLED_S", 0.3)
     async with await runtime.create() as box:
         await box.run("1")
         running = asyncio.create_task(box.run(DEAF, timeout=1))

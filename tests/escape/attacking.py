@@ -40,8 +40,8 @@ from sbx.isolation.seccomp import Filter
 from sbx.isolation.seccomp.compiler import number_of
 from sbx.kernels import kernel as kernel_of
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.order import LaunchRequest
 from sbx.kernels.pool.factory import KernelFactory
+from sbx.kernels.pool.warm_pool import LaunchRequest
 from sbx.protocol.runs import Run, Status
 from sbx.runtime import resources
 from sbx.runtime.sandbox import AsyncSandbox

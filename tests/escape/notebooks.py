@@ -24,7 +24,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_kernel_test.msgspec_v5 import schema_fragments, validate_message
 
 from sbx.guest import frames as guest
-from sbx.isolation.broker.client import Jail, JailExit
+from sbx.isolation.broker.jail import Jail, JailExit
 from sbx.jupyter.bridge import Bridge, ConnectionInfo
 from sbx.kernels import kernel as kernels
 from sbx.kernels.kernel import Kernel

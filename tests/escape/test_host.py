@@ -141,7 +141,7 @@ async def test_no_variable_of_the_programs_environment_is_inside(fresh: Fresh) -
         del os.environ["SBX_TEST_SECRET"]
     assert not await tell(box, f"any({SECRET!r} in value for value in os.environ.values())")
     assert SECRET not in (await box.shell("env; cat /proc/self/environ")).stdout
-    pid1 = box._default.contexts.default._kernel.pid  # type: ignore[union-attr]
+    pid1 = box._default.contexts.default._kernel.jail.pid  # type: ignore[union-attr]
     started_with = Path(f"/proc/{pid1}/environ").read_text()
     assert "PATH=" in started_with
     assert SECRET not in started_with
@@ -187,7 +187,7 @@ async def test_a_command_has_no_descriptor_but_its_three(box: AsyncSandbox) -> N
 async def test_pid_1_holds_no_descriptor_but_its_own(box: AsyncSandbox) -> None:
     """Seen from the host. What bwrap was started with (arguments, filter, stderr) is closed."""
     await box.start()
-    pid1 = box._default.contexts.default._kernel.pid  # type: ignore[union-attr]
+    pid1 = box._default.contexts.default._kernel.jail.pid  # type: ignore[union-attr]
     links = Path(f"/proc/{pid1}/fd").iterdir()
     held = sorted(os.readlink(link).split(":")[0] for link in links)
     assert held.count("/dev/null") == 3

@@ -310,7 +310,7 @@ os._exit = lambda code: time.sleep(600)
 threading.Thread(target=later).start()
 """
     assert (await send(box, later)).ok
-    pid1 = box._default.contexts.default._kernel.pid  # type: ignore[union-attr]
+    pid1 = box._default.contexts.default._kernel.jail.pid  # type: ignore[union-attr]
     await box.files.write("now", "")
     async with asyncio.timeout(60):
         while os.path.exists(f"/proc/{pid1}"):  # noqa: ASYNC110

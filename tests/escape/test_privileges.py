@@ -61,7 +61,7 @@ async def test_a_file_made_inside_belongs_to_nobody_special_outside(
 @pytest.mark.unprivileged
 async def test_no_process_of_a_jail_is_root_outside(box: AsyncSandbox) -> None:
     receipt = await box.start()
-    status = Path(f"/proc/{box._default.contexts.default._kernel.pid}/status").read_text()  # type: ignore[union-attr]
+    status = Path(f"/proc/{box._default.contexts.default._kernel.jail.pid}/status").read_text()  # type: ignore[union-attr]
     uids = next(line for line in status.splitlines() if line.startswith("Uid:")).split()[1:]
     assert set(uids) == {str(receipt.host_uid)} != {"0"}
 

@@ -221,7 +221,7 @@ for _ in range(3):
         os._exit(0)
 """
     await attack(box, daemon)
-    pid1 = box._default.contexts.default._kernel.pid  # type: ignore[union-attr]
+    pid1 = box._default.contexts.default._kernel.jail.pid  # type: ignore[union-attr]
     assert pid1 is not None
     watched = os.pidfd_open(pid1)
     await box.stop()

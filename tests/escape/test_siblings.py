@@ -18,7 +18,8 @@ import pytest_asyncio
 from attacking import Fresh, Without, altered, attack, attack_by_shell, by, tell
 
 from sbx import Runtime
-from sbx.isolation.broker.client import BrokerClient, Jail, ZygoteHandle
+from sbx.isolation.broker.client import BrokerClient
+from sbx.isolation.broker.jail import Jail, ZygoteHandle
 from sbx.isolation.plan import ZygotePlan
 from sbx.linux import procfs
 from sbx.policy import Policy, load

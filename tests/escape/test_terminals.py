@@ -10,7 +10,7 @@ import pytest_asyncio
 from attacking import Fresh, attack, attack_by_shell
 
 from sbx.kernels import frames
-from sbx.kernels.kernel import TerminalCommand
+from sbx.kernels.command import TerminalCommand
 from sbx.runtime.processes.terminals import Terminal, TerminalClient
 from sbx.runtime.sandbox import AsyncSandbox
 
@@ -144,8 +144,8 @@ async def test_more_than_was_granted_ends_the_kernel(fresh: Fresh) -> None:
     terminal = await box.terminals.open(command="cat")
     command: TerminalCommand = terminal._command
     for _ in range(100):
-        command._put(frames.Tty(data=b"x" * 65536))
-    assert command._overran
+        command.put(frames.Tty(data=b"x" * 65536))
+    assert command.overran
 
 
 async def test_a_fork_bomb_at_a_terminal_is_contained(fresh: Fresh) -> None:

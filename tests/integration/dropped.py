@@ -19,7 +19,7 @@ import uvloop
 from sbx import Runtime, errors
 from sbx.api.server import privileges
 from sbx.api.server.settings import ServiceSettings
-from sbx.isolation.broker.client import BrokerProcess, start_broker
+from sbx.isolation.broker.process import BrokerProcess, start_broker
 from sbx.isolation.plan import GroupLimits
 from sbx.linux import capabilities
 

@@ -144,8 +144,8 @@ async def test_sandbox_that_never_runs_anything_leaves_nothing(tmp_path: Path) -
 async def test_kernel_that_died_in_its_berth_is_not_given_out(runtime: Runtime) -> None:
     await runtime.warm(count=1, new=True)
     (berth,) = berths_of(runtime)
-    assert berth.kernel.pid is not None
-    os.kill(berth.kernel.pid, signal.SIGKILL)
+    assert berth.kernel.jail.pid is not None
+    os.kill(berth.kernel.jail.pid, signal.SIGKILL)
     await until(lambda: berth not in berths_of(runtime))
     async with await runtime.create() as box:
         assert (await box.run("1 + 1")).result == "2"
@@ -157,8 +157,8 @@ async def test_kernel_that_died_when_it_had_an_owner_is_replaced_by_another(
     await runtime.warm(count=1, new=True)
     (berth,) = berths_of(runtime)
     async with await runtime.create() as box:
-        assert berth.kernel.pid is not None
-        os.kill(berth.kernel.pid, signal.SIGKILL)
+        assert berth.kernel.jail.pid is not None
+        os.kill(berth.kernel.jail.pid, signal.SIGKILL)
         await berth.kernel.jail.end()
         run = await box.run("1 + 1")
         assert (run.result, run.state_lost) == ("2", False)

@@ -24,7 +24,9 @@ from sbx.api.server import privileges
 from sbx.api.server.settings import ServiceSettings
 from sbx.errors import Denied
 from sbx.isolation.broker.allowlist import BrokerAllowlist
-from sbx.isolation.broker.client import BrokerClient, Jail, start_broker
+from sbx.isolation.broker.client import BrokerClient
+from sbx.isolation.broker.jail import Jail
+from sbx.isolation.broker.process import start_broker
 from sbx.policy import Policy
 
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")

@@ -17,7 +17,7 @@ from sbx.api.server import privileges
 from sbx.api.server.settings import ServiceSettings
 from sbx.client import Client
 from sbx.errors import Closed, Conflict, Denied, NotFound, TooLarge
-from sbx.isolation.broker.client import start_broker
+from sbx.isolation.broker.process import start_broker
 from sbx.policy import load
 from sbx.protocol.dry_runs import CHANGES_MAX, DRY_RUNS_MAX
 from sbx.protocol.runs import Status

@@ -201,7 +201,7 @@ async def test_a_secret_that_others_may_read_names_no_path(served: Served, top: 
             check(await operator.post("/v1/admin/tokens", json=asked), top, "secret_unusable")
 
 
-async def test_a_project_outside_the_grounds_names_only_itself(
+async def test_a_project_outside_the_allowed_paths_names_only_itself(
     client: httpx.AsyncClient, top: Path
 ) -> None:
     """The refusal once listed the directories of all projects."""

@@ -151,6 +151,38 @@ async def test_python_that_dies_is_started_again_and_says_so(box: HostSession) -
     assert (ignored.status, ignored.state_lost) == ("interrupted", True)
 
 
+async def test_the_receipt_states_that_no_wall_is_in_force(box: HostSession) -> None:
+    assert box.receipt is None
+    await cell(box, "1")
+    receipt = box.receipt
+    assert receipt is not None
+    assert (receipt.path, receipt.network, receipt.seccomp) == ("host", "host", {})
+    assert (receipt.landlock_abi, receipt.limits) == (0, {})
+    assert receipt.namespaces == receipt.host_namespaces
+    (wall,) = receipt.walls
+    assert (wall["demanded"], wall["weaker"]) == ("none", True)
+    assert "no walls" in wall["means"]
+
+
+async def test_commands_survive_the_death_of_python(box: HostSession, directory: Path) -> None:
+    live = box.start_shell("echo on; while [ ! -e go ]; do sleep 0.01; done; echo off")
+    assert await printed(live) == "on"
+    died = await cell(box, "import os; os._exit(3)")
+    assert died.state_lost
+    (directory / "go").touch()
+    assert (await live.result()).stdout == "on\noff\n"
+
+
+async def test_everything_ends_when_the_guest_is_killed(box: HostSession) -> None:
+    """Without a PID namespace Linux ends nothing with the supervisor but what asked for it."""
+    shell = box.start_shell("echo $$ $PPID; sleep 600")
+    pid, supervisor = map(int, (await printed(shell)).split())
+    os.kill(supervisor, signal.SIGKILL)
+    run = await shell.result()
+    assert (run.status, run.cause) == ("killed", Cause.CRASHED)
+    await eventually(lambda: gone(pid))
+
+
 async def test_no_key_of_ours_is_handed_on(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

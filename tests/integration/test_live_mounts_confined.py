@@ -12,7 +12,7 @@ from sbx import Runtime
 from sbx.api.server import privileges
 from sbx.api.server.settings import ServiceSettings
 from sbx.errors import Denied, SbxError
-from sbx.isolation.broker.client import start_broker
+from sbx.isolation.broker.process import start_broker
 
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")
 
@@ -46,9 +46,7 @@ async def test_only_what_the_settings_name_is_mounted(top: Path) -> None:
         async def refused(source: Path | str, **changed: Any) -> SbxError:
             words = {"read_only": True, "expected": None, "jail": kernel.jail.name, **changed}
             with pytest.raises(Denied) as raised:
-                await kernel.jail._broker.order(
-                    "attach", source=str(source), target="/mnt/x", **words
-                )
+                await kernel.jail._order("attach", source=str(source), target="/mnt/x", **words)
             return raised.value
 
         for source in (

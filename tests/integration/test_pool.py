@@ -16,12 +16,13 @@ from manual_clock import ManualClock
 from sbx import Runtime, Settings
 from sbx.environments.interpreter import own_interpreter
 from sbx.errors import BadRequest, Broken, CannotEnforce, SbxError, Unavailable
-from sbx.isolation.broker.client import BrokerClient, Jail, ZygoteHandle
+from sbx.isolation.broker.client import BrokerClient
+from sbx.isolation.broker.jail import Jail, ZygoteHandle
 from sbx.isolation.plan import Paths, ZygotePlan
 from sbx.isolation.receipt import Receipt
 from sbx.isolation.seccomp import load_filters
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.pool import factory, scaling
+from sbx.kernels.pool import pools, scaling
 from sbx.kernels.pool.factory import KernelFactory
 from sbx.kernels.pool.scaling import LEFT_ALONE_S, QUIET_S, TICK_S, UNUSED_S
 from sbx.kernels.pool.warm_pool import Pool, destroy
@@ -156,8 +157,8 @@ async def test_kernel_that_died_parked_is_not_given_out_and_its_place_is_filled(
     await runtime.warm()
     pool = pool_of(runtime)
     (first,) = pool._parked
-    assert first.pid is not None
-    os.kill(first.pid, signal.SIGKILL)
+    assert first.jail.pid is not None
+    os.kill(first.jail.pid, signal.SIGKILL)
     await until(lambda: pool.parked == 1 and first not in pool._parked)
     await until(lambda: first.jail.control.fileno() == first.jail.kernel.fileno() == -1)
     async with await runtime.create() as box:
@@ -226,7 +227,7 @@ async def test_one_deadline_is_for_all_paths_and_leaves_the_last_its_share(
     async def hang(*_: Any) -> None:
         await asyncio.sleep(3600)
 
-    monkeypatch.setattr(factory, "_FAST_SHARE", 0.05)  # instead of a half: the rest is for the last
+    monkeypatch.setattr(pools, "_FAST_SHARE", 0.05)  # instead of a half: the rest is for the last
     async with Runtime(Settings(start_timeout=40)) as runtime:
         await runtime.warm()
         monkeypatch.setattr(BrokerClient, "enter", hang)

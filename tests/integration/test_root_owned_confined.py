@@ -12,7 +12,8 @@ from sbx import Runtime
 from sbx.api.server import privileges
 from sbx.api.server.settings import ServiceSettings
 from sbx.errors import Denied
-from sbx.isolation.broker.client import BrokerClient, start_broker
+from sbx.isolation.broker.client import BrokerClient
+from sbx.isolation.broker.process import start_broker
 from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.sandbox import open_project
 

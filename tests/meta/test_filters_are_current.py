@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from sbx.isolation.seccomp.loader import MACHINES, NAMES, file_of
+from sbx.isolation.seccomp import MACHINES, NAMES, file_of
 
 
 @pytest.mark.parametrize("machine", MACHINES)

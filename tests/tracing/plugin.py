@@ -130,9 +130,9 @@ class Measured:
             real(self, _traced(args, tracer.prefix()), *rest, **named)
 
         subprocess.Popen.__init__ = started  # type: ignore[method-assign]
-        from sbx.isolation.broker import client, watchdog
+        from sbx.isolation.broker import process, watchdog
 
-        client._BOOT = f"{tracer.prefix()}; {client._BOOT}"
+        process._BOOT = f"{tracer.prefix()}; {process._BOOT}"
         watchdog._BOOT = f"{tracer.prefix()}; {watchdog._BOOT}"
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

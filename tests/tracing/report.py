@@ -45,7 +45,7 @@ WALLS = (
     "sbx/forbidden_directories.py",
 )
 # They run on a host with cgroup v2 only, as the guest of tests/vm is.
-_V2 = ("sbx/isolation/cgroups/systemd_unit.py", "sbx/isolation/cgroups/v2.py")
+_V2 = ("sbx/isolation/cgroups/v2.py",)
 
 
 class FileCoverage(NamedTuple):

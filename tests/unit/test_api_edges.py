@@ -18,7 +18,7 @@ from sbx.api.errors import documented, error_response, install, status_of
 from sbx.api.middleware import HEADERS_MAX, JSON_MAX, RequestLimitsMiddleware
 from sbx.api.server.settings import ServiceSettings
 from sbx.client.errors import error_of
-from sbx.isolation.broker.client import _broker_died
+from sbx.isolation.broker.process import broker_died
 from sbx.service.service import Service
 
 
@@ -465,6 +465,6 @@ async def test_a_client_that_reads_nothing_is_given_up(monkeypatch: pytest.Monke
 
 def test_service_whose_broker_died_is_unavailable_until_it_has_started_again() -> None:
     """Each request that needed a kernel was a 500."""
-    reply = error_response(_broker_died(), None)
+    reply = error_response(broker_died(), None)
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "10")
     assert type(error_of(reply.status_code, bytes(reply.body))) is errors.Broken

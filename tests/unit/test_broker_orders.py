@@ -15,7 +15,9 @@ import pytest
 from sbx.errors import Broken, Unavailable
 from sbx.isolation import cgroups
 from sbx.isolation.broker import bind_staging
-from sbx.isolation.broker.server import PACKET_MAX, BrokerServer, _Group, _Jail, _Sandbox
+from sbx.isolation.broker.jails import BrokerJail
+from sbx.isolation.broker.sandboxes import BrokerSandbox, Group
+from sbx.isolation.broker.server import PACKET_MAX, BrokerServer
 from sbx.isolation.broker.spawn import Started
 from sbx.isolation.broker.zygotes import ZygoteProcess
 from sbx.linux import procfs
@@ -77,8 +79,8 @@ class Driven:
     def __init__(self) -> None:
         self.ours, self._its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.broker = BrokerServer(self._its)
-        self.broker._root = False
-        self.broker._hierarchy = cast("cgroups.Hierarchy", Groups())
+        self.broker._sandboxes.as_root = False
+        self.broker._sandboxes.hierarchy = cast("cgroups.Hierarchy", Groups())
         self.ours.settimeout(60)
 
     def ask(self, do: str, **words: Any) -> dict[str, Any]:
@@ -95,19 +97,19 @@ class Driven:
         assert told["seq"] == 7
         return told["error"]["code"], told["error"]["message"]
 
-    def jail(self, name: str = "j", **words: Any) -> _Jail:
-        made = self.broker._jails[name] = _Jail(name, 3, **words)
+    def jail(self, name: str = "j", **words: Any) -> BrokerJail:
+        made = self.broker._jails.by_name[name] = BrokerJail(name, 3, **words)
         return made
 
-    def sandbox(self, groups: Groups | None = None, **words: Any) -> _Sandbox:
+    def sandbox(self, groups: Groups | None = None, **words: Any) -> BrokerSandbox:
         group = cast("cgroups.SandboxGroup", groups or Groups())
-        made = self.broker._sandboxes["s"] = _Sandbox(group, None, **words)
+        made = self.broker._sandboxes.by_name["s"] = BrokerSandbox(group, None, **words)
         return made
 
     def close(self) -> None:
         self.ours.close()
         self._its.close()
-        self.broker._selector.close()
+        self.broker._loop.close()
 
 
 @pytest.fixture
@@ -117,8 +119,8 @@ def driven() -> Iterator[Driven]:
     driven.close()
 
 
-def grouped(groups: Groups) -> _Group:
-    return _Group(cast("cgroups.JailGroup", groups), NO_LIMITS)
+def grouped(groups: Groups) -> Group:
+    return Group(cast("cgroups.JailGroup", groups), NO_LIMITS)
 
 
 # -- packets ---------------------------------------------------------------------------------------
@@ -138,14 +140,14 @@ def test_packet_that_is_no_order_is_dropped_with_its_descriptors(
 def test_it_ends_with_its_socket(driven: Driven) -> None:
     driven.ours.close()
     driven.broker._receive()
-    assert not driven.broker._serving
-    driven.broker._serving = True
+    assert not driven.broker._loop.serving
+    driven.broker._loop.serving = True
     driven._its.close()
     driven.broker._receive()
-    assert not driven.broker._serving
-    driven.broker._serving = True
-    driven.broker._send({})
-    assert not driven.broker._serving
+    assert not driven.broker._loop.serving
+    driven.broker._loop.serving = True
+    driven.broker._loop.send({})
+    assert not driven.broker._loop.serving
 
 
 @pytest.mark.parametrize(
@@ -181,12 +183,12 @@ def test_what_is_gone_already_is_killed_and_dropped_without_an_error(driven: Dri
 
 
 def test_confined_runtime_orders_nothing_before_its_bounds_are_known(driven: Driven) -> None:
-    driven.broker._confined = True
+    driven.broker._sandboxes.confined = True
     assert driven.refused("ping")[0] == "not_granted"
 
 
 def test_confined_runtime_gets_no_other_bwrap_and_no_name_twice(driven: Driven) -> None:
-    driven.broker._confined, driven.broker._bwrap = True, "/usr/bin/bwrap"
+    driven.broker._sandboxes.confined, driven.broker._bwrap = True, "/usr/bin/bwrap"
     driven.broker._confinement = cast("Any", object())
     for do in ("launch", "start_zygote"):
         assert "not the bwrap" in driven.refused(do, bwrap="/workspace/bwrap")[1]
@@ -203,7 +205,7 @@ def test_sandbox_is_made_though_its_group_cannot_be_made_ahead(
     driven: Driven, capfd: pytest.CaptureFixture[str]
 ) -> None:
     groups = Groups("make_jail", "watch_memory")
-    driven.broker._hierarchy = cast("cgroups.Hierarchy", groups)
+    driven.broker._sandboxes.hierarchy = cast("cgroups.Hierarchy", groups)
     told = driven.ask("make_sandbox", sandbox="s", limits=NO_LIMITS._asdict(), uid=None)
     assert told["ok"] == {"uid": os.geteuid(), "gid": os.getegid()}
     said = capfd.readouterr().err
@@ -221,7 +223,7 @@ def test_sandbox_whose_group_does_not_go_is_an_error_unless_a_jail_holds_it(
 ) -> None:
     made = driven.sandbox(Groups("remove"))
     assert "could not drop_sandbox" in driven.refused("drop_sandbox", sandbox="s")[1]
-    driven.broker._sandboxes["s"] = made
+    driven.broker._sandboxes.by_name["s"] = made
     driven.jail(sandbox=made)
     assert driven.ask("drop_sandbox", sandbox="s")["ok"] == {}
     assert made.dropped
@@ -229,7 +231,7 @@ def test_sandbox_whose_group_does_not_go_is_an_error_unless_a_jail_holds_it(
 
 
 def test_usage_that_cannot_be_read_is_unknown(driven: Driven) -> None:
-    driven.broker._hierarchy = cast("cgroups.Hierarchy", type("H", (), {"version": 1}))
+    driven.broker._sandboxes.hierarchy = cast("cgroups.Hierarchy", type("H", (), {"version": 1}))
     driven.sandbox(Groups("usage"))
     told = driven.ask("usage", sandbox="s")["ok"]
     assert (told["memory"], told["jails"], told["network"]) == (None, 0, [0, 0, 0])
@@ -242,12 +244,12 @@ def test_each_jail_with_a_process_that_was_killed_for_memory_ends(driven: Driven
         hit = driven.jail("hit", sandbox=short, group=grouped(Groups(oom_kills=1)))
         driven.jail("well", sandbox=short, group=grouped(Groups()))
         driven.jail("unknown", sandbox=short, group=grouped(Groups("events")))
-        assert driven.broker._end_short() is None
-        driven.broker._is_short(short)
-        assert driven.broker._end_short() is not None
-        assert set(driven.broker._dying) == {hit.name}
+        assert driven.broker._jails.end_short() is None
+        driven.broker._sandboxes.note_shortage(short)
+        assert driven.broker._jails.end_short() is not None
+        assert set(driven.broker._jails.dying) == {hit.name}
         short.short_until = 0.0
-        assert driven.broker._end_short() is None
+        assert driven.broker._jails.end_short() is None
     finally:
         os.close(reading)
         os.close(writing)
@@ -259,8 +261,8 @@ def test_quota_is_lifted_for_a_jail_that_dies_slowly(
     groups = Groups("throttle")
     made = driven.sandbox(groups)
     driven.jail(sandbox=made)
-    driven.broker._dying["j"] = time.monotonic() - 1
-    assert driven.broker._unthrottle_dying() is None
+    driven.broker._jails.dying["j"] = time.monotonic() - 1
+    assert driven.broker._jails.unthrottle_dying() is None
     assert made.dying == {"j"}
     assert groups.done == ["throttle"]
     assert "the CPU quota" in capfd.readouterr().err
@@ -286,17 +288,17 @@ def test_nothing_is_attached_without_namespaces_or_at_other_targets(driven: Driv
     attach = {"jail": "j", "source": "/tmp", "read_only": True, "expected": None}
     for do, words in (("attach", attach), ("mask", {"jail": "j", "places": []})):
         assert driven.refused(do, target="/mnt/sbx/x", **words)[0] == "mount_unavailable"
-    driven.broker._own_namespaces = True
+    driven.broker._jails.own_namespaces = True
     assert "nothing is mounted at /etc" in driven.refused("attach", target="/etc", **attach)[1]
 
 
 def test_jail_whose_descriptors_are_lost_was_not_forked(driven: Driven) -> None:
     """Linux drops descriptors for which the broker has no room."""
     driven.jail(zygote="z", group=grouped(Groups("events")))
-    driven.broker._adopt(driven.broker._jails["j"], [])
+    driven.broker._zygotes.adopt(driven.broker._jails.by_name["j"], [])
     assert "no descriptor left" in driven.answer()["error"]["message"]
-    assert not driven.broker._jails
-    driven.broker._adopt(None, [])
+    assert not driven.broker._jails.by_name
+    driven.broker._zygotes.adopt(None, [])
 
 
 def test_jail_whose_processes_cannot_be_known_was_not_forked(
@@ -308,7 +310,7 @@ def test_jail_whose_processes_cannot_be_known_was_not_forked(
     monkeypatch.setattr(procfs, "pid_of", unreadable)
     driven.jail(zygote="z")
     null = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
-    driven.broker._adopt(driven.broker._jails["j"], null)
+    driven.broker._zygotes.adopt(driven.broker._jails.by_name["j"], null)
     told = driven.answer()["error"]
     assert told["code"] == "launch_failed"
     assert "its processes cannot be known" in told["message"]
@@ -316,7 +318,7 @@ def test_jail_whose_processes_cannot_be_known_was_not_forked(
 
 def test_jail_that_was_given_up_is_not_adopted(driven: Driven) -> None:
     pidfds = [os.pidfd_open(os.getpid()) for _ in range(2)]
-    driven.broker._adopt(None, pidfds)
+    driven.broker._zygotes.adopt(None, pidfds)
     for fd in pidfds:
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(fd)
@@ -327,19 +329,19 @@ def test_refusal_of_a_forked_jail_ends_its_setup(driven: Driven) -> None:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             jail = driven.jail(setup=ours)
-            driven.broker._watch(ours.fileno(), lambda: None)
+            driven.broker._loop.watch(ours.fileno(), lambda: None)
             if packet:
                 its.send(packet)
             else:
                 its.close()
-            driven.broker._hear_setup(jail)
-        assert (jail.said, jail.setup) == (why, None)
+            driven.broker._zygotes.read_setup(jail)
+        assert (jail.last_words, jail.setup) == (why, None)
 
 
 def test_group_of_a_jail_that_does_not_go_is_killed_first(driven: Driven) -> None:
     groups = Groups("remove")
     made = driven.sandbox()
-    driven.broker._clear_away(driven.jail(sandbox=made, group=grouped(groups)))
+    driven.broker._jails.clear_away(driven.jail(sandbox=made, group=grouped(groups)))
     assert groups.done == ["remove", "kill", "remove"]
 
 
@@ -354,7 +356,7 @@ def test_group_of_a_jail_that_stays_is_left_to_the_next_runtime(
     made = driven.sandbox()
     started = Started(0, -1, -1, -1)
     jail = driven.jail(sandbox=made, group=grouped(Groups("remove", "kill")), started=started)
-    driven.broker._clear_away(jail)
+    driven.broker._jails.clear_away(jail)
     said = capfd.readouterr().err
     assert "the cgroup of jail j is left" in said
     assert "a bind of jail j is left" in said
@@ -368,8 +370,8 @@ def zygote(driven: Driven) -> Iterator[tuple[ZygoteProcess, socket.socket]]:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     made = ZygoteProcess("z", 5, None, ours, Started(0, -1, -1, -1))
-    driven.broker._zygotes["z"] = made
-    driven.broker._watch(ours.fileno(), lambda: None)
+    driven.broker._zygotes.by_name["z"] = made
+    driven.broker._loop.watch(ours.fileno(), lambda: None)
     yield made, its
     its.close()
     ours.close()
@@ -383,7 +385,7 @@ def test_jail_that_a_zygote_could_not_fork_fails_with_its_reason(
     made._forking[b"1"] = "j"
     driven.jail(zygote="z")
     its.send(b"1 no memory")
-    driven.broker._hear_zygote(made)
+    driven.broker._zygotes.read(made)
     told = driven.answer()
     assert told["seq"] == 3
     assert "no jail could be forked: no memory" in told["error"]["message"]
@@ -397,11 +399,11 @@ def test_end_of_a_zygote_ends_only_jails_that_it_had_not_told_of(
     driven.jail("forking", zygote="z")
     driven.jail("lives", zygote="z", pid1_fd=0)
     its.close()
-    driven.broker._hear_zygote(made)
+    driven.broker._zygotes.read(made)
     assert "its zygote ended" in driven.answer()["error"]["message"]
     assert driven.answer() == {"event": "zygote_gone", "zygote": "z", "why": "it ended"}
-    assert set(driven.broker._jails) == {"lives"}
-    driven.broker._zygote_ended(made, "again")  # does nothing
+    assert set(driven.broker._jails.by_name) == {"lives"}
+    driven.broker._zygotes.end(made, "again")  # does nothing
     assert driven.refused("fork", jail="k", zygote="z", ahead=True)[0] == "zygote_gone"
 
 
@@ -410,7 +412,7 @@ def test_zygote_that_refuses_keeps_its_reason(
 ) -> None:
     made, its = zygote
     its.send(b'{"refused": "a module started threads"}')
-    driven.broker._hear_zygote(made)
+    driven.broker._zygotes.read(made)
     assert made.refused == "a module started threads"
 
 

@@ -13,8 +13,10 @@ from typing import Any, cast
 import pytest
 
 from sbx import errors
-from sbx.isolation.broker import client
-from sbx.isolation.broker.client import BrokerClient, BrokerProcess, Jail, JailExit, start_broker
+from sbx.isolation.broker import connection, process
+from sbx.isolation.broker.client import BrokerClient
+from sbx.isolation.broker.jail import Jail, JailExit
+from sbx.isolation.broker.process import BrokerProcess, start_broker
 from sbx.isolation.broker.watchdog import Watchdog
 from sbx.isolation.probe import Capabilities
 
@@ -89,7 +91,7 @@ async def test_order_waits_while_the_broker_is_behind_with_reading(far: Far) -> 
 async def test_order_that_waits_to_be_sent_ends_with_the_broker(far: Far) -> None:
     orders = [asyncio.create_task(far.broker.order("ping", more="x" * 60_000)) for _ in range(20)]
     await asyncio.sleep(0)
-    far.broker._hang_up(client._broker_died)
+    far.broker._hang_up(process.broker_died)
     for outcome in await asyncio.gather(*orders, return_exceptions=True):
         assert isinstance(outcome, errors.Broken)
         assert outcome.code == "broker_died"
@@ -107,11 +109,11 @@ async def test_descriptors_in_flight_are_waited_for_and_then_named(
             raise OSError(number, os.strerror(number))
         return real(*words)
 
-    monkeypatch.setattr(client, "_IN_FLIGHT_PAUSE_S", 0.0)
+    monkeypatch.setattr(connection, "_IN_FLIGHT_PAUSE_S", 0.0)
     monkeypatch.setattr(socket, "send_fds", send)
     await far.broker._send(b"{}", (0,))
     assert far.told() == {}
-    monkeypatch.setattr(client, "_IN_FLIGHT_S", -1.0)
+    monkeypatch.setattr(connection, "_IN_FLIGHT_S", -1.0)
     with pytest.raises(errors.Unavailable) as raised:
         await far.broker.order("ping")
     assert raised.value.code == "too_many_in_flight"
@@ -138,12 +140,12 @@ async def test_closed_broker_is_closed(far: Far) -> None:
 
 
 async def test_jail_without_a_sandbox_has_no_plan_and_ends_once(far: Far) -> None:
-    jail = Jail(far.broker, "j")
+    jail = Jail(far.broker.order, "j")
     with pytest.raises(errors.Broken, match="has entered no sandbox"):
         _ = jail.plan
     first = JailExit("first")
     for end in (first, JailExit("second")):
-        jail._ended(end)
+        jail.set_ended(end)
     assert await jail.counters() == await jail.kill() == first
     assert jail.processes() == []
     assert await jail.unlinked(0) == (0, 0)
@@ -157,7 +159,7 @@ async def test_jail_without_a_sandbox_has_no_plan_and_ends_once(far: Far) -> Non
 async def test_broker_starts_without_a_scope_that_systemd_does_not_give(
     monkeypatch: pytest.MonkeyPatch, prefix: list[str]
 ) -> None:
-    monkeypatch.setattr(client, "_scope", lambda: prefix)
+    monkeypatch.setattr(process, "scope", lambda: prefix)
     broker = await BrokerClient.start(uids=UIDS)
     assert broker.alive
     await broker.close()
@@ -171,7 +173,7 @@ async def test_broker_starts_without_a_scope_that_systemd_does_not_give(
 async def test_broker_that_ends_at_its_start_is_named(
     monkeypatch: pytest.MonkeyPatch, boot: str
 ) -> None:
-    monkeypatch.setattr(client, "_BOOT", boot)
+    monkeypatch.setattr(process, "_BOOT", boot)
     with pytest.raises(errors.Broken) as raised:
         start_broker(uids=UIDS, groups=False)
     assert raised.value.code == "broker_died"

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from sbx.isolation.cgroups import CgroupLimits, CgroupUsage
-from sbx.isolation.cgroups.none import NoSandbox
+from sbx.isolation.cgroups import CgroupLimits, CgroupUsage, NoSandbox
 from sbx.isolation.cgroups.v1 import V1Group, V1Sandbox
 from sbx.isolation.cgroups.v2 import V2Sandbox
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sbx.isolation.cgroups import groups, systemd_unit
+from sbx.isolation import cgroups
+from sbx.isolation.cgroups import _is_delegated, _only_our_process, groups, move_to_leaf_cgroup
 from sbx.isolation.cgroups.probe import CgroupCapabilities
-from sbx.isolation.cgroups.systemd_unit import _is_delegated, _only_our_process, move_to_leaf_cgroup
 
 
 def found(
@@ -58,7 +58,7 @@ def test_what_systemd_did_not_delegate_is_left_alone(
 def test_step_that_linux_refuses_leaves_no_group(
     delegated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(systemd_unit, "probe", lambda: found(delegated))
+    monkeypatch.setattr(cgroups, "probe", lambda: found(delegated))
     assert move_to_leaf_cgroup() is None  # a directory has no cgroup.procs to be moved by
     assert os.listdir(delegated) == []
 
@@ -73,13 +73,13 @@ def test_service_that_steps_aside_moves_into_a_leaf(
         (Path(paths[-1]) / "cgroup.procs").touch()
 
     monkeypatch.setattr(groups, "make", make)
-    monkeypatch.setattr(systemd_unit, "probe", lambda: found(delegated))
+    monkeypatch.setattr(cgroups, "probe", lambda: found(delegated))
     leaf = move_to_leaf_cgroup()
     assert leaf == f"{delegated}/{groups.runtime_name('service')}/sup"
     assert (Path(leaf) / "cgroup.procs").read_text() == "0"
 
 
 def test_service_that_is_not_alone_stays(delegated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(systemd_unit, "probe", lambda: found(delegated, version=1))
+    monkeypatch.setattr(cgroups, "probe", lambda: found(delegated, version=1))
     assert move_to_leaf_cgroup() is None
     assert os.listdir(delegated) == []

@@ -14,11 +14,12 @@ import psutil
 import pytest
 
 from sbx.guest import frames as guest
-from sbx.isolation.broker.client import Jail, JailExit
+from sbx.isolation.broker.jail import Jail, JailExit
 from sbx.kernels import channel as channels
 from sbx.kernels import frames
 from sbx.kernels.channel import Channel, ChannelClosed
-from sbx.kernels.kernel import Command, Kernel, KernelDied, TerminalCommand
+from sbx.kernels.command import Command, KernelDied, TerminalCommand
+from sbx.kernels.kernel import Kernel
 
 
 class Lost:

@@ -2,13 +2,12 @@
 
 import asyncio
 import socket
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from sbx.errors import Broken, CannotEnforce
-from sbx.isolation.broker.client import Jail, JailExit
+from sbx.isolation.broker.jail import Jail, JailExit
 from sbx.kernels import frames
 from sbx.kernels.kernel import Kernel
 
@@ -17,7 +16,7 @@ class EndedJail:
     """A jail of which all that is left is what its processes sent."""
 
     zygote = None
-    plan = SimpleNamespace(masks=False)
+    masked_places = ()
 
     def __init__(self, *, from_kernel: bytes) -> None:
         self.control, supervisor = socket.socketpair()

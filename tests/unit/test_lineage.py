@@ -7,7 +7,7 @@ import pytest
 from manual_clock import ManualClock
 
 from sbx.errors import SbxError, Unavailable
-from sbx.isolation.broker.client import Jail, ZygoteHandle
+from sbx.isolation.broker.jail import Jail, ZygoteHandle
 from sbx.kernels.pool import zygotes
 from sbx.kernels.pool.zygotes import ZygoteGroup
 

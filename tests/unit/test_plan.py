@@ -1,12 +1,16 @@
 """plan(): policy and host become one value; what cannot be enforced is refused before anything."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sbx.errors import CannotEnforce
+from sbx.isolation import host as without_walls
 from sbx.isolation.argv import bwrap_argv, zygote_argv
+from sbx.isolation.host import HostPlan, host_plan
 from sbx.isolation.plan import (
     Bind,
     DataFile,
@@ -25,7 +29,9 @@ from sbx.isolation.plan import (
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.isolation.seccomp import Filter
 from sbx.policy import Policy, load, narrow
-from sbx.policy.model import Filesystem, MountPolicy
+from sbx.policy.load import shipped_directory
+from sbx.policy.model import Filesystem, MountPolicy, WallsPolicy
+from sbx.service.projects.host_mode import POLICY as HOST_POLICY
 
 MIB = 1 << 20
 NAMES = ("bwrap", "namespaces", "landlock", "seccomp", "memory", "tasks", "cpu")
@@ -486,3 +492,37 @@ def test_zygote_has_the_mount_point_and_nothing_of_a_sandbox() -> None:
 def test_as_root_the_directory_is_staged_since_a_jail_cannot_walk_there() -> None:
     planned = plan(NETWORKED, replace(HOST, root=True), THERE, FILTERS)
     assert planned.own_mounts[-1] == Bind("/data/egress/1", "/run/sbx", staged=True)
+
+
+# -- the plan without walls ------------------------------------------------------------------------
+
+WITH_WALLS = sorted(path.stem for path in shipped_directory().glob("*.toml"))
+UNWALLED = "guest/start/unwalled.py"
+
+
+def test_host_plan_starts_the_guest_directly() -> None:
+    guest = Path(without_walls.__file__).parents[1] / UNWALLED
+    assert guest.is_file()
+    assert host_plan("host", Path("/work"), {"PATH": "/bin"}) == HostPlan(
+        command=(sys.executable, "-P", str(guest)),
+        environment=(("PATH", "/bin"),),
+        directory="/work",
+    )
+
+
+@pytest.mark.parametrize("name", [*WITH_WALLS, "python-default", "HOST", "host ", "", "hosted"])
+def test_no_other_policy_gets_the_plan_without_walls(name: str) -> None:
+    with pytest.raises(CannotEnforce, match="has walls"):
+        host_plan(name, Path("/work"), {})
+
+
+@pytest.mark.parametrize("policy", [*map(load, WITH_WALLS), HOST_POLICY], ids=lambda one: one.name)
+def test_every_plan_of_a_jail_has_walls(policy: Policy) -> None:
+    """Also for a policy file that is named `host`, and on a host with the necessary layers only."""
+    weak = dict.fromkeys(("landlock", "memory", "tasks", "cpu"), "best-effort")
+    weaker = policy.model_copy(update={"walls": WallsPolicy.model_validate(weak)})
+    for made in (planned(policy), planned(weaker, without(*weak))):
+        assert type(made) is LaunchPlan
+        assert (made.bwrap, made.filter) == (HOST.bwrap, FILTERS.default)
+        assert {wall.name for wall in made.walls} >= {"namespaces", "seccomp"}
+        assert not any(word.endswith(UNWALLED) for word in made.command)

@@ -8,21 +8,22 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Broken, CannotEnforce
-from sbx.isolation.seccomp import load_filter, loader
+from sbx.isolation import seccomp as filters
+from sbx.isolation.seccomp import load_filter
 from sbx.linux import seccomp
 
 
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the default filter, in an installation that a test may damage."""
-    original = loader.file_of("default", "x86_64")
+    original = filters.file_of("default", "x86_64")
     shutil.copy(original, tmp_path)
-    monkeypatch.setattr(loader, "__file__", str(tmp_path / "loader.py"))
+    monkeypatch.setattr(filters, "__file__", str(tmp_path / "__init__.py"))
     return tmp_path / original.name
 
 
-@pytest.mark.parametrize("machine", loader.MACHINES)
-@pytest.mark.parametrize("name", loader.NAMES)
+@pytest.mark.parametrize("machine", filters.MACHINES)
+@pytest.mark.parametrize("name", filters.NAMES)
 def test_filter_comes_with_its_hash(name: str, machine: str) -> None:
     loaded = load_filter(name, machine)
     assert loaded.name == name
@@ -68,4 +69,4 @@ def test_bytes_that_cannot_be_a_program_are_not_tried(program: bytes) -> None:
 def test_seccomp_is_supported_where_linux_says_so() -> None:
     actions = Path("/proc/sys/kernel/seccomp/actions_avail")
     assert seccomp.supported() == (actions.exists() and "kill_process" in actions.read_text())
-    assert os.uname().machine in loader.MACHINES
+    assert os.uname().machine in filters.MACHINES

@@ -2,8 +2,8 @@
 
 import pytest
 
+from sbx.isolation.seccomp import load_filter
 from sbx.isolation.seccomp.compiler import AUDIT_ARCH
-from sbx.isolation.seccomp.loader import load_filter
 from sbx.isolation.seccomp.table import GUARD, NEW_NUMBERS, Notify
 from sbx.linux import bpf, seccomp_notify
 from sbx.linux.seccomp import syscall_number

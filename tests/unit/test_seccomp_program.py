@@ -5,8 +5,7 @@ from functools import cache
 
 import pytest
 
-from sbx.isolation.seccomp import load_filter
-from sbx.isolation.seccomp.loader import MACHINES, NAMES
+from sbx.isolation.seccomp import MACHINES, NAMES, load_filter
 from sbx.linux import bpf
 
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

@@ -20,15 +20,15 @@ from sbx.api.server import privileges
 from sbx.api.server.privileges import Account
 from sbx.api.server.settings import ServiceSettings
 from sbx.errors import SbxError
-from sbx.isolation.broker.client import start_broker
+from sbx.isolation.broker.process import start_broker
 from sbx.isolation.broker.watchdog import Watchdog
 from sbx.linux.descriptors import raise_nofile_limit
 from sbx.runtime.runtime import Runtime
 from sbx.service.projects import calls
-from sbx.service.projects.allowed_paths import ProjectGrounds
 from sbx.service.projects.client import ProjectProcess
 from sbx.service.projects.server import ProjectServer
 from sbx.telemetry import logs
+from sbx.workspace.allowed_paths import AllowedProjects
 
 _FILES_MAX = 1 << 16
 _NO_VARIABLES = ("SBX_API_KEY", "BAY_API_KEY")  # it does not need the key
@@ -86,7 +86,7 @@ def _serve(service: ServiceSettings, sock: socket.socket) -> None:
         broker.close()
         raise
     own = settings.own_paths
-    grounds = ProjectGrounds(
+    directories = AllowedProjects(
         settings.project_dirs,
         replace(own, private=(*own.private, service.data)),
         settings.project_owners,
@@ -96,7 +96,7 @@ def _serve(service: ServiceSettings, sock: socket.socket) -> None:
 
     async def serve() -> None:
         async with Runtime(settings, broker=broker) as runtime:
-            await ProjectServer(runtime, grounds).serve(sock.dup())
+            await ProjectServer(runtime, directories).serve(sock.dup())
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())

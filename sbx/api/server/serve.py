@@ -39,8 +39,8 @@ from sbx.api.server.sockets import Listener, described, listen_on_tcp, listen_on
 from sbx.api.server.systemd import Notifier, inherited_sockets
 from sbx.api.sse import FOLLOWING
 from sbx.errors import BadRequest, Broken, SbxError
-from sbx.isolation.broker.client import BrokerProcess, start_broker
-from sbx.isolation.cgroups.systemd_unit import move_to_leaf_cgroup
+from sbx.isolation.broker.process import BrokerProcess, start_broker
+from sbx.isolation.cgroups import move_to_leaf_cgroup
 from sbx.linux.descriptors import raise_nofile_limit
 from sbx.service.agents import Agents
 from sbx.service.projects.client import ProjectProcess

@@ -162,6 +162,7 @@ class KernelLoop:
         self.shell.attach(
             self._output.publish,
             processes=config.processes,
+            walls=config.walls,
             mime_max=config.mime_max,
             rules=None if rules is None else ImportRules.from_json(rules),
         )

@@ -27,6 +27,8 @@ class KernelConfig:
     import_rules: Mapping[str, Any] | None = None
     """`{"allow": [names] or None, "forbid": [names]}`; see `sbx.guest.import_rules`."""
     processes: bool = True
+    walls: bool = True
+    """Whether to explain an error by the walls around the kernel."""
     user: str = "sandbox"
     home: str = "/workspace"
     cwd: str = "/workspace"

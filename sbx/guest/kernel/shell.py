@@ -388,6 +388,7 @@ class SandboxShell(InteractiveShell):
 
     compile: CellCompiler
     processes = True
+    walls = True
     mime_max = MIME_MAX
     interrupted = False
     """An interrupt cancelled the cell's task: report its CancelledError as KeyboardInterrupt."""
@@ -416,12 +417,13 @@ class SandboxShell(InteractiveShell):
         publish: Publish,
         *,
         processes: bool = True,
+        walls: bool = True,
         mime_max: int = MIME_MAX,
         rules: ImportRules | None = None,
     ) -> None:
         """Publish from now on. With `processes` False, refuse `!cmd` and similar calls in words."""
         self.publish_by(publish)
-        self.processes = processes
+        self.processes, self.walls = processes, walls
         self.mime_max = min(mime_max, frames.MAX_SENT // 2)
         if not processes:
             self._refuse_script_magics()
@@ -636,6 +638,8 @@ class SandboxShell(InteractiveShell):
         self.publish("error", self.last_error)
 
     def _why_refused(self, error: Exception) -> str | None:
+        if not self.walls:
+            return None
         try:
             return error_hints.reason(error, processes=self.processes)
         except Exception:  # noqa: BLE001 - user code: an error's own attributes

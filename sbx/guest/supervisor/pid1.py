@@ -51,7 +51,7 @@ from sbx.guest.kernel import setup
 from sbx.guest.start import lockdown
 from sbx.guest.supervisor.terminal import Pty, kill_session
 from sbx.guest.tools import script_files
-from sbx.linux import landlock
+from sbx.linux import landlock, prctl
 
 _CHUNK = 1 << 16
 _OUTBOX_MAX = 1 << 20
@@ -111,8 +111,13 @@ class Supervisor:
         walls: Any,
         oom: OomScore,
         guard_pid: int = 0,
+        *,
+        ends_groups: bool = False,
     ) -> None:
+        """`ends_groups`: no PID namespace ends with this process, so it ends the process groups of
+        its children."""
         self._guard_pid = guard_pid
+        self._ends_groups = ends_groups
         self._control = control
         self._kernel_pid = kernel_pid
         self._kernel_ended: select.poll | None = None
@@ -184,7 +189,7 @@ class Supervisor:
         except OSError:
             received = b""
         if not received:
-            os._exit(0)
+            self._leave()
         for order in self._decoder.feed(received):
             self._obey(order)
 
@@ -219,7 +224,7 @@ class Supervisor:
             except BlockingIOError:
                 break
             except OSError:
-                os._exit(0)
+                self._leave()
             del self._outbox[:sent]
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
         self._selector.modify(self._control, events, self._exchange_frames)
@@ -229,6 +234,14 @@ class Supervisor:
                     reader = self._reader(command, fd)
                     self._selector.register(fd, selectors.EVENT_READ, reader)
             self._paused.clear()
+
+    def _leave(self) -> NoReturn:
+        """End this process. Linux then ends the PID namespace, if there is one."""
+        children = [pid for pid in (self._kernel_pid, *self._by_pid) if pid]
+        for pid in children if self._ends_groups else ():
+            _kill_group(pid)
+            os.waitpid(pid, 0)
+        os._exit(0)
 
     # -- commands -------------------------------------------------------------------------------
 
@@ -285,8 +298,11 @@ class Supervisor:
                 # every command enters a domain from this ruleset
                 self._domain = lockdown.ruleset(self._walls, nested=True)
             self._oom.set(_OOM_COMMAND)
+            supervisor = os.getpid()
             pid = os.fork()
             if pid == 0:
+                if self._ends_groups:
+                    end_with(supervisor)
                 _become_command(content, fds, self._domain, self._walls["unix_filter"])
             return pid
         finally:
@@ -440,6 +456,8 @@ class Supervisor:
                 return
             if pid == 0:
                 return
+            if self._ends_groups:
+                _kill_group(pid)  # the processes that it left in its group
             if pid == self._kernel_pid:
                 self._kernel_pid = 0
                 self.tell("kernel_exited", _outcome(status))
@@ -511,7 +529,7 @@ def main() -> NoReturn:
         control.sendall(frames.encode("refused", lockdown.refusal(error)))
         os._exit(1)
     if kernel_pid == 0:
-        _become_kernel(kernel_sock, boot)
+        become_kernel(kernel_sock, boot)
     kernel_sock.close()
     oom.set(OOM_SUPERVISOR)
     silence()
@@ -598,7 +616,14 @@ def _seal_kernel(sock: socket.socket, walls: Any) -> None:
         os._exit(1)
 
 
-def _become_kernel(sock: socket.socket, boot: Mapping[str, Any]) -> NoReturn:
+def end_with(supervisor: int) -> None:
+    """Let Linux kill this child of the supervisor if the supervisor is killed."""
+    prctl.set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != supervisor:
+        os._exit(1)
+
+
+def become_kernel(sock: socket.socket, boot: Mapping[str, Any]) -> NoReturn:
     try:
         setup.serve(sock, setup.KernelConfig(**boot["kernel"]))
     except BaseException as error:  # noqa: BLE001  # a forked child never returns into PID 1
@@ -677,6 +702,11 @@ def silence() -> None:
 def _outcome(status: int) -> dict[str, int]:
     code = os.waitstatus_to_exitcode(status)
     return {"code": code} if code >= 0 else {"signal": -code}
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _signal_group(pid: int, number: int) -> None:

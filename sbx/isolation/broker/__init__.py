@@ -1,10 +1,13 @@
 """The broker: one process that starts jails, and keeps the rights that this needs.
 
-    client                   the runtime's side: orders, replies, the end of a jail
-    server                   the broker's loop
+    client                   the runtime's side: plans become orders, and orders become jails
+    connection, process      its socket and its process; a broker for a service that drops root
+    jail                     a jail and a zygote as the runtime sees them
+    server, loop             the broker's side: the orders, and its event loop
+    sandboxes, jails         cgroups and uids of sandboxes; jails from their start to their end
     spawn                    starts bubblewrap
     zygotes                  starts zygotes and forks jails from them
-    live_mounts              mounts a directory into a jail that runs
+    mount_orders, live_mounts   mount a directory into a live jail, by a child
     bind_staging             the private directory from which bubblewrap binds files
     allowlist                the only launches that a broker accepts after root's rights are dropped
     allowlist_from_policies  derives that list from the policies of a service

@@ -38,10 +38,10 @@ from typing import Any, NamedTuple
 
 from sbx.errors import Broken
 from sbx.isolation.broker import bind_staging
+from sbx.isolation.broker.spawn import DATA_FD
 from sbx.isolation.mapped import MappedProjects
 from sbx.isolation.mapped import denied as _denied
 from sbx.isolation.seccomp import load_filter
-from sbx.isolation.slots import DATA_FD
 from sbx.linux import openat2
 
 # No word of bwrap holds a NUL.
@@ -120,33 +120,35 @@ class LaunchGrant:
     commands: frozenset[Any]
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> "LaunchGrant":
-        return cls(**{name: frozenset(map(tuple, said)) for name, said in told.items()})
+    def of(cls, granted: Mapping[str, Any]) -> "LaunchGrant":
+        return cls(**{name: frozenset(map(tuple, items)) for name, items in granted.items()})
 
     def without(self, tops: Sequence[str]) -> "LaunchGrant":
         """No source that whoever is confined could change."""
-        kinds = {one for one in self.binds if not one[1].startswith("/")}
-        fixed = {one for one in self.binds - kinds if not _is_below(os.path.realpath(one[1]), tops)}
+        kinds = {item for item in self.binds if not item[1].startswith("/")}
+        fixed = {
+            item for item in self.binds - kinds if not _is_below(os.path.realpath(item[1]), tops)
+        }
         return replace(self, binds=frozenset(kinds | fixed))
 
 
 class BrokerAllowlist:
     """Made once, of what `grants` gave, in the mount namespace of the broker."""
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
+    def __init__(self, granted: Mapping[str, Any]) -> None:
         """Raises OSError when there is no data directory."""
-        self._jails = LaunchGrant.of(told["jail"]).without(told["writable"])
-        self._zygotes = LaunchGrant.of(told["zygote"]).without(told["writable"])
-        self._preload = frozenset(told["preload"])
-        self._walls = told["walls"]
+        self._jails = LaunchGrant.of(granted["jail"]).without(granted["writable"])
+        self._zygotes = LaunchGrant.of(granted["zygote"]).without(granted["writable"])
+        self._preload = frozenset(granted["preload"])
+        self._walls = granted["walls"]
         self._filter = load_filter("default", platform.machine()).program.hex()
         self._attachable = {
             top: os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            for top in told.get("attachable", ())
-            if os.path.isdir(top) and not _is_below(os.path.realpath(top), told["writable"])
+            for top in granted.get("attachable", ())
+            if os.path.isdir(top) and not _is_below(os.path.realpath(top), granted["writable"])
         }
-        self._projects = MappedProjects(told.get("projects"), told["writable"])
-        self._data = told["data"]
+        self._projects = MappedProjects(granted.get("projects"), granted["writable"])
+        self._data = granted["data"]
         self._data_fd = os.open(
             self._data, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         )
@@ -157,20 +159,20 @@ class BrokerAllowlist:
 
         Raises Denied.
         """
-        with ExitStack() as held, _named():
+        with ExitStack() as stack, _named():
             match order["do"]:
                 case "launch":
-                    yield self._launch(order, held)
+                    yield self._launch(order, stack)
                 case "start_zygote":
                     yield self._start_zygote(order)
                 case "enter":
-                    yield self._enter(order, held)
+                    yield self._enter(order, stack)
                 case "look_at_disk":
                     yield {**order, "path": self._data}
                 case "charge":
-                    yield {**order, "path": self._charged(order["path"], held)}
+                    yield {**order, "path": self._charged(order["path"], stack)}
                 case "attach":
-                    yield self._attach(order, held)
+                    yield self._attach(order, stack)
                 case "map_owner":
                     with self._projects.mapping(order) as allowed:
                         yield allowed
@@ -183,14 +185,14 @@ class BrokerAllowlist:
                 case _:
                     yield order
 
-    def _launch(self, order: dict[str, Any], held: ExitStack) -> dict[str, Any]:
+    def _launch(self, order: dict[str, Any], stack: ExitStack) -> dict[str, Any]:
         _check_name(order["jail"])
         if order["filter"] != self._filter:
             raise _denied("the filter is not the one that comes with sbx")
         words = self._words(order, self._jails)
         _check_variables(words.variables)
         _check_all(words.devpts, [bind_staging.place(order["jail"], bind_staging.DEVPTS)], "devpts")
-        stage = self._stage(order, order["jail"], words, self._jails, held)
+        stage = self._stage(order, order["jail"], words, self._jails, stack)
         return {**order, "stage": stage}
 
     def _start_zygote(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -198,64 +200,61 @@ class BrokerAllowlist:
         words = self._words(order, self._zygotes)
         _check_all(words.variables, self._zygotes.variables, "variable of a zygote")
         stage = self._stage(order, order["zygote"], words, self._zygotes, None)
-        told = order["prepare"]
-        walls = told["walls"]
-        _check_all(told["preload"], self._preload, "module to import before the fork")
-        self._check_tmpfs(told["tmpfs"])
-        there = {one[-1] for one in (*words.binds, *words.made)}
-        _check_all(told["kept"], there, "place of a zygote's view")
+        requested = order["prepare"]
+        walls = requested["walls"]
+        _check_all(requested["preload"], self._preload, "module to import before the fork")
+        self._check_tmpfs(requested["tmpfs"])
+        shown = {item[-1] for item in (*words.binds, *words.made)}
+        _check_all(requested["kept"], shown, "place of a zygote's view")
         if not any(all(walls[name] == like[name] for name in _BINDING) for like in self._walls):
             raise _denied("the walls of the zygote are those of no policy")
         prepare = {
-            "preload": told["preload"],
-            "tmpfs": told["tmpfs"],
-            "kept": told["kept"],
+            "preload": requested["preload"],
+            "tmpfs": requested["tmpfs"],
+            "kept": requested["kept"],
             "walls": {**walls, "binding": True},
         }
         return {**order, "stage": stage, "prepare": prepare}
 
-    def _enter(self, order: dict[str, Any], held: ExitStack) -> dict[str, Any]:
+    def _enter(self, order: dict[str, Any], stack: ExitStack) -> dict[str, Any]:
         self._check_tmpfs(order["tmpfs"])
         _check_variables(order["environment"].items())
         mounts = []
         for mount in order["mounts"]:
             if mount["mapped"]:
                 opened = self._projects.opened(
-                    order["sandbox"], mount["source"], mount["target"], held
+                    order["sandbox"], mount["source"], mount["target"], stack
                 )
                 mounts.append({**mount, "source": opened})
                 continue
-            kind, opened = self._open(mount["source"], held)
+            kind, opened = self._open(mount["source"], stack)
             verb = "--bind" if mount["writable"] else "--ro-bind"
             if (verb, kind, mount["target"]) not in self._jails.binds:
                 raise _denied(f"no policy shows {mount['source']} at {mount['target']}")
             mounts.append({**mount, "source": opened, "mapped": False})
         return {**order, "mounts": mounts}
 
-    def _attach(self, order: dict[str, Any], held: ExitStack) -> dict[str, Any]:
+    def _attach(self, order: dict[str, Any], stack: ExitStack) -> dict[str, Any]:
         source = order["source"]
         if order["read_only"] is not True or not isinstance(source, str):
             raise _denied("live mounts are read-only")
         for top, opened in self._attachable.items():
             if source == top or source.startswith(f"{top}/"):
-                checked = {
-                    **order,
-                    "mask": True,
-                }  # whoever speaks for the runtime cannot leave it out
-                return {**checked, "source": _held_beneath(opened, source[len(top) :], held)}
+                checked = {**order, "mask": True}  # a hostile runtime cannot leave it out
+                return {**checked, "source": _held_beneath(opened, source[len(top) :], stack)}
         raise _denied(f"{source} is in none of the directories that may be mounted (mount_dirs)")
 
     def _words(self, order: Mapping[str, Any], grant: LaunchGrant) -> BwrapArgs:
         """bwrap's words and the command, all but the sources looked at."""
         args = order["args"]
-        if not all(isinstance(one, str) and "\0" not in one for one in args):
+        if not all(isinstance(item, str) and "\0" not in item for item in args):
             raise _denied("an option of bwrap is no plain text")
         words = take_apart(args)
         if words.skeleton not in grant.skeletons:
             raise _denied("the options of bwrap are not those of a jail")
         if tuple(order["command"]) not in grant.commands:
             raise _denied(f"no jail begins with the command {order['command']}")
-        made = [one for one in words.made if one not in _above_mapped(order, words)]
+        made = [item for item in words.made if item not in _above_mapped(order, words)]
         _check_all(made, grant.made, "directory or link")
         _check_all([(mode, path) for mode, _, path in words.tmpfs], grant.tmpfs, "tmpfs")
         if not all(_SIZE.fullmatch(size) for _, size, _ in words.tmpfs):
@@ -273,7 +272,7 @@ class BrokerAllowlist:
         name: str,
         words: BwrapArgs,
         grant: LaunchGrant,
-        held: ExitStack | None,
+        stack: ExitStack | None,
     ) -> list[tuple[int, str, Any, bool]]:
         """Every source looked at; what is to be staged, files of conversations by open files."""
         staged = {
@@ -285,12 +284,12 @@ class BrokerAllowlist:
         for verb, place, target in words.binds:
             index, source, expected, mapped = staged.pop(place, (-1, place, None, False))
             shown, opened = source, source
-            if mapped and held is not None:
-                opened = self._projects.opened(order["sandbox"], source, target, held)
+            if mapped and stack is not None:
+                opened = self._projects.opened(order["sandbox"], source, target, stack)
                 used.append((index, opened, expected, True))
                 continue
-            if index >= 0 and held is not None and source.startswith(f"{self._data}/"):
-                shown, opened = self._open(source, held)
+            if index >= 0 and stack is not None and source.startswith(f"{self._data}/"):
+                shown, opened = self._open(source, stack)
             elif not source.startswith("/"):
                 raise _denied(f"{source} is no path")
             if (verb, shown, target) not in grant.binds:
@@ -301,32 +300,32 @@ class BrokerAllowlist:
             raise _denied("something is staged that the jail does not show")
         return used
 
-    def _open(self, source: str, held: ExitStack) -> tuple[str, str]:
+    def _open(self, source: str, stack: ExitStack) -> tuple[str, str]:
         """What of a conversation or sandbox this is, and a path that leads to it for good."""
         relative = source.removeprefix(f"{self._data}/")
-        found = _KEPT.fullmatch(relative)
-        if found is None or relative == source:
+        match = _KEPT.fullmatch(relative)
+        if match is None or relative == source:
             raise _denied(f"{source} is nothing of a sandbox")
-        return found[1] or found[2] or found[3] or found[4], self._held(relative, held)
+        return match[1] or match[2] or match[3] or match[4], self._held(relative, stack)
 
-    def _held(self, relative: str, held: ExitStack) -> str:
-        """A path that leads to this directory of the data directory for as long as `held` is."""
-        return _held_beneath(self._data_fd, relative, held)
+    def _held(self, relative: str, stack: ExitStack) -> str:
+        """Return a path that leads to this directory while `stack` is open."""
+        return _held_beneath(self._data_fd, relative, stack)
 
-    def _charged(self, path: str, held: ExitStack) -> str:
+    def _charged(self, path: str, stack: ExitStack) -> str:
         """A conversation's directory, or what conversations share, held open."""
         relative = path.removeprefix(f"{self._data}/")
         if _CHARGED.fullmatch(relative) is None or relative == path:
             raise _denied(f"{path} is nothing of a sandbox")
-        return self._held(relative, held)
+        return self._held(relative, stack)
 
-    def _check_tmpfs(self, told: Iterable[Sequence[Any]]) -> None:
-        for path, size, mode in told:
+    def _check_tmpfs(self, requested: Iterable[Sequence[Any]]) -> None:
+        for path, size, mode in requested:
             if (mode, path) not in self._zygotes.tmpfs or type(size) is not int or size <= 0:
                 raise _denied(f"no jail has a tmpfs {path} like that")
 
 
-def _held_beneath(top: int, relative: str, held: ExitStack) -> str:
+def _held_beneath(top: int, relative: str, stack: ExitStack) -> str:
     try:
         fd = openat2.openat2(
             top,
@@ -336,7 +335,7 @@ def _held_beneath(top: int, relative: str, held: ExitStack) -> str:
         )
     except OSError as error:
         raise _denied(f"{relative} cannot be shown: {error.strerror}") from error
-    held.callback(os.close, fd)
+    stack.callback(os.close, fd)
     return f"/proc/self/fd/{fd}/."
 
 
@@ -344,14 +343,16 @@ def _above_mapped(order: Mapping[str, Any], words: BwrapArgs) -> set[tuple[str, 
     """The directories that bwrap is told to make above mounts in a mapped workspace, where they are
     already: `_stage` looks at each of these mounts, and no symlink leads to one."""
     name = order.get("jail")
-    places = {bind_staging.place(name, one[0]) for one in order["stage"] if name and one[3] is True}
-    found: set[tuple[str, ...]] = set()
+    places = {
+        bind_staging.place(name, item[0]) for item in order["stage"] if name and item[3] is True
+    }
+    directories: set[tuple[str, ...]] = set()
     for _, place, target in words.binds:
         above = os.path.dirname(target)
         while place in places and above.startswith("/workspace/"):
-            found.add(("--dir", "0755", above))
+            directories.add(("--dir", "0755", above))
             above = os.path.dirname(above)
-    return found
+    return directories
 
 
 @contextmanager
@@ -377,10 +378,10 @@ def _check_variables(variables: Iterable[tuple[Any, Any]]) -> None:
             raise _denied("that is no variable")
 
 
-def _check_all(said: Iterable[Any], granted: Iterable[Any], what: str) -> None:
-    for one in said:
-        if one not in granted:
-            raise _denied(f"no policy has the {what} {one}")
+def _check_all(items: Iterable[Any], granted: Iterable[Any], what: str) -> None:
+    for item in items:
+        if item not in granted:
+            raise _denied(f"no policy has the {what} {item}")
 
 
 def _is_below(path: str, tops: Sequence[str]) -> bool:

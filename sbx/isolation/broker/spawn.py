@@ -8,21 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbx.guest import shares
+from sbx.guest.inherited_fds import CONTROL_FD, KERNEL_FD, ORDERS_FD
 from sbx.isolation import userns
 from sbx.isolation.broker import bind_staging
-from sbx.isolation.slots import (
-    ARGS_FD,
-    CONTROL_FD,
-    DATA_FD,
-    FILTER_FD,
-    INFO_FD,
-    KERNEL_FD,
-    ORDERS_FD,
-    USERNS_FD,
-)
 from sbx.linux import namespaces, prctl
 from sbx.linux.descriptors import duplicate_above
 
+# The descriptors of a starting jail, besides 0, 1, 2 and those of `inherited_fds`.
+ARGS_FD = 5  # bwrap reads its arguments here, and closes it
+INFO_FD = 6  # bwrap writes here which process is PID 1, and closes it
+FILTER_FD = 7  # bwrap reads the seccomp program here, and closes it
+USERNS_FD = 7  # of a zygote, which has no filter: the user namespace that bwrap enters
+DATA_FD = 8  # and the following: the files of the synthetic /etc, read and closed by bwrap
 _PARKED_MIN = 200  # above every slot, so that filling one slot closes no file of another
 
 
@@ -163,24 +160,33 @@ def memory_file(content: bytes, name: str) -> int:
 
 
 def _become(order: SpawnRequest, report: int) -> None:
-    """The child. Its cgroup first, so that all it ever does counts; its uid last before exec."""
+    """Be the child. Its cgroup comes first, so that all it ever does counts; its uid last before
+    exec. An error is reported with the name of the failed step."""
+    step = "fcntl"
     try:
         report = _park(report)  # first: reports every later failure
+        step = "the entry into the cgroup"
         order.enter_group()
         os.umask(0o022)
+        step = "dup2"
         _place(order.slots, report)
         if order.become is not None:
             uid, gid = order.become
+            step = "setgroups"
             os.setgroups([])
+            step = "setresgid"
             os.setresgid(gid, gid, gid)
+            step = "setresuid"
             os.setresuid(uid, uid, uid)
         if order.limit:
+            step = "the user namespace of the jail"
             _limit_shares()
+        step = "execve"
         os.execve(order.argv[0], list(order.argv), {})  # noqa: S606  # an absolute path of the system
     except OSError as error:
-        os.write(report, f"{error.errno} {error.strerror}".encode())
+        os.write(report, f"{error.errno} {step}: {error.strerror}".encode())
     except BaseException as error:  # noqa: BLE001  # a forked child never returns into the broker
-        os.write(report, f"0 {error!r}".encode())
+        os.write(report, f"0 {step}: {error!r}".encode())
     finally:
         os._exit(127)
 

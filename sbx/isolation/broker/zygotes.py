@@ -11,13 +11,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from sbx.errors import Unavailable
+from sbx.errors import Broken, Unavailable
 from sbx.guest import shares
 from sbx.isolation import cgroups, userns
 from sbx.isolation.broker import bind_staging, spawn
-from sbx.linux import mounts, namespaces, prctl
+from sbx.isolation.broker.jails import BrokerJail, BrokerJails
+from sbx.isolation.broker.loop import BrokerLoop, close_all, log
+from sbx.isolation.broker.sandboxes import BrokerSandboxes
+from sbx.linux import mounts, namespaces, prctl, procfs
 
 _PACKET_MAX = 1 << 16
+_SETUP_MAX = 1 << 17
 
 
 class ZygoteProcess:
@@ -73,6 +77,171 @@ class ZygoteProcess:
         """Which jail a packet is about, and why it could not be forked, if it could not."""
         number, _, why = packet.partition(b" ")
         return self._forking.pop(number, ""), why.decode(errors="replace")
+
+
+class Zygotes:
+    """All zygotes of one broker, and the jails that they fork."""
+
+    def __init__(self, loop: BrokerLoop, sandboxes: BrokerSandboxes, jails: BrokerJails) -> None:
+        self._loop = loop
+        self._sandboxes = sandboxes
+        self._jails = jails
+        self.by_name: dict[str, ZygoteProcess] = {}
+
+    @property
+    def uids(self) -> set[int]:
+        """The host uids that no sandbox may get."""
+        return {zygote.uid for zygote in self.by_name.values() if zygote.uid is not None}
+
+    def start(self, order: dict[str, Any]) -> None:
+        """Start a zygote; answered when it has imported everything."""
+        become = None
+        sandboxes = self._sandboxes
+        uids = [sandboxes.uids]
+        if sandboxes.as_root:
+            own = sandboxes.free_uid(self.uids)
+            become = (own, own)
+            if order["uid"] is not None and order["uid"] not in sandboxes.uids:
+                sandboxes.check_uid(order["uid"])
+                uids.append(range(order["uid"], order["uid"] + 1))
+        with ExitStack() as undo:
+            undo.callback(bind_staging.clear, order["zygote"])
+            zygote = start(order, become, uids)
+            undo.pop_all()
+        self.by_name[zygote.name] = zygote
+        self._loop.children.add(zygote.started.monitor)
+        self._loop.watch(zygote.orders.fileno(), lambda: self.read(zygote))
+        self._loop.watch(zygote.started.monitor_fd, lambda: self._on_exit(zygote))
+
+    def read(self, zygote: ZygoteProcess) -> None:
+        packet, fds = zygote.read()
+        if not packet:
+            self.end(zygote, "it ended")
+        elif not zygote.ready:
+            message = json.loads(packet)
+            if "ready" in message:
+                zygote.ready = True
+                self._loop.send({"seq": zygote.seq, "ok": message["ready"]})
+            else:
+                zygote.refused = message["refused"]
+        else:
+            name, why = zygote.jail_of(packet)
+            jail = self._jails.by_name.get(name)
+            if not why:
+                self.adopt(jail, fds)
+            elif jail is not None:
+                jail.last_words = why
+                self._jails.on_exit(jail)
+
+    def end(self, zygote: ZygoteProcess, why: str) -> None:
+        """Give it no further order. Jails that it has not reported yet end by themselves."""
+        if zygote.retired:
+            return
+        self._loop.unwatch(zygote.orders.fileno())
+        zygote.orders.close()
+        for jail in [jail for jail in self._jails.by_name.values() if jail.zygote == zygote.name]:
+            if jail.pid1_fd is None:
+                jail.last_words = "its zygote ended"
+                self._jails.on_exit(jail)
+        if zygote.ready:
+            self._loop.send({"event": "zygote_gone", "zygote": zygote.name, "why": why})
+
+    def retire(self, name: str) -> dict[str, Any]:
+        if (zygote := self.by_name.get(name)) is not None:
+            self.end(zygote, "it was retired")
+        return {}
+
+    def _on_exit(self, zygote: ZygoteProcess) -> None:
+        """Its PID 1 has ended: the zygote and every jail that it forked before it."""
+        last_words, _ = self._jails.reap(zygote.started)
+        os.close(zygote.started.info_fd)
+        self.end(zygote, "PID 1 of its namespace ended")
+        try:
+            bind_staging.clear(zygote.name)
+        except OSError as error:
+            log(f"a bind of a zygote is left until the broker ends: {error}")
+        del self.by_name[zygote.name]
+        if not zygote.ready:
+            cause = zygote.refused or last_words or "it ended without a message"
+            failed = Unavailable(
+                f"no zygote can be started: {cause}",
+                code="zygote_failed",
+                hint="kernels start by the cold path instead; `sbx doctor` lists the working paths",
+            )
+            self._loop.send({"seq": zygote.seq, "error": failed.to_dict()})
+
+    def fork(self, order: dict[str, Any], fds: list[int]) -> None:
+        """Fork a jail; answered when it is parked."""
+        zygote = self.by_name.get(order["zygote"])
+        if zygote is None or zygote.retired:
+            raise Unavailable("the zygote has ended", code="zygote_gone")
+        control, kernel = fds
+        setup = zygote.fork(order["jail"], control, kernel, ahead=order["ahead"])
+        jail = BrokerJail(order["jail"], order["seq"], setup=setup, zygote=zygote.name)
+        self._jails.by_name[jail.name] = jail
+        self._loop.watch(setup.fileno(), lambda: self.read_setup(jail))
+
+    def adopt(self, jail: BrokerJail | None, pidfds: list[int]) -> None:
+        """Take the pidfds of a forked jail; None if it was given up meanwhile."""
+        if len(pidfds) < 2:  # Linux drops descriptors without room: see SCM_RIGHTS in unix(7)
+            close_all(pidfds)
+            if jail is not None:
+                jail.last_words = "the broker has no descriptor left"
+                self._jails.on_exit(jail)  # it ends by the end of its sockets
+            return
+        pid1_fd, kernel_fd = pidfds
+        try:
+            pids = procfs.pid_of(pid1_fd), procfs.pid_of(kernel_fd)
+        except OSError as error:
+            close_all(pidfds)
+            if jail is not None:
+                jail.last_words = f"its processes cannot be known: {error.strerror}"
+                self._jails.on_exit(jail)
+            return
+        if jail is None:
+            close_all(pidfds)  # it ends by the end of its sockets
+            return
+        jail.pid1_fd, jail.kernel_fd = pid1_fd, kernel_fd
+        jail.pid1, jail.kernel = pids
+        self._loop.watch(pid1_fd, lambda: self._jails.on_exit(jail))
+        self._answer_if_parked(jail)
+
+    def _answer_if_parked(self, jail: BrokerJail) -> None:
+        """Two sockets report a fork, the zygote's and the jail's own, in either order."""
+        if jail.parked and jail.pid1 is not None:
+            self._jails.answer(jail, {"pid": jail.pid1, "kernel": jail.kernel})
+
+    def read_setup(self, jail: BrokerJail) -> None:
+        assert jail.setup is not None
+        try:
+            packet = jail.setup.recv(_SETUP_MAX)
+        except OSError:
+            packet = b""
+        message = json.loads(packet) if packet else {}
+        if message.get("parked"):
+            jail.parked = True
+            self._answer_if_parked(jail)
+        else:
+            jail.last_words = message.get("refused", "")
+            self._jails.close_setup(jail)  # it ends by that, and its end gives the answer
+
+    def enter(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Put a parked jail into a sandbox. If that fails, end the jail."""
+        jail = self._jails.get(order["jail"])
+        sandbox = self._sandboxes.by_name[order["sandbox"]]
+        if jail.setup is None:
+            raise Broken("the jail is not parked")
+        try:
+            jail.group = sandbox.take_group()
+            jail.sandbox = sandbox
+            ids = sandbox.become or (os.geteuid(), os.getegid())
+            enter(jail.setup, order, ids, jail.group.group, sandbox.owners)
+        except BaseException:
+            self._jails.kill(jail)
+            raise
+        finally:
+            self._jails.close_setup(jail)
+        return {"limits": jail.group.limits._asdict()}
 
 
 def start(

@@ -21,14 +21,8 @@ import errno
 import os
 from typing import NamedTuple
 
-from sbx.isolation.cgroups import (
-    CgroupEvents,
-    CgroupLimits,
-    CgroupUsage,
-    IoLimit,
-    controlfile,
-    groups,
-)
+from sbx.isolation.cgroups import controlfile, groups
+from sbx.isolation.cgroups.contract import CgroupEvents, CgroupLimits, CgroupUsage, IoLimit
 from sbx.isolation.cgroups.probe import CgroupCapabilities
 
 CPU_PERIOD_US = 100_000

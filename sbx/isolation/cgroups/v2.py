@@ -30,14 +30,8 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple
 
-from sbx.isolation.cgroups import (
-    CgroupEvents,
-    CgroupLimits,
-    CgroupUsage,
-    IoLimit,
-    controlfile,
-    groups,
-)
+from sbx.isolation.cgroups import controlfile, groups
+from sbx.isolation.cgroups.contract import CgroupEvents, CgroupLimits, CgroupUsage, IoLimit
 from sbx.isolation.cgroups.probe import (
     LEAF,
     RUNTIME_PREFIX,

@@ -3,7 +3,6 @@
     table.py     what is refused, how, and why: the file to read and to change
     compiler.py  table → classic BPF, for x86_64 and aarch64 alike
     *.bpf          its output, one instruction a line, under the decisions it encodes
-    loader.py  load_filter(name, machine): all that a running sbx needs
 
 `scripts/filters` writes the `.bpf` files again, and tests/meta holds them to the table. They are
 built beforehand so that a jail starts without libseccomp, and so that a change of what is refused
@@ -24,6 +23,76 @@ gives other bytes in each version. It still is where the numbers of the calls co
 May import: sbx.linux, sbx.errors.
 """
 
-from sbx.isolation.seccomp.loader import Filter, Filters, load_filter, load_filters
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["Filter", "Filters", "load_filter", "load_filters"]
+from sbx.errors import Broken, CannotEnforce
+
+MACHINES = ("x86_64", "aarch64")
+NAMES = ("default", "strict", "serve", "allowlist", "guard", "no_unix")
+
+
+class Filter(NamedTuple):
+    """A program for `sbx.linux.seccomp.install`, and the hash that a receipt shows."""
+
+    name: str
+    program: bytes
+    sha256: str
+
+
+class Filters(NamedTuple):
+    """The programs of one machine that jails load."""
+
+    default: Filter
+    strict: Filter
+    allowlist: Filter
+    guard: Filter
+    no_unix: Filter
+
+
+def load_filters(machine: str) -> Filters:
+    """Read them all. Raises as `load_filter` does."""
+    return Filters(*(load_filter(name, machine) for name in Filters._fields))
+
+
+def load_filter(name: str, machine: str) -> Filter:
+    """The filter `name` for a machine as os.uname names it.
+
+    Raises CannotEnforce for a machine that no filter was built for, and Broken when the file is
+    not the one that was built: half a filter is one that allows the rest.
+    """
+    if machine not in MACHINES:
+        raise CannotEnforce(
+            f"There is no seccomp filter for {machine}.",
+            hint=f"sbx runs on {' and '.join(MACHINES)}.",
+            details={"layer": "seccomp", "machine": machine},
+        )
+    path = file_of(name, machine)
+    try:
+        text = path.read_text("ascii")
+        program = _program(text)
+    except (OSError, ValueError) as error:
+        raise _damaged(path) from error
+    digest = hashlib.sha256(program).hexdigest()
+    if f"# sha256 {digest}\n" not in text:
+        raise _damaged(path)
+    return Filter(name, program, digest)
+
+
+def file_of(name: str, machine: str) -> Path:
+    return Path(__file__).with_name(f"{name}.{machine}.bpf")
+
+
+def _program(text: str) -> bytes:
+    """An instruction is 16 hexadecimal digits at the start of a line: struct sock_filter as is."""
+    return b"".join(
+        bytes.fromhex(line.split("#", 1)[0]) for line in text.splitlines() if line.strip()
+    )
+
+
+def _damaged(path: Path) -> Broken:
+    return Broken(
+        f"The seccomp filter {os.fspath(path)} is missing or damaged.", hint="Install sbx again."
+    )

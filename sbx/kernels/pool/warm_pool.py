@@ -11,21 +11,37 @@ The number of berths follows the recent demand for new sandboxes.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sbx import errors
 from sbx.aio import run_to_completion
-from sbx.isolation.broker.client import ZygoteHandle
+from sbx.isolation.broker.jail import ZygoteHandle
+from sbx.isolation.plan import LaunchPlan
 from sbx.kernels.kernel import Kernel
-from sbx.kernels.order import LaunchRequest
 from sbx.kernels.pool import scaling
 from sbx.kernels.pool.zygotes import Key, ZygoteGroup
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """A request for a kernel, independent of the path by which it starts.
+
+    `key` None: the cold path. `pooled`: it may be a parked one.
+    `identities` are the (device, inode) that host paths of the plan must still have.
+    """
+
+    sandbox: str
+    plan: LaunchPlan
+    identities: Mapping[str, tuple[int, int]]
+    config: Mapping[str, Any]
+    key: Key | None
+    pooled: bool = True
 
 
 class PrewarmSlot(Protocol):

@@ -23,7 +23,7 @@ from typing import Any
 
 from sbx import errors
 from sbx.aio import run_to_completion
-from sbx.isolation.broker.client import Jail, ZygoteHandle
+from sbx.isolation.broker.jail import Jail, ZygoteHandle
 from sbx.isolation.plan import Bind, Filters, Interpreter, Paths, ZygotePlan, plan, zygote_plan
 from sbx.isolation.probe import Capabilities
 from sbx.kernels.pool import scaling

@@ -20,7 +20,8 @@ from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.isolation.plan import GUEST
 from sbx.kernels import frames
-from sbx.kernels.kernel import Command, Kernel, KernelDied
+from sbx.kernels.command import Command, KernelDied
+from sbx.kernels.kernel import Kernel
 from sbx.policy import Policy
 from sbx.protocol.files import Unpacked
 from sbx.runtime.run.checks import require_capability, require_processes

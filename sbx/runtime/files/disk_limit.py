@@ -264,7 +264,7 @@ class IdleProbe:
     """Whether a jail did nothing since this was made; what a run left behind may still write."""
 
     def __init__(self, kernel: Kernel) -> None:
-        inside = kernel.processes()
+        inside = kernel.jail.processes()
         # Of PID 1 and the kernel alone, PID 1 has nothing to do by itself.
         self._inside = inside[1:] if len(inside) == 2 else inside
         self._seen = self._look()
@@ -323,7 +323,7 @@ async def _measured(
     try:
         used, quiet, unlinked = await opened.call(lambda: _look(kernel, opened, scan_s, enough))
         if unlinked is None:
-            unlinked = await kernel.unlinked(os.fstat(_limited(opened)[0].fd).st_dev)
+            unlinked = await kernel.jail.unlinked(os.fstat(_limited(opened)[0].fd).st_dev)
     except (OSError, errors.SbxError) as error:
         _log.warning("a workspace could not be measured: %s", error)
         return DiskUsage(0, 0, complete=False), IdleProbe(kernel)
@@ -352,7 +352,7 @@ def _look(
         return used, quiet, (0, 0)
     try:
         device = os.fstat(trees[0].fd).st_dev
-        unlinked = procfs.unlinked_of(kernel.processes(), device, _HELD_S)
+        unlinked = procfs.unlinked_of(kernel.jail.processes(), device, _HELD_S)
     except PermissionError:
         return used, quiet, None
     return used, quiet, unlinked

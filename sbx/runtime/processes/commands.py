@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.kernels import frames
-from sbx.kernels.kernel import Command, Kernel, KernelDied
+from sbx.kernels.command import Command, KernelDied
+from sbx.kernels.kernel import Kernel
 from sbx.policy import Policy
 from sbx.protocol.commands import (
     LOG_PIECE,

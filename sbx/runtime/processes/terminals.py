@@ -22,7 +22,7 @@ from typing import Self
 from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.kernels import frames
-from sbx.kernels.kernel import KernelDied, TerminalCommand
+from sbx.kernels.command import KernelDied, TerminalCommand
 from sbx.policy import Policy
 from sbx.protocol.terminals import (
     CLIENTS_MAX,

@@ -106,7 +106,7 @@ class ContextKernel:
     @property
     def processes(self) -> list[int]:
         """The host pids of the processes inside; empty without a live kernel."""
-        return self._kernel.processes() if self._kernel is not None and self.alive else []
+        return self._kernel.jail.processes() if self._kernel is not None and self.alive else []
 
     @property
     def busy(self) -> bool:

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from sbx.kernels import frames
-from sbx.kernels.kernel import Command, Kernel, KernelDied
+from sbx.kernels.command import Command, KernelDied
+from sbx.kernels.kernel import Kernel
 from sbx.protocol.runs import Cause, Run, RunError, Status
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context_kernel import ContextKernel

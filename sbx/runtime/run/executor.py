@@ -13,7 +13,8 @@ from typing import Any
 
 from sbx import errors
 from sbx.aio import check_process, run_to_completion
-from sbx.kernels.kernel import Kernel, KernelDied
+from sbx.kernels.command import KernelDied
+from sbx.kernels.kernel import Kernel
 from sbx.protocol.runs import Run, RunError, Status
 from sbx.runtime.processes.scripts import Program
 from sbx.runtime.run.active_run import ActiveRun
@@ -97,10 +98,12 @@ class RunExecutor(ContextKernel):
             await run_to_completion(self.give_up(live))
             raise
 
-    async def give_up(self, live: ActiveRun) -> None:
-        """Interrupt a run whose caller no longer waits, or drop it if it has not begun."""
+    async def give_up(self, live: ActiveRun, *, kill: bool = False) -> None:
+        """Interrupt a run whose caller no longer waits, or drop it if it has not begun. With
+        `kill`, end it after the grace period even if it ignores the interrupt."""
         if execution := self._executions.get(live):
-            await execution.termination.stop(StopReason.CALLER)
+            reason = StopReason.ABANDONED if kill else StopReason.CALLER
+            await execution.termination.stop(reason)
         elif (task := self._tasks.get(live)) and not live.begun and not live.done:
             live.finish(Status.INTERRUPTED)
             task.cancel()

@@ -20,7 +20,8 @@ import msgspec
 from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.kernels import frames
-from sbx.kernels.kernel import Kernel, KernelDied
+from sbx.kernels.command import KernelDied
+from sbx.kernels.kernel import Kernel
 from sbx.protocol.runs import Run, RunError, Status, quarantine_notice
 from sbx.runtime.run import checks
 from sbx.runtime.run.context import Context

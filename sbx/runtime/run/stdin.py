@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from sbx.aio import call_in_daemon_thread
 from sbx.errors import Conflict
 from sbx.kernels import frames
-from sbx.kernels.kernel import Command, Kernel, KernelDied
+from sbx.kernels.command import Command, KernelDied
+from sbx.kernels.kernel import Kernel
 from sbx.protocol.commands import STDIN_MAX
 from sbx.runtime.run import checks
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 from typing import TypeVar
 
-from sbx.isolation.broker.client import JailExit
+from sbx.isolation.broker.jail import JailExit
 from sbx.kernels import frames
 from sbx.kernels.kernel import Kernel
 from sbx.policy.model import LimitsPolicy
@@ -28,6 +28,7 @@ class StopReason(Enum):
     DEADLINE = auto()
     OUTPUT = auto()
     CALLER = auto()
+    ABANDONED = auto()
 
     def outcome(self) -> Ending:
         match self:
@@ -35,7 +36,7 @@ class StopReason(Enum):
                 return Status.TIMEOUT, None
             case StopReason.OUTPUT:
                 return Status.KILLED, Cause.OUTPUT
-            case StopReason.CALLER:
+            case StopReason.CALLER | StopReason.ABANDONED:
                 return Status.INTERRUPTED, None
 
 
@@ -61,6 +62,7 @@ class GracefulTermination:
         self._interrupt = interrupt
         self._kill = kill
         self._killed = False
+        self._limit: asyncio.Timeout | None = None
         self.why: StopReason | None = None
 
     async def next(self, following: Callable[[], Awaitable[T]], *, at_once: bool = False) -> T:
@@ -71,10 +73,13 @@ class GracefulTermination:
         while True:
             try:
                 async with asyncio.timeout_at(self._deadline) as limit:
+                    self._limit = limit
                     return await following()
             except TimeoutError:
                 if not limit.expired():
                     raise
+            finally:
+                self._limit = None
             if self._killed:
                 raise TimeoutError("the run outlived its kill")
             await self._escalate()
@@ -108,6 +113,8 @@ class GracefulTermination:
         self.why = why
         if why is not StopReason.CALLER:
             self._deadline = self._loop.time() + self._grace_s
+            if self._limit is not None and not self._limit.expired():
+                self._limit.reschedule(self._deadline)
         await asyncio.sleep(self._began + _SETTLED_S - self._loop.time())
         await self._interrupt()
 

@@ -4,5 +4,5 @@ projects           the projects of a service
 boxes, box         the sessions of a project
 sandbox            a sandbox over the directory
 server, client, calls  a process that runs as the owner of the directory, and its protocol
-host_mode, host_files, host_process, host_python   a session without walls
+host_mode, host_files  a session without walls
 """

@@ -42,18 +42,11 @@ class ProjectSession:
         talk = sandbox.conversation("default")
         assert isinstance(talk, ProjectConversation)
         self._talk = talk
-        self._uploads: ToolUploads = uploads if uploads is not None else talk.uploads
+        self.files: ProjectFiles = talk.files
+        self.uploads: ToolUploads = uploads if uploads is not None else talk.uploads
         self.commands_allowed = commands_allowed
         self.user_decides = False
         self._copied = True  # cells run on the working copy, as far as it can be made
-
-    @property
-    def files(self) -> ProjectFiles:
-        return self._talk.files
-
-    @property
-    def uploads(self) -> ToolUploads:
-        return self._uploads
 
     @property
     def busy(self) -> bool:

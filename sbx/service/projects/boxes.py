@@ -8,18 +8,16 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import (
-    AsyncIterable,
     AsyncIterator,
     Awaitable,
     Callable,
     Iterable,
     Mapping,
-    Sequence,
 )
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sbx import errors
 from sbx.aio import Clock, in_thread, run_to_completion
@@ -28,29 +26,19 @@ from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.files import WorkspaceUploads
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
-from sbx.service.projects.allowed_paths import ProjectGrounds
 from sbx.service.projects.box import ProjectSession, python_in
-from sbx.service.projects.client import ProjectServerLink, RemoteBox
+from sbx.service.projects.client import ProjectRemoteUploads, ProjectServerLink, RemoteBox
 from sbx.service.projects.host_mode import HostSession
 from sbx.service.projects.sandbox import open_project
 from sbx.store.projects import ProjectRow
 from sbx.workspace import UploadLimits
+from sbx.workspace.allowed_paths import AllowedProjects
 from sbx.workspace.paths import UPLOADS_APART
 
 
 # In a project, the uploads of a conversation are at /uploads. They belong to the conversation of a
 # persistent sandbox. If its jails have the same uid as those of the project, its directory is
 # mounted. Otherwise (as root, where each has its own uid) the uploads are copied.
-class UploadCopies(Protocol):
-    """Where they are copied to."""
-
-    async def put_stream(
-        self, name: str, chunks: AsyncIterable[bytes], limits: UploadLimits | None = None
-    ) -> Upload: ...
-    async def list(self) -> Sequence[Upload]: ...
-    async def delete(self, name: str) -> None: ...
-
-
 class ProjectUploads:
     """`theirs` are those that are kept, `copies` where they are copied to, if they are. `view` is
     where code sees them."""
@@ -58,7 +46,7 @@ class ProjectUploads:
     def __init__(
         self,
         theirs: WorkspaceUploads,
-        copies: UploadCopies | None = None,
+        copies: WorkspaceUploads | ProjectRemoteUploads | None = None,
         *,
         view: str,
     ) -> None:
@@ -75,21 +63,21 @@ class ProjectUploads:
         return await self._shown(await self._theirs.put_bytes(name, content))
 
     async def list(self) -> tuple[Upload, ...]:
-        return tuple(self._told(one) for one in await self._theirs.list())
+        return tuple(self._as_seen(upload) for upload in await self._theirs.list())
 
     async def refresh(self) -> None:
         """Make the copies what the kept ones are now."""
         if self._copies is None:
             return
         async with self._copying:
-            there = {(one.name, one.sha256) for one in await self._copies.list()}
-            wanted = {(one.name, one.sha256) for one in await self._theirs.list()}
-            for name, _ in wanted - there:
+            copied = {(upload.name, upload.sha256) for upload in await self._copies.list()}
+            kept = {(upload.name, upload.sha256) for upload in await self._theirs.list()}
+            for name, _ in kept - copied:
                 await self._copy(self._copies, name)
-            for name in {name for name, _ in there} - {name for name, _ in wanted}:
+            for name in {name for name, _ in copied} - {name for name, _ in kept}:
                 await self._copies.delete(name)
 
-    async def _copy(self, copies: UploadCopies, name: str) -> None:
+    async def _copy(self, copies: WorkspaceUploads | ProjectRemoteUploads, name: str) -> None:
         async with (
             await self._theirs.open_stream(name) as stream,
             aclosing(stream.chunks()) as chunks,
@@ -98,9 +86,9 @@ class ProjectUploads:
 
     async def _shown(self, upload: Upload) -> Upload:
         await self.refresh()
-        return self._told(upload)
+        return self._as_seen(upload)
 
-    def _told(self, upload: Upload) -> Upload:
+    def _as_seen(self, upload: Upload) -> Upload:
         return replace(upload, path=f"{self._view}/{upload.name}")
 
 
@@ -121,7 +109,7 @@ class BoxWalls:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class BoxSpec:
     """Of what a box was made: another project, directory or policy needs another box."""
 
     project_id: str
@@ -139,7 +127,7 @@ class BoxState:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     project_id: str = ""  # also while its box is made
     box: Box | None = None
-    made: _Made | None = None
+    spec: BoxSpec | None = None
     uploads: ProjectUploads | None = None
     users: int = 0
     idle_at: float = 0.0
@@ -167,7 +155,7 @@ class ProjectBoxes:
         runtime: Runtime,
         clock: Clock,
         settings: Settings,
-        grounds: ProjectGrounds,
+        directories: AllowedProjects,
         server: ProjectServerLink | None = None,
     ) -> None:
         """`server`: where another process has the directories."""
@@ -175,8 +163,8 @@ class ProjectBoxes:
         self._server = server
         self._clock = clock
         self._settings = settings
-        self._grounds = grounds
-        self._held: dict[Key, BoxState] = {}
+        self._directories = directories
+        self._states: dict[Key, BoxState] = {}
         self._leaving: dict[str, int] = defaultdict(int)
         self._closed = False
 
@@ -184,48 +172,48 @@ class ProjectBoxes:
     async def using(
         self,
         key: Key,
-        wanted: Callable[[], Awaitable[ProjectRow]],
+        get_project: Callable[[], Awaitable[ProjectRow]],
         walls: BoxWalls,
         uploads: Conversation | None,
     ) -> AsyncIterator[Box]:
-        """See `Projects.using`. `wanted` says in which project, and raises where there is none."""
+        """See `Projects.using`. `get_project` returns the project, or raises if there is none."""
         if self._closed:
             raise errors.Closed("the projects are closed", hint="start the service again")
-        held = self._held.setdefault(key, BoxState())
-        held.users += 1
+        state = self._states.setdefault(key, BoxState())
+        state.users += 1
         try:
-            async with held.lock:
-                box = await self._box(key, held, await wanted(), walls, uploads)
+            async with state.lock:
+                box = await self._box(key, state, await get_project(), walls, uploads)
             yield box
         finally:
-            held.users -= 1
-            held.idle_at = self._clock.now() + self._settings.idle_timeout
-            if held.forgettable and self._held.get(key) is held:
-                del self._held[key]
+            state.users -= 1
+            state.idle_at = self._clock.now() + self._settings.idle_timeout
+            if state.forgettable and self._states.get(key) is state:
+                del self._states[key]
 
     def commands_allowed(self, key: Key) -> bool:
         """Whether a person has allowed the commands of this conversation."""
-        held = self._held.get(key)
-        if held is None:
+        state = self._states.get(key)
+        if state is None:
             return False
-        return held.allowed or (held.box is not None and held.box.commands_allowed)
+        return state.allowed or (state.box is not None and state.box.commands_allowed)
 
     async def forget(self, key: Key) -> None:
         """Close the box of a conversation, used or not; a next one knows nothing of it."""
-        held = self._held.pop(key, None)
-        if held is not None:
-            async with held.lock:
-                await held.shut()
+        state = self._states.pop(key, None)
+        if state is not None:
+            async with state.lock:
+                await state.shut()
 
     async def close_idle(self) -> None:
         now = self._clock.now()
-        due = [one for one in self._held.values() if not one.users and one.idle_at <= now]
-        await _all(self._end_unused(one) for one in due)
+        due = [state for state in self._states.values() if not state.users and state.idle_at <= now]
+        await _all(self._end_unused(state) for state in due)
 
     async def close(self) -> None:
         self._closed = True
-        every, self._held = list(self._held.values()), {}
-        await _all(self._end(one) for one in every)
+        states, self._states = self._states, {}
+        await _all(map(self._end, states.values()))
 
     @asynccontextmanager
     async def leaving(self, project_id: str) -> AsyncIterator[None]:
@@ -233,12 +221,16 @@ class ProjectBoxes:
         `project_in_use`."""
         self._leaving[project_id] += 1
         try:
-            boxes = [(key, one) for key, one in self._held.items() if one.project_id == project_id]
-            if any(one.users for _, one in boxes):
+            boxes = [
+                (key, state)
+                for key, state in self._states.items()
+                if state.project_id == project_id
+            ]
+            if any(state.users for _, state in boxes):
                 raise _in_use("an agent works in the project now")
-            for key, one in boxes:
-                self._held.pop(key, None)
-                await self._end(one)
+            for key, state in boxes:
+                self._states.pop(key, None)
+                await self._end(state)
             yield
         finally:
             self._leaving[project_id] -= 1
@@ -250,87 +242,91 @@ class ProjectBoxes:
     async def _box(
         self,
         key: Key,
-        held: BoxState,
+        state: BoxState,
         project: ProjectRow,
         walls: BoxWalls,
         uploads: Conversation | None,
     ) -> Box:
-        if self._closed or self._held.get(key) is not held:
+        if self._closed or self._states.get(key) is not state:
             raise errors.Closed("the conversation was closed meanwhile", hint="begin it anew")
-        if held.project_id != project.id:
-            await self._shut_for_another(held)
-            held.project_id, held.allowed, held.lost = project.id, False, False
+        if state.project_id != project.id:
+            await self._shut_for_another(state)
+            state.project_id, state.allowed, state.lost = project.id, False, False
         if project.id in self._leaving:
             raise _in_use("the project is being deleted")
         directory = Path(project.working_directory)
         if self._server is not None:
             await self._server.look_at(directory)
         else:
-            await in_thread(self._grounds.look_at, directory)
+            await in_thread(self._directories.check, directory)
         path = (await uploads.opened()).uploads_path if uploads is not None else None
-        made = _Made(project.id, str(directory), project.sandbox_enabled, walls, path)
-        if held.made != made:
-            await self._shut_for_another(held)
-        if held.box is None:
+        spec = BoxSpec(project.id, str(directory), project.sandbox_enabled, walls, path)
+        if state.spec != spec:
+            await self._shut_for_another(state)
+        if state.box is None:
             await self._make_room(key[0])
-            await run_to_completion(self._make(held, made, uploads))
-        assert held.box is not None
-        if held.uploads is not None:
-            await held.uploads.refresh()
-        return held.box
+            await run_to_completion(self._make(state, spec, uploads))
+        assert state.box is not None
+        if state.uploads is not None:
+            await state.uploads.refresh()
+        return state.box
 
-    async def _shut_for_another(self, held: BoxState) -> None:
-        if held.box is not None and held.users > 1:
+    async def _shut_for_another(self, state: BoxState) -> None:
+        if state.box is not None and state.users > 1:
             raise _in_use("another run of this conversation works elsewhere")
-        await held.shut()
+        await state.shut()
 
-    async def _make(self, held: BoxState, made: _Made, uploads: Conversation | None) -> None:
-        directory, grace_s = Path(made.directory), self._settings.interrupt_grace
-        held.uploads = None
-        if not made.sandboxed:
+    async def _make(self, state: BoxState, spec: BoxSpec, uploads: Conversation | None) -> None:
+        directory, grace_s = Path(spec.directory), self._settings.interrupt_grace
+        state.uploads = None
+        if not spec.sandboxed:
             if uploads is not None:
-                held.uploads = ProjectUploads(uploads.uploads, view=str(made.uploads))
+                state.uploads = ProjectUploads(uploads.uploads, view=str(spec.uploads))
             if self._runtime.as_root:
                 await in_thread(_demand_of_root, directory)
-            held.box = HostSession(directory, held.uploads, grace_s, lost=held.lost)
+            state.box = HostSession(directory, state.uploads, grace_s, lost=state.lost)
         else:
-            held.box = await self._sandboxed(held, made, uploads)
-        held.made, held.lost = made, False
+            state.box = await self._sandboxed(state, spec, uploads)
+        state.spec, state.lost = spec, False
 
     async def _sandboxed(
-        self, held: BoxState, made: _Made, uploads: Conversation | None
+        self, state: BoxState, spec: BoxSpec, uploads: Conversation | None
     ) -> ProjectSession | RemoteBox:
         if self._server is not None:
-            return await self._remote(self._server, held, made, uploads)
-        mounted = made.uploads if not self._runtime.capabilities.root else None
+            return await self._remote(self._server, state, spec, uploads)
+        mounted = spec.uploads if not self._runtime.capabilities.root else None
         sandbox = await open_project(
             self._runtime,
-            made.walls.policy,
-            Path(made.directory),
-            narrower=made.walls.narrower,
-            env=made.walls.env,
+            spec.walls.policy,
+            Path(spec.directory),
+            narrower=spec.walls.narrower,
+            env=spec.walls.env,
             uploads=mounted,
-            lost=frozenset((python_in(held.allowed),)) if held.lost else frozenset(),
+            lost=frozenset((python_in(state.allowed),)) if state.lost else frozenset(),
         )
         if uploads is not None:
             copies = None if mounted is not None else sandbox.uploads
-            held.uploads = ProjectUploads(uploads.uploads, copies, view=UPLOADS_APART)
-        return ProjectSession(sandbox, held.uploads, commands_allowed=held.allowed)
+            state.uploads = ProjectUploads(uploads.uploads, copies, view=UPLOADS_APART)
+        return ProjectSession(sandbox, state.uploads, commands_allowed=state.allowed)
 
     async def _remote(
-        self, server: ProjectServerLink, held: BoxState, made: _Made, uploads: Conversation | None
+        self,
+        server: ProjectServerLink,
+        state: BoxState,
+        spec: BoxSpec,
+        uploads: Conversation | None,
     ) -> RemoteBox:
         box = await server.open(
-            made.walls.policy,
-            Path(made.directory),
-            narrower=made.walls.narrower,
-            env=made.walls.env,
-            commands_allowed=held.allowed,
-            lost=held.lost,
+            spec.walls.policy,
+            Path(spec.directory),
+            narrower=spec.walls.narrower,
+            env=spec.walls.env,
+            commands_allowed=state.allowed,
+            lost=state.lost,
         )
         if uploads is not None:
-            held.uploads = ProjectUploads(uploads.uploads, box.own_uploads, view=UPLOADS_APART)
-            box.shown = held.uploads
+            state.uploads = ProjectUploads(uploads.uploads, box.own_uploads, view=UPLOADS_APART)
+            box.shown = state.uploads
         return box
 
     async def _make_room(self, owner: str) -> None:
@@ -339,26 +335,26 @@ class ProjectBoxes:
         for kernels, whose in ((settings.kernels_per_owner, owner), (settings.kernels_max, None)):
             most = max(1, kernels // _KERNELS_A_BOX)
             while len(there := self._live(whose)) >= most:
-                unused = [one for one in there if not one.users]
+                unused = [state for state in there if not state.users]
                 if not unused:
                     raise _full(most)
-                await self._end_unused(min(unused, key=lambda one: one.idle_at))
+                await self._end_unused(min(unused, key=lambda state: state.idle_at))
 
     def _live(self, owner: str | None) -> list[BoxState]:
         return [
-            one
-            for key, one in self._held.items()
-            if one.box is not None and owner in (None, key[0])
+            state
+            for key, state in self._states.items()
+            if state.box is not None and owner in (None, key[0])
         ]
 
-    async def _end_unused(self, one: BoxState) -> None:
-        async with one.lock:
-            if not one.users:
-                await one.shut()
+    async def _end_unused(self, state: BoxState) -> None:
+        async with state.lock:
+            if not state.users:
+                await state.shut()
 
-    async def _end(self, one: BoxState) -> None:
-        async with one.lock:
-            await one.shut()
+    async def _end(self, state: BoxState) -> None:
+        async with state.lock:
+            await state.shut()
 
 
 def _demand_of_root(directory: Path) -> None:

@@ -1,6 +1,6 @@
 """The service's side of the project server: a sandbox over a project that another process has.
 
-`RemoteBox` acts as `ProjectSession` does, and `ProjectServerLink` as `ProjectGrounds`.
+`RemoteBox` acts as `ProjectSession` does, and `ProjectServerLink` as `AllowedProjects`.
 """
 
 import asyncio
@@ -109,11 +109,11 @@ class ProjectServerLink:
         return result
 
     async def resolve(self, asked: str) -> Path:
-        """As `ProjectGrounds.resolve`."""
+        """As `AllowedProjects.resolve`."""
         return Path(await self.call(calls.Resolve(asked), str))
 
     async def look_at(self, directory: Path) -> None:
-        """As `ProjectGrounds.look_at`."""
+        """As `AllowedProjects.check`."""
         await self.call(calls.Look(str(directory)), type(None))
 
     async def open(

@@ -1,5 +1,4 @@
-"""Files of the host by plain paths, for a project whose sandbox is off: nothing is refused but what
-linux refuses the user who runs this. Relative paths begin at the working directory."""
+"""The files of the host by plain paths, for a project whose sandbox is off."""
 
 import fnmatch
 import os
@@ -23,8 +22,12 @@ T = TypeVar("T")
 
 
 class HostFiles:
-    """Every call is made in a worker thread. Raises NotFound `file_not_found`, InvalidPath, Denied
-    `file_not_permitted`, TooLarge, Unavailable `no_space`."""
+    """The files of the host by plain paths. Linux alone refuses a call. Relative paths begin at the
+    working directory.
+
+    Each call runs in a worker thread. Calls raise NotFound `file_not_found`, InvalidPath, Denied
+    `file_not_permitted`, TooLarge and Unavailable `no_space`.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -33,7 +36,7 @@ class HostFiles:
         return await self._call(path, _read)
 
     async def read(self, path: str) -> str:
-        """The text of a file. Raises BadRequest `not_text`."""
+        """Return the text of a file. Raise BadRequest `not_text`."""
         content = await self.read_bytes(path)
         try:
             return content.decode()
@@ -45,8 +48,10 @@ class HostFiles:
             ) from None
 
     async def write(self, path: str, content: str | bytes) -> int:
-        """Write a file in one step, with the directories it needs; its size in bytes. A symlink of
-        that name is followed, and the file keeps its permissions."""
+        """Write a file in one step, with its missing directories, and return its size in bytes.
+
+        A symlink of that name is followed, and the file keeps its permissions.
+        """
         data = content.encode() if isinstance(content, str) else bytes(content)
         return await self._call(path, lambda at: _write(at, data))
 
@@ -54,7 +59,7 @@ class HostFiles:
         return await self._call(path, lambda at: _list(at, max_depth), long=True)
 
     async def stat(self, path: str) -> FileEntry:
-        """What the path stands for; of a symlink the link itself."""
+        """Return the entry at a path; of a symlink, the link itself."""
         return await self._call(path, lambda at: _entry(at, at.lstat()))
 
     async def make_directory(self, path: str) -> None:
@@ -63,15 +68,16 @@ class HostFiles:
     async def find(
         self, pattern: str, path: str = ".", *, kind: Kind | None = None, max_results: int = 1000
     ) -> Listing:
-        """What lies below a directory and has a name, or with a `/` in the pattern a path below it,
-        like `*.py` or `src/*/test_*`; `complete` is False where a limit cut it."""
-        most = max(1, min(max_results, _ENTRIES_MAX))
-        return await self._call(path, lambda at: _find(at, pattern, kind, most), long=True)
+        """Return the entries below a directory whose name matches, like `*.py`. A pattern with a
+        `/`, like `src/*/test_*`, is compared with the path below it. `complete` is False if a limit
+        cut the search."""
+        limit = max(1, min(max_results, _ENTRIES_MAX))
+        return await self._call(path, lambda at: _find(at, pattern, kind, limit), long=True)
 
-    async def _call(self, path: str, act: Callable[[Path], T], *, long: bool = False) -> T:
+    async def _call(self, path: str, fn: Callable[[Path], T], *, long: bool = False) -> T:
         def done() -> T:
             with translated(path):
-                return act(self._at(path))
+                return fn(self._at(path))
 
         if not long:
             return await in_thread(done)
@@ -85,13 +91,13 @@ class HostFiles:
 
 
 def _read(at: Path) -> bytes:
-    """A regular file only: a FIFO would never end, a device not either."""
+    """Read a regular file only: a FIFO or a device might never end."""
     fd = os.open(at, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        found = os.fstat(fd)
-        if stat.S_ISDIR(found.st_mode):
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
             raise is_a_directory(str(at))
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise not_a_file(str(at))
         with os.fdopen(fd, "rb", closefd=False) as file:
             content = file.read(_READ_MAX + 1)
@@ -107,8 +113,8 @@ def _write(at: Path, data: bytes) -> int:
     if at.is_dir():
         raise is_a_directory(str(at))
     at.parent.mkdir(parents=True, exist_ok=True)
-    beside = at.parent / f".sbx-{secrets.token_hex(8)}"
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    temporary = at.parent / f".sbx-{secrets.token_hex(8)}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
@@ -116,23 +122,20 @@ def _write(at: Path, data: bytes) -> int:
             with suppress(FileNotFoundError):
                 os.fchmod(fd, stat.S_IMODE(at.stat().st_mode))
             os.fsync(fd)
-        os.replace(beside, at)
+        os.replace(temporary, at)
     except BaseException:
         with suppress(OSError):
-            os.unlink(beside)
+            os.unlink(temporary)
         raise
     return len(data)
 
 
 def _list(at: Path, max_depth: int) -> Listing:
     walk = _Walk(at, max_depth)
-    listing = Listing(islice((entry for _, entry in walk), _ENTRIES_MAX))
-    listing.complete = walk.complete and len(listing) < _ENTRIES_MAX
-    listing.sort(key=lambda entry: entry.path)
-    return listing
+    return _listing(walk, (entry for _, entry in walk), _ENTRIES_MAX)
 
 
-def _find(at: Path, pattern: str, kind: Kind | None, most: int) -> Listing:
+def _find(at: Path, pattern: str, kind: Kind | None, limit: int) -> Listing:
     walk = _Walk(at, None)
     matching = (
         entry
@@ -140,15 +143,19 @@ def _find(at: Path, pattern: str, kind: Kind | None, most: int) -> Listing:
         if kind in (None, entry.kind)
         and fnmatch.fnmatchcase(relative if "/" in pattern else entry.name, pattern)
     )
-    listing = Listing(islice(matching, most))
-    listing.complete = walk.complete and len(listing) < most
+    return _listing(walk, matching, limit)
+
+
+def _listing(walk: "_Walk", entries: Iterator[FileEntry], limit: int) -> Listing:
+    listing = Listing(islice(entries, limit))
+    listing.complete = walk.complete and len(listing) < limit
     listing.sort(key=lambda entry: entry.path)
     return listing
 
 
 class _Walk:
-    """What lies below a directory, breadth first, no symlink followed; with the path below it.
-    `complete` is False where a limit or an unreadable directory cut it."""
+    """The entries below a directory with their paths below it, breadth first; no symlink is
+    followed. `complete` is False if a limit or an unreadable directory cut the walk."""
 
     def __init__(self, top: Path, max_depth: int | None) -> None:
         self._top = top
@@ -156,35 +163,35 @@ class _Walk:
         self.complete = True
 
     def __iter__(self) -> Iterator[tuple[str, FileEntry]]:
-        there, seen = [(self._top, 1)], 0
-        for directory, depth in there:
+        pending, seen = [(self._top, 1)], 0
+        for directory, depth in pending:
             try:
-                with os.scandir(directory) as found:
-                    names = sorted(found, key=lambda one: one.name)
+                with os.scandir(directory) as scan:
+                    children = sorted(scan, key=lambda child: child.name)
             except OSError:
                 if directory == self._top:
                     raise
                 self.complete = False
                 continue
-            for one in names:
+            for child in children:
                 seen += 1
                 if seen > _WALKED_MAX:
                     self.complete = False
                     return
                 with suppress(FileNotFoundError):
-                    entry = _entry(Path(one.path), one.stat(follow_symlinks=False))
-                    yield os.path.relpath(one.path, self._top), entry
+                    entry = _entry(Path(child.path), child.stat(follow_symlinks=False))
+                    yield os.path.relpath(child.path, self._top), entry
                     if entry.kind == "directory" and depth != self._max_depth:
-                        there.append((Path(one.path), depth + 1))
+                        pending.append((Path(child.path), depth + 1))
 
 
-def _entry(at: Path, found: os.stat_result) -> FileEntry:
+def _entry(at: Path, status: os.stat_result) -> FileEntry:
     kinds: dict[int, Kind] = {
         stat.S_IFREG: "file",
         stat.S_IFDIR: "directory",
         stat.S_IFLNK: "symlink",
     }
-    kind = kinds.get(stat.S_IFMT(found.st_mode), "other")
-    size = found.st_size if kind == "file" else None
+    kind = kinds.get(stat.S_IFMT(status.st_mode), "other")
+    size = status.st_size if kind == "file" else None
     path = os.fsencode(at).decode("utf-8", "backslashreplace")
-    return FileEntry(path.rpartition("/")[2], path, kind, size, found.st_mtime)
+    return FileEntry(path.rpartition("/")[2], path, kind, size, status.st_mtime)

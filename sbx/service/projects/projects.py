@@ -18,12 +18,12 @@ from sbx.protocol.pages import Page
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
-from sbx.service.projects.allowed_paths import ProjectGrounds
 from sbx.service.projects.boxes import Box, BoxWalls, ProjectBoxes
 from sbx.service.projects.client import ProjectServerLink
 from sbx.store import Store
 from sbx.store import projects as rows
 from sbx.store.projects import ProjectRow as Project
+from sbx.workspace.allowed_paths import AllowedProjects
 
 __all__ = ["Box", "Project", "Projects"]
 
@@ -51,9 +51,11 @@ class Projects:
         self._settings = settings
         self._server = server
         self._refusal = partial(refusal, settings, runtime, served=server is not None)
-        grounds = ProjectGrounds(settings.project_dirs, settings.own_paths, settings.project_owners)
-        self._grounds = grounds
-        self._boxes = ProjectBoxes(runtime, clock, settings, grounds, server)
+        directories = AllowedProjects(
+            settings.project_dirs, settings.own_paths, settings.project_owners
+        )
+        self._directories = directories
+        self._boxes = ProjectBoxes(runtime, clock, settings, directories, server)
         if settings.project_dirs and (why := self._refusal(True)) is not None:
             _log.warning("project_dirs are of no use here: %s", why.message)
 
@@ -180,7 +182,7 @@ class Projects:
     async def _directory(self, asked: str) -> str:
         if self._server is not None:
             return str(await self._server.resolve(asked))
-        return str(await in_thread(self._grounds.resolve, asked))
+        return str(await in_thread(self._directories.resolve, asked))
 
 
 def refusal(

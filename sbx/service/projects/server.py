@@ -27,11 +27,11 @@ from sbx.protocol.files import Listing, Upload
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.runtime import Runtime
 from sbx.service.projects import calls
-from sbx.service.projects.allowed_paths import ProjectGrounds
 from sbx.service.projects.box import ProjectSession, python_in
 from sbx.service.projects.changes import CodeChanges, WriteChanges
 from sbx.service.projects.sandbox import open_project
 from sbx.workspace import UploadLimits
+from sbx.workspace.allowed_paths import AllowedProjects
 
 _log = logging.getLogger(__name__)
 _CALLS_MAX = 1024  # at once: more are a service in foreign hands
@@ -60,11 +60,11 @@ class _Opened:
 
 
 class ProjectServer:
-    """Answers one service. `grounds`: which directories may be projects."""
+    """Answers one service. `directories`: which directories may be projects."""
 
-    def __init__(self, runtime: Runtime, grounds: ProjectGrounds) -> None:
+    def __init__(self, runtime: Runtime, directories: AllowedProjects) -> None:
         self._runtime = runtime
-        self._grounds = grounds
+        self._directories = directories
         self._opened: dict[int, _Opened] = {}
         self._numbers = itertools.count(1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -139,9 +139,9 @@ class ProjectServer:
             case calls.Ping():
                 return self._runtime.alive
             case calls.Resolve(directory):
-                return str(await in_thread(self._grounds.resolve, directory))
+                return str(await in_thread(self._directories.resolve, directory))
             case calls.Look(directory):
-                return await in_thread(self._grounds.look_at, Path(directory))
+                return await in_thread(self._directories.check, Path(directory))
             case calls.Open():
                 return await self._open(request)
         if opened is None:
@@ -164,7 +164,7 @@ class ProjectServer:
 
     async def _open(self, request: calls.Open) -> int:
         directory = Path(request.directory)
-        await in_thread(self._grounds.look_at, directory)
+        await in_thread(self._directories.check, directory)
         lost = frozenset((python_in(request.allowed),)) if request.lost else frozenset[str]()
         sandbox = await open_project(
             self._runtime,

@@ -8,8 +8,7 @@ import pytest
 from places import short_directory
 
 from sbx.errors import BadRequest, Denied, SbxError
-from sbx.service.projects.allowed_paths import ProjectGrounds
-from sbx.workspace.allowed_paths import OwnPaths
+from sbx.workspace.allowed_paths import AllowedProjects, OwnPaths
 
 OWNER = 4242
 
@@ -27,86 +26,88 @@ def top() -> Iterator[Path]:
 
 
 @pytest.fixture
-def grounds(top: Path) -> ProjectGrounds:
-    return ProjectGrounds((top / "work",), OwnPaths((top / "work/data",)))
+def directories(top: Path) -> AllowedProjects:
+    return AllowedProjects((top / "work",), OwnPaths((top / "work/data",)))
 
 
-def refusal(grounds: ProjectGrounds, asked: str | Path) -> tuple[type[SbxError], str]:
+def refusal(directories: AllowedProjects, asked: str | Path) -> tuple[type[SbxError], str]:
     with pytest.raises(SbxError) as raised:
-        grounds.resolve(str(asked))
+        directories.resolve(str(asked))
     assert raised.value.hint
     return type(raised.value), raised.value.code
 
 
-def test_what_lies_within_is_resolved(grounds: ProjectGrounds, top: Path) -> None:
-    assert grounds.resolve(f"{top}/work/mine/") == top / "work/mine"
+def test_what_lies_within_is_resolved(directories: AllowedProjects, top: Path) -> None:
+    assert directories.resolve(f"{top}/work/mine/") == top / "work/mine"
     (top / "work/link").symlink_to("mine/sub")
-    assert grounds.resolve(str(top / "work/link")) == top / "work/mine/sub"
+    assert directories.resolve(str(top / "work/link")) == top / "work/mine/sub"
 
 
 @pytest.mark.parametrize(
     "asked", ["", ".", "work/mine", "work/../work/mine", "{top}/work/../work/mine", "{top}/work/\0"]
 )
 def test_only_a_plain_absolute_path_is_taken(
-    grounds: ProjectGrounds, top: Path, asked: str
+    directories: AllowedProjects, top: Path, asked: str
 ) -> None:
     expected = (BadRequest, "invalid_directory")
-    assert refusal(grounds, asked.replace("{top}", str(top))) == expected
+    assert refusal(directories, asked.replace("{top}", str(top))) == expected
 
 
 @pytest.mark.parametrize("name", ["missing", "file", "file/below"])
-def test_it_has_to_be_a_directory(grounds: ProjectGrounds, top: Path, name: str) -> None:
-    assert refusal(grounds, top / "work" / name) == (BadRequest, "invalid_directory")
+def test_it_has_to_be_a_directory(directories: AllowedProjects, top: Path, name: str) -> None:
+    assert refusal(directories, top / "work" / name) == (BadRequest, "invalid_directory")
 
 
 @pytest.mark.parametrize("asked", ["/", "/etc", "{top}", "{top}/elsewhere/theirs"])
-def test_what_lies_elsewhere_is_not_granted(grounds: ProjectGrounds, top: Path, asked: str) -> None:
-    assert refusal(grounds, asked.replace("{top}", str(top))) == (Denied, "not_granted")
+def test_what_lies_elsewhere_is_not_granted(
+    directories: AllowedProjects, top: Path, asked: str
+) -> None:
+    assert refusal(directories, asked.replace("{top}", str(top))) == (Denied, "not_granted")
 
 
-def test_a_symlink_that_leads_out_is_not_granted(grounds: ProjectGrounds, top: Path) -> None:
+def test_a_symlink_that_leads_out_is_not_granted(directories: AllowedProjects, top: Path) -> None:
     (top / "work/out").symlink_to("../elsewhere/theirs")
-    assert refusal(grounds, top / "work/out") == (Denied, "not_granted")
+    assert refusal(directories, top / "work/out") == (Denied, "not_granted")
 
 
 def test_without_the_setting_nothing_is_granted(top: Path) -> None:
-    assert refusal(ProjectGrounds((), OwnPaths()), top / "work/mine") == (Denied, "not_granted")
+    assert refusal(AllowedProjects((), OwnPaths()), top / "work/mine") == (Denied, "not_granted")
 
 
 @pytest.mark.parametrize("name", ["work", "work/data", "work/data/inside"])
 def test_what_is_the_service_s_own_is_forbidden(
-    grounds: ProjectGrounds, top: Path, name: str
+    directories: AllowedProjects, top: Path, name: str
 ) -> None:
-    assert refusal(grounds, top / name) == (Denied, "directory_forbidden")
+    assert refusal(directories, top / name) == (Denied, "directory_forbidden")
 
 
 @pytest.mark.parametrize("asked", ["/", "/etc"])
 def test_the_host_s_own_directories_are_no_projects(asked: str) -> None:
-    anywhere = ProjectGrounds((Path("/"),), OwnPaths())
+    anywhere = AllowedProjects((Path("/"),), OwnPaths())
     assert refusal(anywhere, asked) == (Denied, "directory_forbidden")
 
 
 def test_a_home_is_no_project(
-    grounds: ProjectGrounds, top: Path, monkeypatch: pytest.MonkeyPatch
+    directories: AllowedProjects, top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(top / "work/mine"))
-    assert refusal(grounds, top / "work/mine") == (Denied, "directory_forbidden")
-    assert grounds.resolve(str(top / "work/mine/sub"))
+    assert refusal(directories, top / "work/mine") == (Denied, "directory_forbidden")
+    assert directories.resolve(str(top / "work/mine/sub"))
 
 
 @pytest.mark.needs("root")
-def test_a_directory_of_root_is_no_project(grounds: ProjectGrounds, top: Path) -> None:
+def test_a_directory_of_root_is_no_project(directories: AllowedProjects, top: Path) -> None:
     os.chown(top / "work/mine", 0, 0)
-    assert refusal(grounds, top / "work/mine") == (Denied, "workspace_owned_by_root")
+    assert refusal(directories, top / "work/mine") == (Denied, "workspace_owned_by_root")
 
 
 @pytest.mark.parametrize("replaced", ["work/mine", "work/mine/sub"])
 def test_a_symlink_that_takes_its_place_later_is_seen(
-    grounds: ProjectGrounds, top: Path, replaced: str
+    directories: AllowedProjects, top: Path, replaced: str
 ) -> None:
-    named = grounds.resolve(str(top / "work/mine/sub"))
+    named = directories.resolve(str(top / "work/mine/sub"))
     (top / replaced).rename(top / "work/moved")
     (top / replaced).symlink_to(top / "elsewhere/theirs")
     with pytest.raises(BadRequest, match=r"symlink") as raised:
-        grounds.look_at(named)
+        directories.check(named)
     assert raised.value.code == "invalid_directory"

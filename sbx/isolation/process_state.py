@@ -1,6 +1,7 @@
-"""What linux itself says of the processes of a jail, for the receipt: never what they say.
+"""The facts that Linux reports about the processes of a jail, for the receipt.
 
-Read by the broker, or by the runtime where it is allowed to: that spares a turn of the broker.
+The processes themselves are not asked. The broker reads the facts, or the runtime if it may: that
+saves a turn of the broker.
 """
 
 import functools
@@ -11,9 +12,10 @@ from sbx.linux import procfs
 
 
 def read(pid1: int, kernel: int | None) -> dict[str, Any]:
-    """Ids, capabilities, seccomp of both; namespaces of the kernel, in which PID 1 is, too.
+    """Return ids, capabilities and seccomp of both, and the namespaces of the kernel, which are
+    those of PID 1, too.
 
-    Raises OSError when one of them is gone, or may not be looked into.
+    Raise OSError if one of them is gone, or may not be inspected.
     """
     return {
         "pid1": procfs.credentials(pid1)._asdict(),
@@ -25,5 +27,5 @@ def read(pid1: int, kernel: int | None) -> dict[str, Any]:
 
 @functools.cache
 def own_namespaces() -> Mapping[str, int]:
-    """Those of this process, which no jail may be in."""
+    """Return the namespaces of this process. No jail may be in them."""
     return procfs.namespaces("self")

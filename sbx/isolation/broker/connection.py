@@ -1,0 +1,231 @@
+"""The runtime's end of the broker's socket: orders, their answers, and the life of the process.
+
+Everything here is asyncio and adds nothing to the embedding program but one child process. Orders
+have deadlines. A broker that answers nothing is killed (see `pulse`).
+"""
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import os
+import resource
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from sbx import errors
+from sbx.aio import check_process, in_thread
+from sbx.isolation.broker import process, watchdog
+from sbx.isolation.broker.pulse import Pulse
+from sbx.isolation.broker.watchdog import Watchdog
+from sbx.isolation.probe import Capabilities
+
+_log = logging.getLogger(__name__)
+_BEHIND_S = 0.002
+_IN_FLIGHT_S, _IN_FLIGHT_PAUSE_S = 3.0, 0.05
+_OF_A_ZYGOTE = {"start_zygote": "import what is preloaded", "fork": "fork a jail"}
+_ORDER_MAX = 1 << 17  # as the broker reads; Linux takes no packet above 208 KiB
+
+
+class BrokerConnection:
+    """One broker process and the socket that leads to it."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: Watchdog | None = None
+        self._pulse = Pulse(lambda: self.order("ping"), self._is_silent)
+        self._why: Callable[[], errors.SbxError] = process.broker_died
+        self._sock: socket.socket | None = None
+        self._seq = 0
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.capabilities: Capabilities | None = None
+
+    @classmethod
+    async def start(
+        cls, *, bwrap: str | None = None, uids: tuple[int, int], groups: bool = True
+    ) -> Self:
+        """Start the process and let it find out what this host can do. `uids`: (first, count)."""
+        words = await in_thread(process.scope) if groups else []
+        while True:
+            broker = cls()
+            try:
+                await broker._open(words)
+                raw = await broker.order("hello", **process.hello(bwrap, uids, groups))
+            except BaseException as error:
+                await broker.close()
+                if words and getattr(error, "code", "") in ("broker_died", "broker_silent"):
+                    words = []  # systemd-run could not, or waits: without a scope and cgroups
+                    continue
+                raise
+            broker.capabilities = Capabilities.from_json(raw)
+            broker._pulse.start()
+            return broker
+
+    @classmethod
+    def adopt(cls, started: process.BrokerProcess) -> Self:
+        """Take over a broker that `start_broker` started, in the event loop that runs now."""
+        broker = cls()
+        broker._process, broker._sock = started.process, started.sock
+        broker._watchdog = started.watchdog
+        broker.capabilities = started.capabilities
+        asyncio.get_running_loop().add_reader(started.sock.fileno(), broker._receive)
+        broker._pulse.start()
+        return broker
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still answers; when not, every jail has ended with it."""
+        return self._sock is not None
+
+    @property
+    def failure(self) -> errors.SbxError | None:
+        """Return why it is not alive: Broken `broker_died`, Unavailable `broker_silent`, Closed."""
+        return None if self.alive else self._why()
+
+    async def order(
+        self, do: str, *, fds: Sequence[int] = (), deadline_s: float | None = None, **words: Any
+    ) -> dict[str, Any]:
+        """Send one order and wait for its outcome. Raises what the broker answered, by its code."""
+        check_process(self._pid)
+        if self._sock is None:
+            raise self._why()
+        self._seq += 1
+        seq = self._seq
+        packet = json.dumps({"seq": seq, "do": do, **words}, ensure_ascii=False).encode()
+        if len(packet) > _ORDER_MAX:
+            raise errors.BadRequest(
+                f"what is to be done takes {len(packet)} bytes to say; {_ORDER_MAX} are possible",
+                code="order_too_large",
+                hint="most of it are environment variables: put large values into a file",
+            )
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[seq] = answer
+        deadline_s, sent_at = deadline_s or process.ORDER_S, asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._send(packet, fds)
+                return await answer
+        except (BrokenPipeError, ConnectionResetError):
+            raise process.broker_died() from None
+        except TimeoutError:
+            if do in _OF_A_ZYGOTE:
+                raise errors.Unavailable(
+                    f"the zygote did not {_OF_A_ZYGOTE[do]} within {deadline_s:g} s",
+                    code="zygote_silent",
+                ) from None
+            self._pulse.unanswered(sent_at)
+            raise process.broker_silent(
+                f"the broker did not {do} within {deadline_s:g} s"
+            ) from None
+        finally:
+            self._waiting.pop(seq, None)
+
+    async def _open(self, prefix: Sequence[str]) -> None:
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+
+        def start() -> None:
+            with its:
+                self._process = process.start_process(its.fileno(), prefix)
+
+        try:
+            await in_thread(start)
+        except BaseException:
+            ours.close()
+            raise
+        self._sock = ours
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._receive)
+
+    async def _send(self, packet: bytes, fds: Sequence[int]) -> None:
+        """Send one packet. Wait while the broker is behind with reading them, and for a short time
+        while the user of this process has too many descriptors in flight."""
+        loop = asyncio.get_running_loop()
+        gives_up = loop.time() + _IN_FLIGHT_S
+        while self._sock is not None:
+            try:
+                socket.send_fds(self._sock, [packet], fds)
+                return
+            except BlockingIOError:
+                await asyncio.sleep(_BEHIND_S)
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                if loop.time() > gives_up:
+                    raise _too_many_in_flight() from error
+                await asyncio.sleep(_IN_FLIGHT_PAUSE_S)
+        raise self._why()
+
+    async def close(self) -> None:
+        """End the broker and with it every jail. Never raises for what is gone already."""
+        self._hang_up(process.broker_died)
+        self._why = process.closed
+        running, self._process = self._process, None
+        if running is not None:
+            await in_thread(watchdog.end, running, self._watchdog, process.END_S)
+
+    def _receive(self) -> None:
+        assert self._sock is not None
+        try:
+            packet = self._sock.recv(process.PACKET_MAX)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if not packet:
+            self._hang_up(process.broker_died)
+            return
+        self._pulse.answered()
+        message = json.loads(packet)
+        if "event" in message:
+            self.on_event(message)
+            return
+        waiting = self._waiting.get(message["seq"])
+        if waiting is None or waiting.done():
+            return
+        if "ok" in message:
+            waiting.set_result(message["ok"])
+        else:
+            waiting.set_exception(process.revive(message["error"]))
+
+    def _is_silent(self) -> None:
+        """Give up the broker and kill it: jails end with it, and with their sockets."""
+        _log.error("the broker answers nothing, and is killed")
+        self._hang_up(process.broker_silent)
+        if self._process is not None:
+            watchdog.kill(self._process, self._watchdog)
+
+    def _hang_up(self, why: Callable[[], errors.SbxError]) -> None:
+        """The socket's end, from either side: no order is answered any more, every jail ends."""
+        self._pulse.stop()
+        if self._sock is None:
+            return
+        self._why = why
+        sock, self._sock = self._sock, None
+        with contextlib.suppress(RuntimeError):  # the loop may be closed when the process ends
+            asyncio.get_running_loop().remove_reader(sock.fileno())
+        sock.close()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(why())
+        self.on_end()
+
+    def on_event(self, message: Mapping[str, Any]) -> None:
+        """Handle a message that answers no order."""
+
+    def on_end(self) -> None:
+        """Note that the broker has ended, and everything that it started with it."""
+
+
+def _too_many_in_flight() -> errors.Unavailable:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return errors.Unavailable(
+        f"the user of this process has more than {limit} descriptors in flight (ETOOMANYREFS), so"
+        " none can be passed to the broker",
+        code="too_many_in_flight",
+        hint="raise the limit of open files of this process (ulimit -n), or end the program that"
+        " sends descriptors which are not received; a sandbox of this user may be that program",
+    )

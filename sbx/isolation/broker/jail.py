@@ -1,0 +1,255 @@
+"""One jail and one zygote, as the runtime sees them.
+
+`BrokerClient` makes both. They send their orders through it, and it reports their end.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sbx import errors
+from sbx.isolation import process_state
+from sbx.isolation.masking import Masks
+from sbx.isolation.plan import LaunchPlan, ZygotePlan
+from sbx.isolation.receipt import Receipt, make_receipt
+from sbx.linux import procfs
+
+_END_S = 5.0
+# All tasks of a fork bomb have to run once more to end: with 40 others ready to run on two cores
+# 5 s were not enough.
+_KILLED_S = 30.0
+
+Order = Callable[..., Awaitable[dict[str, Any]]]
+Fork = Callable[["ZygoteHandle", bool], Awaitable["Jail"]]
+
+
+@dataclass(frozen=True, slots=True)
+class JailExit:
+    """How a jail ended, as the broker saw it: counters of its cgroup, last words of bwrap."""
+
+    stderr: str = ""
+    oom_kills: int = 0
+    pids_max_hits: int = 0
+
+
+class Jail:
+    """One jail. `control` and `kernel` are the runtime's ends of its two sockets.
+
+    One that a zygote forked waits, in no sandbox and without a plan, until `BrokerClient.enter`.
+    """
+
+    def __init__(self, order: Order, name: str, zygote: "ZygoteHandle | None" = None) -> None:
+        """`order` sends one order to the broker and returns its outcome."""
+        self._order = order
+        self._plan: LaunchPlan | None = None
+        self.limits: Mapping[str, Any] | None = None
+        self.name = name
+        self.zygote = zygote
+        self.pid: int | None = None
+        self.kernel_pid: int | None = None
+        self.control, self.control_inside = _pair()
+        self.kernel, self.kernel_inside = _pair()
+        self._end: asyncio.Future[JailExit] = asyncio.get_running_loop().create_future()
+        self._gone_by: float | None = None
+
+    @property
+    def plan(self) -> LaunchPlan:
+        if self._plan is None:
+            raise errors.Broken(f"the jail {self.name} has entered no sandbox")
+        return self._plan
+
+    def give(self, plan: LaunchPlan) -> None:
+        """What the jail is to be. Once."""
+        assert self._plan is None
+        self._plan = plan
+
+    def walls(self) -> dict[str, Any]:
+        """The seal, as the boot frame tells it. A forked jail loads by itself the filter that
+        bubblewrap loads into the others."""
+        return self.plan.seal.to_json() | {
+            "filter": self.plan.filter.program.hex() if self.zygote is not None else None,
+            "way_out": self.plan.way_out,
+            "masks": self.plan.masks,
+        }
+
+    @property
+    def masked_places(self) -> Sequence[str]:
+        """The directories in which the host's sockets are covered before any user's code runs."""
+        return self.plan.host_directories if self.plan.masks else ()
+
+    def make_receipt(self, found: Mapping[str, Any], **seen: Any) -> Receipt:
+        """Compare the facts that Linux reports with the plan; see `receipt.make_receipt`."""
+        return make_receipt(self.plan, found, **seen)
+
+    @property
+    def gone(self) -> bool:
+        """Whether every process of the jail has ended and its cgroup and mounts are removed."""
+        return self._end.done()
+
+    def processes(self) -> list[int]:
+        """Every process inside, as the host numbers them, PID 1 first. None once it has ended.
+
+        The kernel of a forked jail is a child of the zygote, not of PID 1.
+        """
+        if self.gone:
+            return []
+        roots = (pid for pid in (self.pid, self.kernel_pid) if pid is not None)
+        return [pid for root in roots for pid in procfs.descendants(root)]
+
+    async def end(self) -> JailExit:
+        """Wait until nothing of the jail is left."""
+        return await asyncio.shield(self._end)
+
+    async def kill(self) -> JailExit:
+        """Send SIGKILL to everything inside, and wait until it is gone. Raise Broken `_KILLED_S`
+        after the first kill: a later call waits no longer than that."""
+        if self.gone:
+            return self._end.result()
+        self._gone_by = self._gone_by or asyncio.get_running_loop().time() + _KILLED_S
+        try:
+            async with asyncio.timeout_at(self._gone_by):
+                with contextlib.suppress(errors.SbxError):  # a broker that ends takes it along
+                    await self._order("kill", jail=self.name)
+                return await self.end()
+        except TimeoutError:
+            raise errors.Broken(
+                f"the jail {self.name} was killed and is not gone after {_KILLED_S:g} s"
+            ) from None
+
+    async def inspect(self, *, fresh: bool = False) -> dict[str, Any]:
+        """Return the facts that Linux reports about PID 1 and the kernel; with `fresh`, also the
+        limits of their group, and whether they are in it."""
+        if not fresh and self.pid is not None and self.limits is not None:
+            # Where /proc is hidden, or the jail is another user's, only the broker may look.
+            with contextlib.suppress(OSError):
+                return {**process_state.read(self.pid, self.kernel_pid), "limits": self.limits}
+        return await self._order("inspect", jail=self.name, fresh=fresh)
+
+    async def mask(self, places: Sequence[str]) -> Masks:
+        """Cover the host's sockets and FIFOs in these directories, before any user's code runs.
+
+        Raise Broken `jail_gone`, Unavailable `mount_unavailable`, `mount_failed`."""
+        return Masks(**await self._order("mask", jail=self.name, places=places))
+
+    async def attach(
+        self,
+        source: str,
+        target: str,
+        *,
+        read_only: bool,
+        expected: tuple[int, int],
+        mask: bool = True,
+        partly: bool = False,
+    ) -> int:
+        """Mount a host directory, the (device, inode) `expected`, at `target`.
+
+        With `mask`, cover the host's sockets and FIFOs in it first, and return their number; with
+        `partly`, also if some cannot be covered. Raise Unavailable `sockets_not_masked`,
+        `mount_unavailable` and `mount_failed`, Conflict `already_mounted` and `target_moved`,
+        Broken `jail_gone` and `path_replaced`, Denied `not_granted`.
+        """
+        how = {"read_only": read_only, "expected": expected, "mask": mask, "partly": partly}
+        reply = await self._order("attach", jail=self.name, source=source, target=target, **how)
+        return int(reply["masked"])
+
+    async def detach(self, target: str) -> None:
+        """Unmount it. Raise NotFound `not_mounted`, and like `attach`."""
+        await self._order("detach", jail=self.name, target=target)
+
+    async def unlinked(self, device: int) -> tuple[int, int]:
+        """Return the bytes and the number of open files without a name on a file system, as far as
+        the broker can count them in a few milliseconds."""
+        if self.gone:
+            return 0, 0
+        reply = await self._order("unlinked", jail=self.name, device=device)
+        return reply["bytes"], reply["files"]
+
+    async def counters(self) -> JailExit:
+        """Return the cgroup's counters so far; after its end, the last ones."""
+        if self.gone:
+            return self._end.result()
+        try:
+            return JailExit("", **await self._order("counters", jail=self.name))
+        except (errors.Broken, errors.Unavailable):
+            async with asyncio.timeout(_END_S):
+                return await self.end()
+
+    def close(self) -> None:
+        """Close both sockets; the jail's PID 1 ends when it sees that."""
+        for sock in (self.control, self.kernel):
+            sock.close()
+        self.close_inside()
+
+    def close_inside(self) -> None:
+        for sock in (self.control_inside, self.kernel_inside):
+            sock.close()
+
+    def set_ended(self, end: JailExit) -> None:
+        if not self._end.done():
+            self._end.set_result(end)
+
+
+class ZygoteHandle:
+    """A process that has imported what a policy preloads, and from which its jails are forked.
+
+    `python` is its version, `missing` names the modules that could not be imported, and why.
+    """
+
+    def __init__(self, order: Order, fork: "Fork", name: str, plan: ZygotePlan) -> None:
+        self._order = order
+        self._fork = fork
+        self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.name = name
+        self.plan = plan
+        self.forks = 0
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.python = ""
+        self.missing: Mapping[str, str] = {}
+
+    @property
+    def alive(self) -> bool:
+        return not self._gone.done()
+
+    async def gone(self) -> str:
+        """Wait until it takes no further order; why. The jails that it forked live on."""
+        return await asyncio.shield(self._gone)
+
+    async def fork(self, *, ahead: bool = False) -> Jail:
+        """A new jail, in no sandbox. Raises Unavailable `zygote_gone`, `launch_failed`.
+
+        `ahead` of need it is run warm, which takes longer now and makes its first uses quick.
+        """
+        self.forks += 1
+        self._in_flight += 1
+        self._idle.clear()
+        try:
+            return await self._fork(self, ahead)
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no fork is in flight: one that is fails when its zygote is retired."""
+        await self._idle.wait()
+
+    async def retire(self) -> None:
+        """End it. Its jails live on, and those that are parked can still enter a sandbox."""
+        if self.alive:
+            await self._order("retire_zygote", zygote=self.name)
+        self.set_ended("it was retired")
+
+    def set_ended(self, why: str) -> None:
+        if not self._gone.done():
+            self._gone.set_result(why)
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    ours, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours.setblocking(False)
+    return ours, inside

@@ -1,0 +1,177 @@
+"""The broker's process: how it is started, and the errors that it causes.
+
+A service that gives up root's rights starts it with `start_broker`, before it has an event loop;
+`BrokerConnection` starts it otherwise.
+"""
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sbx import errors
+from sbx.isolation import cgroups
+from sbx.isolation.broker import spawn, watchdog
+from sbx.isolation.broker.pulse import RETRY_AFTER_S
+from sbx.isolation.broker.watchdog import Watchdog
+from sbx.isolation.probe import Capabilities
+
+_PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from sbx.isolation.broker.server import main; main()"
+)
+ORDER_S = 30.0
+END_S = 5.0
+PACKET_MAX = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerProcess:
+    """A running broker that has reported the capabilities of this host; `BrokerClient.adopt` takes
+    it, once."""
+
+    process: subprocess.Popen[bytes]
+    sock: socket.socket
+    capabilities: Capabilities
+    watchdog: Watchdog
+
+    def confine(self, granted: Mapping[str, Any]) -> None:
+        """Say what jails may be made of (`grants`), once and for good: before that it does nothing.
+
+        To be called with root's rights still there, before anything hostile is heard.
+        """
+        told = spawn.memory_file(json.dumps(granted).encode(), "grants")
+        try:
+            self.sock.settimeout(ORDER_S)
+            socket.send_fds(self.sock, [b'{"seq": 0, "do": "confine"}'], [told])
+            packet = self.sock.recv(PACKET_MAX)
+        except OSError as error:
+            raise broker_died() from error
+        finally:
+            self.sock.setblocking(False)
+            os.close(told)
+        if not packet:
+            raise broker_died()
+        if "error" in (said := json.loads(packet)):
+            raise revive(said["error"])
+
+    def close(self) -> None:
+        """End it, where nobody adopted it."""
+        self.sock.close()
+        watchdog.end(self.process, self.watchdog, END_S)
+
+
+def start_broker(
+    *, bwrap: str | None = None, uids: tuple[int, int], groups: bool = True
+) -> BrokerProcess:
+    """As `BrokerClient.start`, for a program that has no event loop yet and gives up its privileges
+    before it makes one: the broker gives it none of them back, whatever it is told. It does nothing
+    before `confine`. A watchdog keeps the right to kill the broker.
+
+    Blocks for as long as the broker looks at the host, 30 s at most.
+    """
+    words = scope() if groups else []
+    while True:
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            process = start_process(its.fileno(), words)
+        try:
+            ours.settimeout(ORDER_S)
+            greeting = hello(bwrap, uids, groups, confined=True)
+            ours.send(json.dumps({"seq": 0, "do": "hello", **greeting}).encode())
+            packet = ours.recv(PACKET_MAX)
+            if packet and "ok" in (said := json.loads(packet)):
+                ours.setblocking(False)
+                capabilities = Capabilities.from_json(said["ok"])
+                return BrokerProcess(process, ours, capabilities, Watchdog(process))
+            error = revive(said["error"]) if packet else broker_died()
+        except OSError:  # TimeoutError is one
+            error = broker_died()
+        ours.close()
+        watchdog.end(process, None, END_S)
+        if not words or error.code != "broker_died":
+            raise error
+        words = []  # systemd-run could not: without a scope, and without cgroups
+
+
+def start_process(its: int, prefix: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A session of its own, so that Ctrl-C in a terminal reaches the program and not the broker."""
+    environment = {
+        name: os.environ[name]
+        for name in ("LD_LIBRARY_PATH", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
+        if name in os.environ
+    }
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-I", "-S", "-c", _BOOT, _PACKAGE_ROOT],
+        stdin=its,
+        stdout=subprocess.DEVNULL,
+        stderr=None if os.environ.get("SBX_DEBUG") else subprocess.DEVNULL,
+        env=environment,
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+def hello(
+    bwrap: str | None, uids: tuple[int, int], groups: bool, *, confined: bool = False
+) -> dict[str, Any]:
+    return {
+        "runtime": os.getpid(),
+        "bwrap": bwrap,
+        "uids": uids,
+        "groups": groups,
+        "id": secrets.token_hex(4),
+        "confined": confined,
+    }
+
+
+def scope() -> list[str]:
+    """The words that give the broker a delegated cgroup of its own, where systemd has to do it."""
+    return cgroups.scope_command(cgroups.probe()) or []
+
+
+def closed() -> errors.Closed:
+    return errors.Closed("the runtime is closed", hint="make a new one")
+
+
+def broker_died() -> errors.Broken:
+    return errors.Broken(
+        "the broker ended, and every sandbox of this runtime with it",
+        code="broker_died",
+        hint="close this runtime and make a new one",
+        details={"retry_after_s": RETRY_AFTER_S},
+    )
+
+
+def broker_silent(message: str = "the broker does not answer") -> errors.Unavailable:
+    return errors.Unavailable(
+        message,
+        code="broker_silent",
+        hint="try again; a service whose broker stays silent ends, so that it is started again",
+        details={"retry_after_s": RETRY_AFTER_S},
+    )
+
+
+def revive(raw: Mapping[str, Any]) -> errors.SbxError:
+    """The broker's error as the class a caller can catch."""
+    unavailable = (
+        *("launch_failed", "unavailable", "zygote_failed", "zygote_gone"),
+        *("mount_failed", "mount_unavailable", "sockets_not_masked"),
+    )
+    kind: type[errors.SbxError] = errors.Broken
+    if raw["code"] in unavailable:
+        kind = errors.Unavailable
+    elif raw["code"] in ("not_granted", "workspace_owned_by_root"):
+        kind = errors.Denied
+    elif raw["code"] in ("already_mounted", "target_moved"):
+        kind = errors.Conflict
+    elif raw["code"] == "not_mounted":
+        kind = errors.NotFound
+    return kind(raw["message"], code=raw["code"], hint=raw.get("hint"), details=raw.get("details"))
