@@ -20,7 +20,7 @@ from functools import partial
 
 from sbx import errors
 from sbx.event_log import ChangeSignal
-from sbx.kernels.kernel import Command
+from sbx.kernels.command import Command
 from sbx.protocol.commands import (
     LOG_PIECE,
     LOG_PIECE_MAX,
