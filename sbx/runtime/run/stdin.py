@@ -10,12 +10,11 @@ from sbx.kernels import frames
 from sbx.kernels.command import Command, KernelDied
 from sbx.kernels.kernel import Kernel
 from sbx.protocol.commands import STDIN_MAX
+from sbx.run_methods import OnInput
 from sbx.runtime.run import checks
 
 _log = logging.getLogger(__name__)
 _QUESTIONS_MAX = 4  # each may cost a thread of the embedding program until it is answered
-
-OnInput = Callable[[str], str | Awaitable[str]]
 
 
 class InputRequests:
