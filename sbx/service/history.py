@@ -113,16 +113,16 @@ class RunHistory:
             for row in reversed(self._unrecorded.values())
             if row.sandbox_id == within and rows.matches(row, query)
         ]
+        # The store may have their beginnings, and takes their ends while it is read.
+        without = tuple(row.id for row in first)
         page, count = await rows.of_sandbox(
             self._store,
             within,
-            query,
+            replace(query, without=without),
             limit=max(0, limit - len(first[offset:])),
             offset=max(0, offset - len(first)),
         )
-        known = {row.id for row in first}  # a query for running ones has their beginnings, too
-        rest = [row for row in page if row.id not in known]
-        return first[offset : offset + limit] + rest, count + len(first) - (len(page) - len(rest))
+        return first[offset : offset + limit] + page, count + len(first)
 
     async def last(
         self, caller: Caller, sandbox_id: str, *, exec_type: str | None = None

@@ -60,8 +60,9 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Which runs of a sandbox: None leaves a question open. `tags`: any of them, as a part of what
-    is tagged, in either case (of ASCII letters). `running`: also those that have not ended."""
+    """Select runs of a sandbox; None selects both. `tags`: any of them, as a part of a tag, in
+    either case (of ASCII letters). `running`: also runs that have not ended. `without`: ids that a
+    query of the store leaves out."""
 
     kind: str | None = None
     conversation: str | None = None
@@ -70,6 +71,7 @@ class RunFilter:
     has_notes: bool | None = None
     has_description: bool | None = None
     running: bool = False
+    without: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +271,9 @@ def _where(sandbox_id: str, wanted: RunFilter) -> tuple[str, list[Any]]:
     if wanted.tags:
         parts.append(f"({' OR '.join(['tags LIKE ? ESCAPE char(92)'] * len(wanted.tags))})")
         args += [f"%{_literal(tag)}%" for tag in wanted.tags]
+    if wanted.without:  # one parameter: SQLite bounds their number
+        parts.append("id NOT IN (SELECT value FROM json_each(?))")
+        args.append(msgspec.json.encode(wanted.without).decode())
     return " AND ".join(parts), args
 
 
