@@ -66,7 +66,7 @@ def toml(path: Path, text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadRequest(
-            f"{path} is no TOML: {error}",
+            f"{path} is not valid TOML: {error}",
             code="invalid_settings",
             hint="write it as name = value, one a line",
             details={"source": str(path)},

@@ -1,22 +1,26 @@
-"""HTTP over the runtime: thin routers, one REST surface each, and the only status numbers.
+"""HTTP over the service: thin routers, one REST surface each. Only this package knows status codes.
 
-    socket → limits (id, sizes, slowness, errors) → CORS → routing → callers → router → runtime
-                                                                       │
-                              bay /v1 · sessions /api/v1 · native /v1 ─┘
+    socket → limits (ids, sizes, rates, errors) → CORS → routing → caller → router → service
+                                                                     │
+                              v1 · v1/bay · sessions_v1 · agent_v1 ──┘
 
-    app.py           create_app: what is put together, and /health, /metrics
-    middleware.py    the outermost layer: request ids, bounded headers and bodies, the last border
-    errors.py        SbxError → status and body
-    auth.py          who calls
-    request_body.py  JSON that is read only once it is known who calls
-    multipart.py     forms as they arrive; downloads.py: files as they leave
-    sse.py           events as a stream
-    bay/         /v1, as in Bay
-    native/      /v1, what our own client needs beyond it
-    sessions/    /api/v1
-    server/server/serve.py  the process: settings, sockets, privileges, connections, the end
+    app           create_app: the routers, /health, /metrics
+    middleware    the outermost layer: request ids, limits of headers and bodies, the last handler
+    admission     which connections may be open
+    errors        SbxError → status and body
+    auth          the caller of a request
+    bodies        bodies that several surfaces share, and how a route reads a body by itself
+    encoding      runs and events as JSON
+    multipart     forms as they arrive
+    downloads     files and archives as they leave
+    sse           streams of events
+    slots         how many uploads, downloads and followers an owner may have at once
+    v1/           /v1: the resources of sbx; v1/bay/ has Bay's routes and words
+    sessions_v1/  /api/v1: sessions of an agent platform
+    agent_v1/     /api/v1: agents
+    server/       the process: settings, sockets, privileges, protocols
 
-A router translates: names of its surface to words of the runtime, and back. It decides nothing that
-another surface would have to decide again. Everything that comes in is hostile until it is a typed
-value. May import: sbx.runtime and all below it, FastAPI, pydantic.
+A router decodes, calls the service and encodes. It makes no decision that another surface would
+have to repeat. All input is hostile until it is a typed value. May import: sbx.service and lower
+packages except sbx.store, FastAPI, pydantic.
 """

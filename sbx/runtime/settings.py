@@ -1,4 +1,4 @@
-"""What an operator may choose, from keyword arguments or the environment (SBX_*)."""
+"""The settings of a runtime, from keyword arguments or the environment (SBX_*)."""
 
 import os
 import pwd
@@ -19,20 +19,20 @@ from sbx.protocol.addresses import default_socket
 from sbx.workspace.allowed_paths import OwnPaths
 from sbx.workspace.quarantine import HostProtection
 
-_FIRST_UID = 1_900_000_000  # above what systemd gives to containers (systemd.io/UIDS-GIDS)
+_FIRST_UID = 1_900_000_000  # above the uids of systemd for containers (systemd.io/UIDS-GIDS)
 _UIDS = 100_000_000
 _Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 def _default_environments() -> Path:
-    """Not below /var/lib/sbx: that is for the process that parses HTTP to write to."""
+    """Return a directory outside of /var/lib/sbx: the process that parses HTTP writes there."""
     if os.geteuid() == 0:
         return Path("/var/lib/sbx-environments")
     return user_data_path("sbx") / "environments"
 
 
 def _uid(value: Any) -> Any:
-    """The uid of an account by its name, or a uid itself."""
+    """Convert the name of an account to its uid."""
     if not isinstance(value, str) or value.isdecimal():
         return value
     try:
@@ -42,8 +42,8 @@ def _uid(value: Any) -> Any:
 
 
 def _own_paths_in_files() -> OwnPaths:
-    """Return the paths of services that the user's and the system's sbx.toml name: a workspace may
-    contain them. Raises as `settings_files` does for the user's file."""
+    """Return the paths of services in the user's and the system's sbx.toml: a workspace may contain
+    them. Raise as `settings_files` does for the user's file."""
     files = [settings_files.SYSTEM / settings_files.NAME]
     with suppress(RuntimeError):  # neither HOME nor an account
         files.append(settings_files.config_directory() / settings_files.NAME)
@@ -90,35 +90,34 @@ def _absolute(value: Any) -> tuple[Path, ...]:
 class Settings(BaseSettings):
     """Settings of a runtime. Durations in seconds.
 
-    `data_dir`: where workspaces lie; None is a private temporary directory, gone with the runtime.
-    `environments`: where those lie that `sbx env` makes, and policies name as `env:NAME`.
-    `mount_dirs`: directories of which, and of what lies below them, a service may mount some into
-    sandboxes that live; one that was started as root does so read-only, and a program that embeds
-    sbx decides by itself.
-    `project_dirs`: directories of which, and of what lies below them, one may be the working
-    directory of a project; none by default.
-    `project_owners`: accounts, by name or uid, whose directories projects may have although no jail
-    can run as that account: root, and every owner where the service has given up root's rights. The
-    directories are mapped: jails keep uids of their own. None by default.
-    `allow_host_mode`: a project may turn its sandbox off, so that what a model asks for is done on
-    the host itself, with all that the user who runs this may do.
+    `data_dir`: the directory of workspaces; None is a private temporary directory of the runtime.
+    `environments`: the directory of the environments of `sbx env`, which policies name `env:NAME`.
+    `mount_dirs`: a service may mount these directories, and directories below them, into live
+    sandboxes. A service that root started mounts them read-only. A program that embeds sbx is not
+    restricted by this setting.
+    `project_dirs`: a project may have one of these directories, or one below them, as its working
+    directory; none by default.
+    `project_owners`: accounts, by name or uid. Projects may use their directories although no jail
+    can run as that account: root, and every owner if the service has dropped root's rights. The
+    directories are mapped, and jails keep their uids. None by default.
+    `allow_host_mode`: a project may turn its sandbox off. Then tools act on the host itself, with
+    all rights of the user of this process.
     `host_executables_add`, `host_executables_remove`: patterns of names to add to, or remove from,
-    the table of files that a program of the host obeys (`sbx.workspace.host_executables`).
+    the table of files that programs of the host execute (`sbx.workspace.host_executables`).
     `fast_path`: kernels may be forked and kept ready; False leaves only the cold path.
-    `zygotes_max`: for how many policies at once; each zygote holds some 40 to 100 MiB.
-    `disk_quota`: whether linux itself holds workspaces to their size, by project quotas, for which
-    it takes root and a file system that has them: `auto` where it can be had, `required` refuses
-    sandboxes where it cannot, `off` leaves it to looking and killing everywhere.
-    `uid_range`: first host uid and how many, from which a root broker gives each sandbox its own.
+    `zygotes_max`: the number of policies with a zygote; each zygote takes 40 to 100 MiB.
+    `disk_quota`: whether Linux limits the size of workspaces, by project quotas, which take root
+    and a suitable file system: `auto` if available, `required` refuses sandboxes otherwise, `off`
+    relies on a watcher that kills kernels.
+    `uid_range`: the first host uid, and the number of uids for the sandboxes of a root broker.
 
-    What follows counts for a service, which keeps sandboxes: how many of them and of live kernels
-    there may be, in all and per owner; how many workspaces an owner may have in addition to those
-    that sandboxes made; how many runs may wait in a conversation; after how long without use a
-    kernel is ended; how often leftovers are collected (0: only when asked to); how long files
-    outlive their sandbox's expiry, and tombstones their sandbox; how many runs the history of a
-    sandbox keeps; below how many bytes of available memory idle kernels are ended (None: a tenth
-    of it, 1 GiB at most).
-    Raises BadRequest `invalid_settings`, naming the one that is wrong.
+    The other settings are for a service with persistent sandboxes: the largest number of sandboxes
+    and live kernels, in all and per owner; workspaces per owner, in addition to those of sandboxes;
+    runs that may wait in a conversation; the idle time-out of a kernel; the interval of garbage
+    collection (0: only on request); the time for which files outlive the expiry of their sandbox,
+    and tombstones their sandbox; the runs in the history of a sandbox; the bytes of available
+    memory below which idle kernels are ended (None: a tenth of all memory, at most 1 GiB).
+    Raise BadRequest `invalid_settings` with the name of the wrong setting.
     """
 
     model_config = SettingsConfigDict(env_prefix="SBX_", frozen=True, extra="forbid")
@@ -161,7 +160,7 @@ class Settings(BaseSettings):
 
     @property
     def protection(self) -> HostProtection:
-        """How host executables of a directory of the host are kept from the code inside."""
+        """Return the protection of host executables in a directory of the host."""
         top = self.data_dir
         if top is None:
             try:
@@ -173,7 +172,7 @@ class Settings(BaseSettings):
 
     @property
     def own_paths(self) -> OwnPaths:
-        """The paths of this runtime, and of every sbx of this user: no sandbox may see them."""
+        """Return the paths of this runtime and of all sbx of this user. No sandbox may see them."""
         with_defaults = [*self.private]
         for path_of in (user_data_path, user_config_path):
             with suppress(RuntimeError):  # neither HOME nor an account
@@ -187,12 +186,12 @@ class Settings(BaseSettings):
 
     @property
     def private(self) -> tuple[Path, ...]:
-        """The data and the sockets of this runtime."""
+        """Return the data and the sockets of this runtime."""
         return (self.data_dir,) if self.data_dir is not None else ()
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **values: Any) -> None:
         try:
-            super().__init__(**given)
+            super().__init__(**values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = str(first["loc"][0]) if first["loc"] else "?"

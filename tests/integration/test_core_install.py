@@ -113,11 +113,16 @@ def test_sandbox_in_a_service(python: Path, service: Service, tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
 
 
+def test_sbx_config_shows_the_settings(python: Path, tmp_path: Path) -> None:
+    done = run(python, "-m", "sbx", "config", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "drain_timeout" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "extra"),
     [
         (("serve",), "serve"),
-        (("config",), "serve"),
         (("agent", "hello"), "agent"),
         (("chat",), "agent"),
         (("mcp",), "mcp"),

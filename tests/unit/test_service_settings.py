@@ -134,7 +134,7 @@ def test_an_unknown_name_in_the_file_is_refused_with_the_nearest(tmp_path: Path)
 
 def test_a_file_that_is_no_toml_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "sbx.toml").write_text("listen: x\n")
-    with pytest.raises(BadRequest, match=r"sbx\.toml is no TOML"):
+    with pytest.raises(BadRequest, match=r"sbx\.toml is not valid TOML"):
         read(tmp_path)
 
 
@@ -349,7 +349,7 @@ def test_a_file_of_the_working_directory_names_no_service(
 
 def test_a_wrong_file_of_the_user_is_no_reason_to_show_more(configuration: Path) -> None:
     (configuration / "sbx.toml").write_text("data_dir =\n")
-    with pytest.raises(BadRequest, match="is no TOML"):
+    with pytest.raises(BadRequest, match="is not valid TOML"):
         _ = Settings().own_paths
 
 

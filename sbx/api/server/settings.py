@@ -1,27 +1,28 @@
-"""What the operator of a service may choose, and where each choice came from.
+"""The settings of a service, and the source of each value.
 
-Sources, the first that names a setting wins:
+Of these sources, the first one with a value decides:
 
     command line → environment (SBX_*) → the user's sbx.toml
         → .env, then sbx.toml of the working directory → default
 
 The user's `sbx.toml` is in the user's configuration directory (/etc/sbx for root). `--config` or
 SBX_CONFIG names another file, which replaces both. Only the service reads these files: a program
-that embeds sbx is not changed by where it was started. (`Settings.own_paths` is the exception.)
+that embeds sbx does not depend on its working directory. (`Settings.own_paths` is the exception.)
 
 The working directory may be a project: code in a sandbox, or the author of a cloned repository, can
 write its files. As root this includes files that belong to root, since a project of root may be
-mapped. So these files come last, and may set limits and logging only: not what
-`NOT_IN_WORKING_DIRECTORY` lists. They may raise a limit, but only one that the user does not set.
+mapped. So these files come last, and may set only limits and logging, not the settings in
+`NOT_IN_WORKING_DIRECTORY`. They may raise a limit, but only one that the user does not set.
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from platformdirs import user_data_path
 from pydantic import (
@@ -47,7 +48,7 @@ _OTHER_NAMES = {
     "policy_dirs": ("SBX_POLICIES",),
     "api_key": ("BAY_API_KEY",),
 }
-_NO_SETTINGS = {  # variables of ours that choose nothing of these
+_NO_SETTINGS = {  # variables of sbx that are not among these settings
     "SBX_DEBUG",
     "SBX_CONFIG",
     *(f"SBX_AGENT_{name.upper()}" for name in AgentSettings.model_fields),
@@ -84,7 +85,7 @@ NOT_IN_WORKING_DIRECTORY: Mapping[str, str] = {
 
 
 def _octal(value: Any) -> Any:
-    """A mode as people write it, `0660`; TOML has it as 0o660, which is a number already."""
+    """Convert a mode such as `0660`. In TOML, 0o660 is a number already."""
     return int(value, 8) if isinstance(value, str) else value
 
 
@@ -98,13 +99,13 @@ _Mode = Annotated[int, Field(ge=0, le=0o777)]
 class ServiceSettings(Settings):
     """The settings of `sbx serve`: those of a runtime, and those of the service around it.
 
-    Durations in seconds, sizes in bytes. `user`: as root, the account (or `uid`, `uid:gid`) that
-    the process which parses HTTP becomes; None is the account `sbx` where there is one, else the
-    uid below `uid_range`. `connections_max`: at once over TCP, and as many on the Unix
-    socket; fewer where few files may be open.
-    `*_per_owner`: at once, for all that one owner's key and tokens do. `sessions_*`: what a session
-    of /api/v1 has, and a request may narrow.
-    Made from values alone; `read_settings` looks at the sources.
+    Durations in seconds, sizes in bytes. `user`: as root, the account (or `uid`, `uid:gid`) of the
+    process that parses HTTP; None is the account `sbx` if it exists, else the uid below
+    `uid_range`. `connections_max`: at once over TCP, and as many on the Unix socket; fewer if few
+    files may be open.
+    `*_per_owner`: at once, for the key and all tokens of one owner. `sessions_*`: the defaults of a
+    session of /api/v1, which a request may narrow.
+    The constructor takes values only; `read_settings` reads the sources.
     """
 
     data_dir: Path | None = Field(default_factory=_default_data_dir)
@@ -153,12 +154,12 @@ class ServiceSettings(Settings):
         for origin in value:
             scheme, _, rest = origin.partition("://")
             if scheme not in ("http", "https") or not rest or "/" in rest or "*" in rest:
-                raise ValueError(f"'{origin}' is no origin, as https://app.example.org is")
+                raise ValueError(f"'{origin}' is not an origin such as https://app.example.org")
         return value
 
     @model_validator(mode="after")
     def _paths_are_absolute(self) -> Self:
-        """Taken from the working directory now: nothing later depends on it."""
+        """Resolve paths against the working directory now, so that later nothing depends on it."""
         for name in ("socket", "data_dir", "environments"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, Path(os.path.abspath(path.expanduser())))
@@ -169,32 +170,32 @@ class ServiceSettings(Settings):
 
     @property
     def data(self) -> Path:
-        """The data directory; a service always has one."""
+        """Return the data directory, which a service always has."""
         assert self.data_dir is not None
         return self.data_dir
 
     @property
     def projects_data(self) -> Path:
-        """Where the project server of a service that root started keeps copies of projects and its
-        quarantine: the service cannot write there."""
+        """Return the directory of the project server, if root started the service. It has copies of
+        projects and its quarantine, and the service cannot write there."""
         return self.data.with_name(f"{self.data.name}-projects")
 
     @property
     def private(self) -> tuple[Path, ...]:
-        """Whoever connects to the socket as its user is the operator."""
+        """Return the data and the socket. A user of the socket with its uid is the operator."""
         return (self.data, self.projects_data, self.socket)
 
     @property
     def credentials_path(self) -> Path:
-        """Where the first key is kept, 0600."""
+        """Return the file of the first key, with mode 0600."""
         return self.data / "credentials.json"
 
 
 @dataclass(frozen=True)
 class LoadedSettings:
-    """Settings, and by which source each was chosen; what is not in `sources` is a default.
+    """Settings, and the source of each one that is not a default.
 
-    `unknown` are names that look like settings of ours and are none, with their source.
+    `unknown` are names that look like settings of sbx but are not, with their source.
     """
 
     settings: ServiceSettings
@@ -203,24 +204,26 @@ class LoadedSettings:
 
 
 def read_settings(
-    given: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     *,
     config: Path | None = None,
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> LoadedSettings:
-    """All settings from all sources. `given` is the command line: None in it is not given.
+    """Return all settings from all sources. `options` is the command line; None values are unset.
 
-    Raises BadRequest `invalid_settings`, naming the setting and its source; NotFound for a
-    `config` that is not there; Denied `settings_not_private` for a file others could have written,
-    and `setting_not_allowed_here` for a setting of NOT_IN_WORKING_DIRECTORY in such a file.
+    Raise BadRequest `invalid_settings` with the setting and its source; NotFound for a missing
+    `config`; Denied `settings_not_private` for a file that others can write, and
+    `setting_not_allowed_here` for a setting of NOT_IN_WORKING_DIRECTORY in such a file.
     """
     environment = os.environ if environment is None else environment
     directory = directory or Path.cwd()
-    config = config or _given_path(environment.get("SBX_CONFIG"))
+    if config is None and (path := environment.get("SBX_CONFIG")):
+        config = Path(path)
+    set_options = {name: value for name, value in (options or {}).items() if value is not None}
     layers = [
-        ("the command line", {k: v for k, v in (given or {}).items() if v is not None}, {}),
-        ("the environment", *_of_variables(environment)),
+        _Layer("the command line", set_options),
+        _Layer("the environment", *_of_variables(environment)),
         *_of_users_toml(config),
     ]
     file = directory / ".env"
@@ -228,28 +231,35 @@ def read_settings(
     layers += _of_dotenv(file, dotenv)
     if config is None and not settings_files.is_config_directory(directory):
         layers += _of_toml_here(directory)
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for source, found, names in layers:
-        for name, value in found.items():
-            if name not in sources:
-                values[name] = value
-                sources[name] = f"{source} ({names[name]})" if name in names else source
+    values = ChainMap(*(layer.values for layer in layers))
+    sources = {name: _origin(name, layers) for name in values}
     settings = _validated(values, sources)
     unknown = [*_unknown(environment, "the environment"), *_unknown(dotenv, str(file))]
     return LoadedSettings(settings, sources, tuple(sorted(unknown)))
 
 
 def address(listen: str) -> tuple[str, int]:
-    """(host, port) of `127.0.0.1:8765` or `[::1]:8765`. Raises ValueError."""
+    """Return (host, port) of `127.0.0.1:8765` or `[::1]:8765`. Raise ValueError."""
     host, colon, port = listen.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise ValueError(f"'{listen}' is no address, as 127.0.0.1:8765 is")
+        raise ValueError(f"'{listen}' is not an address such as 127.0.0.1:8765")
     return host, int(port)
 
 
-_Layer = tuple[str, dict[str, Any], dict[str, str]]  # source, values, names that are told
+class _Layer(NamedTuple):
+    """The values of one source. `variables` are the names of environment variables in it."""
+
+    source: str
+    values: dict[str, Any]
+    variables: Mapping[str, str] = {}
+
+
+def _origin(name: str, layers: Sequence[_Layer]) -> str:
+    """Return the first source that sets `name`."""
+    layer = next(layer for layer in layers if name in layer.values)
+    variable = layer.variables.get(name)
+    return layer.source if variable is None else f"{layer.source} ({variable})"
 
 
 def _validated(values: Mapping[str, Any], sources: Mapping[str, str]) -> ServiceSettings:
@@ -262,11 +272,11 @@ def _validated(values: Mapping[str, Any], sources: Mapping[str, str]) -> Service
         first = cause.errors(include_url=False, include_input=False)[0]
         name = str(first["loc"][0]) if first["loc"] else "?"
         source = sources.get(name, "its default")
-        said = first["msg"].removeprefix("Value error, ")
+        problem = first["msg"].removeprefix("Value error, ")
         raise BadRequest(
-            f"the setting {name} of {source} is wrong: {said}",
+            f"the setting {name} of {source} is wrong: {problem}",
             code="invalid_settings",
-            hint="`sbx config` shows every setting and where it came from",
+            hint="`sbx config` shows every setting and its source",
             details={"setting": name, "source": source},
         ) from None
 
@@ -275,7 +285,7 @@ def _of_variables(variables: Mapping[str, str | None]) -> tuple[dict[str, Any], 
     values, names = {}, {}
     for field in ServiceSettings.model_fields:
         for variable in _variables_of(field):
-            if text := variables.get(variable):  # empty is not given
+            if text := variables.get(variable):  # an empty variable is unset
                 values[field], names[field] = _parsed(field, text), variable
                 break
     return values, names
@@ -286,27 +296,27 @@ def _variables_of(field: str) -> tuple[str, ...]:
 
 
 def _parsed(field: str, text: str) -> Any:
-    """A list is written as JSON, or with colons between directories and commas between others."""
+    """Return the value of a variable. A list is JSON, or has colons (directories) or commas."""
     if "tuple" not in str(ServiceSettings.model_fields[field].annotation):
         return text
     if text.lstrip().startswith("["):
         try:
             return json.loads(text)
         except ValueError:
-            return text  # refused for what it is, under its name
+            return text  # the validation refuses it, with the name of the setting
     return text.split(os.pathsep if field == "policy_dirs" else ",")
 
 
 def _of_users_toml(config: Path | None) -> list[_Layer]:
     file = settings_files.read_users(config)
-    return [] if file is None else [(str(file[0]), _of_toml(*file), {})]
+    return [] if file is None else [_Layer(str(file[0]), _of_toml(*file))]
 
 
 def _of_dotenv(path: Path, variables: Mapping[str, str | None]) -> list[_Layer]:
     values, names = _of_variables(variables)
     if not settings_files.is_config_directory(path.parent):
         _refuse_settings_here(path, values, names)
-    return [(str(path), values, names)]
+    return [_Layer(str(path), values, names)]
 
 
 def _of_toml_here(directory: Path) -> list[_Layer]:
@@ -315,7 +325,7 @@ def _of_toml_here(directory: Path) -> list[_Layer]:
         return []
     values = _of_toml(path, text, in_working_directory=True)
     _refuse_settings_here(path, values, {})
-    return [(str(path), values, {})]
+    return [_Layer(str(path), values)]
 
 
 def _of_toml(path: Path, text: str, *, in_working_directory: bool = False) -> dict[str, Any]:
@@ -356,7 +366,7 @@ def _refuse_settings_here(path: Path, values: Mapping[str, Any], names: Mapping[
 
 
 def _unknown(variables: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
-    """Variables that begin like ours and choose nothing: a typo, most likely."""
+    """Return variables with our prefix that are not settings: probably typos."""
     known = {v for field in ServiceSettings.model_fields for v in _variables_of(field)}
     return [
         (name, source)
@@ -368,7 +378,3 @@ def _unknown(variables: Mapping[str, Any], source: str) -> list[tuple[str, str]]
 def _nearest(name: str, names: list[str]) -> str:
     near = get_close_matches(name, names, 1)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-
-
-def _given_path(text: str | None) -> Path | None:
-    return Path(text) if text else None
