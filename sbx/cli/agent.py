@@ -15,7 +15,7 @@ from sbx.errors import BadRequest
 if TYPE_CHECKING:
     from sbx.agent.models import Model
     from sbx.agent.settings import AgentSettings
-    from sbx.cli.agent_output import AgentPrinterMode
+    from sbx.cli.agent_output import AgentLinePrinter, AgentPrinter
     from sbx.protocol.agent import AgentEvent, AgentRunEnd, Reason
 
 _TASK_MAX = 1 << 20
@@ -91,7 +91,7 @@ def agent(
         as_json=as_json,
     )
     check_names(request.files)
-    printer: AgentPrinterMode = AgentLinePrinter() if as_json else AgentPrinter()
+    printer = AgentLinePrinter() if as_json else AgentPrinter()
     chat_model = agent_options.model_of(request.settings, replay, record)
     return exits.for_agent(asyncio.run(_do(request, chat_model, printer)))
 
@@ -124,7 +124,9 @@ class AgentTask:
     as_json: bool = False
 
 
-async def _do(task: AgentTask, model: "Model", printer: "AgentPrinterMode") -> "Reason":
+async def _do(
+    task: AgentTask, model: "Model", printer: "AgentLinePrinter | AgentPrinter"
+) -> "Reason":
     """Run a task and return the reason of its end.
 
     Ctrl-C aborts a running agent. Raise the errors of creating a sandbox, StoppedBySignal for any
@@ -160,7 +162,7 @@ async def _do(task: AgentTask, model: "Model", printer: "AgentPrinterMode") -> "
 
 
 async def _show(
-    events: "AsyncGenerator[AgentEvent, None]", printer: "AgentPrinterMode"
+    events: "AsyncGenerator[AgentEvent, None]", printer: "AgentLinePrinter | AgentPrinter"
 ) -> "AgentRunEnd":
     """Show all events of a run and return the last one.
 

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from sbx.cli import output
 from sbx.cli.terminal import STDERR, STDOUT, OutputStream, colours, lines_of, one_line, write
@@ -34,12 +34,6 @@ _ENDS: dict[str, tuple[str, str | None]] = {
     "budget": ("the agent used up its budget of tokens or time", None),
     "aborted": ("aborted", None),
 }
-
-
-class AgentPrinterMode(Protocol):
-    """A way to show events. `show` blocks while the reader of the output does not read."""
-
-    def show(self, event: AgentEvent) -> None: ...
 
 
 class AgentLinePrinter:

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from sbx.agent.agent import Agent
 from sbx.agent.messages import Message
@@ -42,13 +41,6 @@ _HELP = """\
 /allow          in a project: stop asking about commands and changes in this chat
 /help  /quit    Ctrl-C aborts an answer, Ctrl-D ends
 """
-
-
-@runtime_checkable
-class _NeedsApproval(Protocol):
-    """A sandbox in which commands need approval."""
-
-    async def allow_commands(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +241,7 @@ class _Chat:
 
     async def _allow(self, _: list[str]) -> None:
         sandbox = self._conversation.sandbox
-        if not isinstance(sandbox, _NeedsApproval):
+        if not hasattr(sandbox, "allow_commands"):
             raise BadRequest("commands need approval in a project only; here they are allowed")
         await sandbox.allow_commands()
         self._overrides |= {tool.name: "allow" for tool in self._tools}

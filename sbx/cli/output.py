@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from sbx.cli.terminal import STDERR, STDOUT, OutputStream, colours, one_line, write
 from sbx.errors import SbxError
@@ -200,13 +200,9 @@ def size(count: float | None) -> str:
 # -- the events of a run ---------------------------------------------------------------------------
 
 
-class Printer(Protocol):
-    """A way to show events. `show` blocks while the reader of the output does not read."""
-
-    def show(self, event: Event) -> None: ...
-
-
 class TextPrinter:
+    """Show events for people. `show` blocks while the reader of the output does not read."""
+
     def __init__(self) -> None:
         self._out = OutputStream(STDOUT)
         self._err = OutputStream(STDERR)
@@ -271,7 +267,10 @@ class JsonPrinter:
             write(STDOUT, json.dumps(asdict(event.run)) + "\n")
 
 
-def printer(*, as_json: bool, as_events: bool) -> "Printer":
+Printer: TypeAlias = TextPrinter | JsonLinesPrinter | JsonPrinter
+
+
+def printer(*, as_json: bool, as_events: bool) -> Printer:
     """Return the printer that the options of a command select."""
     return JsonPrinter() if as_json else JsonLinesPrinter() if as_events else TextPrinter()
 

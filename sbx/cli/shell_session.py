@@ -7,9 +7,9 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from sbx.cli import exits
 from sbx.cli.escape_filter import EscapeFilter
@@ -18,21 +18,14 @@ from sbx.cli.signals import ENDS, handled
 from sbx.cli.terminal import STDIN, STDOUT
 from sbx.errors import SbxError
 
+if TYPE_CHECKING:
+    from sbx.client.terminal_socket import RemoteAttached
+    from sbx.client.terminals import RemoteTerminal
+    from sbx.runtime.processes.terminals import Terminal, TerminalClient
+
 _TYPED_MAX = 4096
 _LAST_S = 1.0
 _AT_ONCE = 4096  # bytes that a terminal accepts without blocking
-
-
-class _Attached(Protocol):
-    @property
-    def ended(self) -> tuple[int | None, str] | None: ...
-    async def read(self) -> bytes: ...
-    async def write(self, data: bytes) -> None: ...
-    async def resize(self, rows: int, columns: int) -> None: ...
-
-
-class _Terminal(Protocol):
-    def attach(self) -> AbstractAsyncContextManager[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +37,9 @@ class ShellOutcome:
     reason: str = ""
 
 
-async def sit(terminal: _Terminal, own: RawTty, leaves: int | None) -> ShellOutcome:
+async def sit(
+    terminal: "Terminal | RemoteTerminal", own: RawTty, leaves: int | None
+) -> ShellOutcome:
     """Attach until the end. `leaves` is the key that detaches.
 
     The user's terminal is restored when this function returns or raises. Raise Stopped for a
@@ -62,7 +57,9 @@ async def sit(terminal: _Terminal, own: RawTty, leaves: int | None) -> ShellOutc
 
 
 class TerminalSession:
-    def __init__(self, client: _Attached, own: RawTty, leaves: int | None) -> None:
+    def __init__(
+        self, client: "TerminalClient | RemoteAttached", own: RawTty, leaves: int | None
+    ) -> None:
         self._client = client
         self._own = own
         self._leaves = leaves

@@ -90,7 +90,7 @@ def _outside(
     uploads = place / "uploads/temparea"
     uploads.mkdir(parents=True)
     (uploads / UPLOAD).write_text("as it was uploaded\n")
-    known = {**baits.known, "work": str(place), "upload": str(uploads / UPLOAD)}
+    known = {**baits.parameters, "work": str(place), "upload": str(uploads / UPLOAD)}
     known["shown"] = str(baits.shown)
     script = place / "script.py"
     script.write_text(_BEFORE + probe_program.program(tried, known, limits(policy)))

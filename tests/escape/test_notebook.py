@@ -102,7 +102,7 @@ async def other(one: Notebook) -> AsyncIterator[Notebook]:
 
 @pytest_asyncio.fixture(scope="module")
 async def tried(one: Notebook, baits: Decoys) -> dict[str, str]:
-    code = probe_program.program(ATTACKS, baits.known, limits(load("default")))
+    code = probe_program.program(ATTACKS, baits.parameters, limits(load("default")))
     return probe_program.outcomes(ATTACKS, (await execute(one.client, code)).stdout)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sbx.api.server.settings import ServiceSettings
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 ARCHITECTURE = (DOCS / "architecture.md").read_text()
@@ -53,6 +55,11 @@ def test_each_link_leads_to_a_page_and_its_heading() -> None:
         if not path.exists() or (heading and heading not in slugs(path)):
             broken.append(f"{page.name}: {target}#{heading}")
     assert not broken
+
+
+def test_every_setting_is_in_the_reference() -> None:
+    names = re.findall(r"^\| `(\w+)` \|", (DOCS / "settings.md").read_text(), re.MULTILINE)
+    assert sorted(names) == sorted(ServiceSettings.model_fields)
 
 
 def slugs(page: Path) -> set[str]:

@@ -31,14 +31,14 @@ _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 class Decoys:
     """The decoys of one run.
 
-    `token` is a word that only the decoys contain. The attacks receive `known`. `shown` is a
+    `token` is a word that only the decoys contain. The attacks receive `parameters`. `shown` is a
     directory with sockets and a FIFO of the host, which is mounted read-only into the sandbox.
     """
 
     token: str
     file: Path
     shown: Path
-    known: dict[str, Any]
+    parameters: dict[str, Any]
 
     def lay_again(self) -> None:
         """Restore the file and its directory."""
@@ -63,7 +63,7 @@ def laid_out() -> Iterator[Decoys]:
         _show(shown, stack)
         service = stack.enter_context(_listening(socket.AF_INET, ("127.0.0.1", 0)))
         process = stack.enter_context(_process())
-        known = {
+        parameters = {
             "token": token,
             "work": WORKSPACE,
             "file": str(file),
@@ -76,7 +76,7 @@ def laid_out() -> Iterator[Decoys]:
             "shown": MOUNTED,
             "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES},
         }
-        yield Decoys(token, file, shown, known)
+        yield Decoys(token, file, shown, parameters)
 
 
 def _lay(file: Path, token: str) -> None:

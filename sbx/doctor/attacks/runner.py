@@ -112,7 +112,7 @@ async def attack(box: AsyncSandbox, attacks: Sequence[Attack], baits: Decoys) ->
     await box.uploads.put_bytes(UPLOAD, b"as it was uploaded\n")
     with suppress(errors.Unavailable):  # this host cannot mount into a live sandbox
         await box.mount(baits.shown, MOUNTED)
-    code = probe_program.program(attacks, baits.known, limits(box.policy))
+    code = probe_program.program(attacks, baits.parameters, limits(box.policy))
     run = await box.run(code, timeout=min(_RUN_S, box.policy.limits.wall_time))
     outcomes = probe_program.outcomes(attacks, run.stdout)
     for planted in attacks:
