@@ -184,7 +184,7 @@ def _prose() -> list[tuple[Path, str, int, str]]:
 
 
 MEASURES = (
-    Measure("lines", lines, 98_899, 74_000),
+    Measure("lines", lines, 98_898, 74_000),
     Measure("public class names in more than one module", repeated_class_names, 0, 10),
     Measure("Protocol classes", protocols, 21, 15),
     Measure("modules that exactly one other module imports", modules_with_one_importer, 150, 90),
@@ -192,12 +192,12 @@ MEASURES = (
     Measure(f"classes over {CLASS_LINES} lines or {CLASS_METHODS} methods", large_classes, 12, 0),
     Measure("modules in import cycles", modules_in_cycles, 2, 0),
     Measure("imports of store in api", api_imports_of_store, 0, 0),
-    Measure("banned identifiers", identifiers(BANNED_NAMES), 1_777, 0),
-    Measure("banned identifiers: known, given", identifiers(ALSO_BANNED), 141, 0),
+    Measure("banned identifiers", identifiers(BANNED_NAMES), 1_677, 0),
+    Measure("banned identifiers: known, given", identifiers(ALSO_BANNED), 129, 0),
     Measure("modules and classes named utils, base, …", vague_names, 2, 0),
-    Measure("prose: clause as a noun", habit("clause as a noun"), 644, 184),
+    Measure("prose: clause as a noun", habit("clause as a noun"), 643, 184),
     Measure("prose: docstring begins with What", habit("docstring begins with What"), 191, 51),
-    Measure("prose: docstring begins with As", habit("docstring begins with As"), 116, 28),
+    Measure("prose: docstring begins with As", habit("docstring begins with As"), 114, 28),
     Measure("prose: tell, told", habit("tell, told"), 102, 38),
     Measure("prose: say, said", habit("say, said"), 139, 43),
     Measure("prose: nobody, somebody, anybody", habit("nobody, somebody, anybody"), 93, 32),
