@@ -7,8 +7,9 @@
     commands, terminals   background commands and terminals
     files                 files and uploads, streamed, with progress
     sessions              ensure_session
-    chat, approvals       runs of agents, and the user's decisions about their tool calls
-    projects, tools       directories of the host that agents work in, and their tools
+    agents                chats with agents, approvals, projects, tools
+    operator              keys, tokens, clean-up
+    requests              the requests that Client and its parts make
     records               replies of the service as values; errors: error bodies as exceptions
     http                  requests: deadlines, retries, pooled connections (http_connection)
     address               where a service is
@@ -17,7 +18,7 @@ May import: sbx.protocol, sbx.aio, sbx.errors and httptools: a program that only
 starts quickly.
 """
 
-from sbx.client.chat import ChatEvent
+from sbx.client.agents import ChatEvent
 from sbx.client.client import Client
 from sbx.client.records import ProjectInfo, SandboxInfo, Session
 from sbx.client.sandbox import RemoteSandbox

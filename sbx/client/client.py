@@ -1,36 +1,27 @@
 """Client: one service, for asyncio."""
 
-import asyncio
-import json
 import os
-import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
 
 from sbx import errors
 from sbx.client import records, sessions
 from sbx.client.address import address_of
-from sbx.client.approvals import ApprovalCalls
-from sbx.client.chat import ChatCalls
-from sbx.client.errors import failure
-from sbx.client.http import HttpClient, Params, StreamedReply, connection_lost, query, target
-from sbx.client.http_connection import ConnectionLost
-from sbx.client.projects import ProjectCalls
+from sbx.client.agents import AgentCalls
+from sbx.client.http import HttpClient, target
+from sbx.client.operator import OperatorCalls
 from sbx.client.records import SandboxInfo, Session
+from sbx.client.requests import Json
 from sbx.client.runs import read_event
 from sbx.client.sandbox import RemoteSandbox
-from sbx.client.tools import ToolCalls
 from sbx.protocol.pages import Page
 from sbx.protocol.runs import Event, RunEnd
 
-_FOLLOW_PAUSE_S = 0.5
 _START_S = 120.0  # for the start of a kernel, which has a deadline of its own over there
-Json = dict[str, Any]
 
 
-class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
+class Client(AgentCalls, OperatorCalls):
     """A service, over its Unix socket or TCP: `async with Client() as client`.
 
     `connect`: the path of a socket, or `http://HOST:PORT`; None is SBX_SOCKET, else the default
@@ -38,7 +29,7 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
     socket. `timeout` in seconds bounds each answer; a run takes as long as its policy lets it.
     `retries`: how often what is safe to repeat is tried again.
 
-    What it asks of agents is in the classes above it: chat, approvals, projects, tools.
+    The calls to agents, and those of the operator, are in the classes that it inherits.
 
     Belongs to one event loop, and to the process that made it: after a fork every call raises
     Broken `used_after_fork`. Errors are those of the embedded API, class and code; beside them
@@ -55,27 +46,7 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
     ) -> None:
         if key is None:
             key = os.environ.get("SBX_API_KEY") or None
-        self._wire = HttpClient(address_of(connect), key, timeout, retries)
-
-    @property
-    def address(self) -> str:
-        """The socket's path, or the URL."""
-        return self._wire.address.shown
-
-    async def close(self) -> None:
-        """Cut every connection; the sandboxes stay where they are."""
-        await self._wire.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
+        super().__init__(HttpClient(address_of(connect), key, timeout, retries))
 
     # -- sandboxes --------------------------------------------------------------------------------
 
@@ -279,157 +250,6 @@ class Client(ChatCalls, ApprovalCalls, ProjectCalls, ToolCalls):
             retry_interval=retry_interval,
         )
 
-    # -- the operator's ---------------------------------------------------------------------------
-
-    async def keys(self) -> list[Json]:
-        """Every key, without its text."""
-        told: list[Json] = (await self._json("GET", "/v1/admin/keys"))["items"]
-        return told
-
-    async def make_key(
-        self, owner: str, name: str | None = None, *, operator: bool = False
-    ) -> Json:
-        """A new key; its `key` is the clear text, told this once."""
-        body = {"owner": owner, "name": name, "operator": operator}
-        return await self._json("POST", "/v1/admin/keys", body)
-
-    async def revoke_key(self, key_id: str) -> None:
-        """It opens nothing any more."""
-        await self.request("DELETE", target("v1", "admin", "keys", key_id))
-
-    async def tokens(self) -> list[Json]:
-        """Every token, without its text."""
-        told: list[Json] = (await self._json("GET", "/v1/admin/tokens"))["items"]
-        return told
-
-    async def make_token(
-        self,
-        *,
-        user_id: str,
-        agent_id: str | None = None,
-        conversation_id: str | None = None,
-        scopes: Sequence[str] | None = None,
-        ttl_s: float = 3600,
-        owner: str | None = None,
-    ) -> Json:
-        """A new token; its `token` is the clear text, told this once."""
-        body = {
-            "owner": owner,
-            "user_id": user_id,
-            "agent_id": agent_id,
-            "conversation_id": conversation_id,
-            "scopes": None if scopes is None else list(scopes),
-            "ttl_s": ttl_s,
-        }
-        return await self._json("POST", "/v1/admin/tokens", body)
-
-    async def revoke_token(self, token_id: str) -> None:
-        """It opens nothing any more."""
-        await self.request("DELETE", target("v1", "admin", "tokens", token_id))
-
-    async def unfreeze(self, sandbox_id: str) -> bool:
-        """Let a sandbox run again whose honeytoken was sprung, whoever owns it; False where none
-        was."""
-        path = target("v1", "admin", "sandboxes", sandbox_id, "unfreeze")
-        return bool((await self._json("POST", path))["unfrozen"])
-
-    async def collect(self, tasks: Sequence[str] | None = None) -> Json:
-        """Collect now what is idle, expired or left over."""
-        body = {"tasks": None if tasks is None else list(tasks)}
-        return await self._json("POST", "/v1/admin/gc/run", body)
-
-    async def profiles(self, *, detail: bool = False) -> list[Json]:
-        """The policies that a sandbox can be made with."""
-        told = await self.request("GET", "/v1/profiles", params={"detail": detail})
-        items: list[Json] = told["items"]
-        return items
-
-    async def health(self) -> Json:
-        """Whether the service answers, and its version."""
-        return await self._json("GET", "/health")
-
-    # -- any request ------------------------------------------------------------------------------
-
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Params | None = None,
-        json: Any = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Any:
-        """One request as it stands: the JSON of the reply, None for an empty one. `path` is quoted
-        already. Raises the error of the body."""
-        body = b"" if json is None else _encoded(json)
-        reply = await self._wire.call(method, path + query(params), body=body, headers=headers)
-        return reply.json()
-
-    async def follow(
-        self, method: str, path: str, *, json: Any = None, after: int = 0
-    ) -> AsyncGenerator[tuple[int, Json], None]:
-        """The events of a stream as (id, JSON). A GET that breaks is taken up again after the last
-        one; ends when the service ends it."""
-        body = b"" if json is None else _encoded(json)
-        async with aclosing(self._followed(method, path, after, body)) as events:
-            async for number, data in events:
-                yield number, loads(data)
-
-    @asynccontextmanager
-    async def download(
-        self, path: str, *, params: Params | None = None
-    ) -> AsyncIterator[StreamedReply]:
-        """A reply of any size, to be read in pieces: `.size` and `.chunks()`."""
-        try:
-            async with self._wire.opened("GET", path + query(params)) as incoming:
-                yield incoming
-        except ConnectionLost as lost:
-            raise connection_lost(self._wire.address, str(lost)) from lost
-
-    async def _followed(
-        self, method: str, path: str, after: int, body: bytes = b""
-    ) -> AsyncGenerator[tuple[int, str], None]:
-        tries = 0
-        while True:
-            try:
-                events = self._wire.events(method, path, body=body, after=after)
-                async with aclosing(events):
-                    async for number, kind, data in events:
-                        if kind == "failure":
-                            raise failure(data)
-                        after, tries = max(after, number), 0
-                        yield number, data
-                return
-            except ConnectionLost as lost:
-                tries += 1
-                if method != "GET" or tries > 3:
-                    raise connection_lost(self._wire.address, str(lost)) from lost
-            await asyncio.sleep(_FOLLOW_PAUSE_S)
-
-    async def _json(self, method: str, path: str, body: Any = None) -> Json:
-        told = await self.request(method, path, json=body)
-        if not isinstance(told, dict):
-            raise errors.Broken("the service answered with no object", code="foreign_reply")
-        return told
-
-    async def _post_once(self, path: str, body: Json, key: str | None) -> Any:
-        headers = {"idempotency-key": key or secrets.token_hex(16)}
-        reply = await self._wire.call(
-            "POST", path, body=_encoded(body), headers=headers, again=True
-        )
-        return reply.json()
-
 
 def _sandbox(sandbox_id: str) -> str:
     return target("v1", "sandboxes", sandbox_id)
-
-
-loads = json.loads  # `json` is also the name of an argument
-
-
-def _encoded(value: Any) -> bytes:
-    """Raises BadRequest for what JSON cannot carry."""
-    try:
-        return json.dumps(value, allow_nan=False).encode("ascii")
-    except (TypeError, ValueError) as error:
-        raise errors.BadRequest(f"this cannot be sent as JSON: {error}") from None

@@ -1,24 +1,22 @@
 """The contexts of a conversation over there, with the methods of the embedded ones."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sbx.client.http import target
-from sbx.client.runs import OnInput, RemoteRun
-from sbx.client.talk import ConversationCalls, cell, command_line, receipt_from
+from sbx.client.talk import ConversationCalls, RemoteRuns, receipt_from
 from sbx.errors import Broken
 from sbx.protocol.contexts import check_context
 from sbx.protocol.receipt import Receipt
-from sbx.protocol.runs import Event, Run
 
 
-class RemoteContext:
+class RemoteContext(RemoteRuns):
     """One kernel of a conversation, in a service. Its methods may be called concurrently from one
     event loop."""
 
     def __init__(self, talk: ConversationCalls, name: str, receipt: Receipt | None = None) -> None:
-        self.name = name
+        self.name = self._context = name
         self._talk = talk
         self._path = f"{talk.path}/contexts{target(name)}"
         self._receipt = receipt
@@ -39,74 +37,9 @@ class RemoteContext:
         self._receipt = _receipt((await self._talk.call("GET", self._path))["receipt"])
         return self._receipt
 
-    async def run(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> Run:
-        """Run a cell and wait for its result. Cancelling the call interrupts the cell."""
-        if on_input is not None:
-            run = self.start_run(code, timeout=timeout, on_input=on_input)
-            return await self._talk.awaited(run)
-        return await self._talk.run(self._here(cell(code, timeout, interactive=False)))
-
-    def stream(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> AsyncIterator[Event]:
-        """Run a cell and follow it live; the last event carries the result. It runs from now on,
-        whether or not it is followed to its end."""
-        return self.start_run(code, timeout=timeout, on_input=on_input).events()
-
-    async def shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-    ) -> Run:
-        """Run `/bin/bash -c command` beside its kernel and wait for its result."""
-        return await self._talk.run(self._here(command_line(command, timeout, cwd, env, stdin)))
-
-    def stream_shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-    ) -> AsyncIterator[Event]:
-        """Run a command and follow it live; the last event carries the result."""
-        run = self.start_shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
-        return run.events()
-
     async def interrupt(self) -> bool:
         """Interrupt the cell that runs now; False when none does."""
         return bool((await self._talk.call("POST", f"{self._path}/interrupt"))["interrupted"])
-
-    def start_run(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> RemoteRun:
-        """Begin a cell; the run goes on whether or not anybody follows it."""
-        ask = cell(code, timeout, interactive=on_input is not None)
-        return self._talk.begin(self._here(ask), on_input)
-
-    def start_shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-    ) -> RemoteRun:
-        """Begin a shell command; the run goes on whether or not anybody follows it."""
-        ask = command_line(command, timeout, cwd, env, stdin)
-        return self._talk.begin(self._here(ask), None)
-
-    async def give_up(self, run: RemoteRun) -> None:
-        """Nobody waits for this run any more: interrupt it, also while it waits for its turn."""
-        await run.interrupt()
 
     async def restart(self) -> Receipt:
         """End its kernel and what runs or waits in it, and start another: a clean namespace. Files
@@ -119,9 +52,6 @@ class RemoteContext:
         """End its kernel and what runs in it; the next run starts another."""
         await self._talk.call("POST", f"{self._path}/stop", again=True)
         self._receipt = None
-
-    def _here(self, ask: dict[str, Any]) -> dict[str, Any]:
-        return {**ask, "context": self.name}
 
 
 class RemoteContexts:

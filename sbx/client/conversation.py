@@ -1,7 +1,7 @@
 """One conversation of a sandbox over there: the methods of the embedded `Conversation`."""
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -13,15 +13,14 @@ from sbx.client.errors import failure
 from sbx.client.files import RemoteFiles, RemoteUploads
 from sbx.client.http import connection_lost, query, target
 from sbx.client.http_connection import ConnectionLost
-from sbx.client.runs import OnInput, RemoteRun
-from sbx.client.talk import ConversationCalls, SandboxState, cell, command_line, receipt_from
+from sbx.client.runs import RemoteRun
+from sbx.client.talk import ConversationCalls, RemoteRuns, SandboxState, receipt_from
 from sbx.client.terminals import RemoteTerminals
 from sbx.errors import Broken
 from sbx.protocol.events import text_to_json
-from sbx.protocol.languages import check_arguments, check_language
 from sbx.protocol.receipt import Receipt
-from sbx.protocol.runs import Event, Run
 from sbx.protocol.usage import SandboxUsage, usage_from_json
+from sbx.run_methods import ScriptMethods
 
 
 # What a sandbox over there uses.
@@ -55,32 +54,7 @@ def _usage(told: Mapping[str, Any]) -> SandboxUsage:
         raise Broken(f"a usage that is none: {error}", code="foreign_reply") from error
 
 
-# A script in another language, as the service is asked to run it.
-def script(
-    code: str,
-    language: str,
-    *,
-    args: Sequence[str],
-    timeout: float | None,
-    env: Mapping[str, str] | None,
-    stdin: str | None,
-    cwd: str | None,
-) -> dict[str, Any]:
-    """The body of a run. Raises what need not be sent to be refused: BadRequest, TooLarge,
-    InvalidPath."""
-    given = {
-        "kind": check_language(language),
-        "code": checks.text(code, "code"),
-        "args": list(check_arguments(args)) or None,
-        "timeout": checks.timeout(timeout),
-        "cwd": cwd if cwd is None else checks.path(cwd),
-        "env": checks.environment(env),
-        "stdin": stdin if stdin is None else checks.text(stdin, "stdin"),
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-class RemoteConversation:
+class RemoteConversation(RemoteRuns, ScriptMethods[RemoteRun]):
     """A workspace with a kernel, in a service. Its methods may be called concurrently from one
     event loop."""
 
@@ -113,125 +87,11 @@ class RemoteConversation:
 
     # -- runs -------------------------------------------------------------------------------------
 
-    async def run(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> Run:
-        """Run a cell and wait for its result. Cancelling the call interrupts the cell."""
-        if on_input is not None:
-            return await self._talk.awaited(
-                self.start_run(code, timeout=timeout, on_input=on_input)
-            )
-        return await self._talk.run(cell(code, timeout, interactive=False))
-
-    def stream(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> AsyncIterator[Event]:
-        """Run a cell and follow it live; the last event carries the result. It runs from now on,
-        whether or not it is followed to its end."""
-        return self.start_run(code, timeout=timeout, on_input=on_input).events()
-
-    async def shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-    ) -> Run:
-        """Run `/bin/bash -c command` beside the kernel and wait for its result."""
-        return await self._talk.run(command_line(command, timeout, cwd, env, stdin))
-
-    def stream_shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        stdin_open: bool = False,
-    ) -> AsyncIterator[Event]:
-        """Run a command and follow it live; the last event carries the result."""
-        run = self.start_shell(
-            command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, stdin_open=stdin_open
-        )
-        return run.events()
-
-    async def run_script(
-        self,
-        code: str,
-        language: str,
-        *,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        cwd: str | None = None,
-    ) -> Run:
-        """Run a script of `bash`, `javascript`, `typescript`, `java` or `go` beside the kernel, and
-        wait for its result. Cancelling the call interrupts it."""
-        return await self._talk.run(
-            script(code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd)
-        )
-
-    def stream_script(
-        self,
-        code: str,
-        language: str,
-        *,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        cwd: str | None = None,
-    ) -> AsyncIterator[Event]:
-        """Run a script and follow it live; the last event carries the result."""
-        return self.start_script(
-            code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
-        ).events()
-
     async def interrupt(self) -> bool:
         """Interrupt the cell that runs now; False when none does."""
         self._held.check()
         reply = await self._wire.call("POST", f"{self._path}/interrupt")
         return bool(reply.json()["interrupted"])
-
-    def start_run(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> RemoteRun:
-        """Begin a cell; the run goes on whether or not anybody follows it."""
-        return self._talk.begin(cell(code, timeout, interactive=on_input is not None), on_input)
-
-    def start_shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        stdin_open: bool = False,
-    ) -> RemoteRun:
-        """Begin a shell command; the run goes on whether or not anybody follows it."""
-        return self._talk.begin(
-            command_line(command, timeout, cwd, env, stdin, stdin_open=stdin_open), None
-        )
-
-    def start_script(
-        self,
-        code: str,
-        language: str,
-        *,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        cwd: str | None = None,
-    ) -> RemoteRun:
-        """Begin a script; the run goes on whether or not anybody follows it."""
-        ask = script(code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd)
-        return self._talk.begin(ask, None)
 
     async def write_stdin(self, run_id: str, text: str | None) -> None:
         """Feed the standard input of a command that was started with `stdin_open`, by the id of its
@@ -266,10 +126,6 @@ class RemoteConversation:
     def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[SandboxUsage, None]:
         """The same now and after each interval (0.2 to 3600 seconds), until it is closed."""
         return stream_usage(self._held, self._path, interval_s)
-
-    async def give_up(self, run: RemoteRun) -> None:
-        """Nobody waits for this run any more: interrupt it, also while it waits for its turn."""
-        await run.interrupt()
 
     # -- life -------------------------------------------------------------------------------------
 

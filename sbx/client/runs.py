@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -16,8 +16,7 @@ from sbx.client.http_connection import ConnectionLost
 from sbx.event_log import RETENTION_S, EventLog
 from sbx.protocol.events import event_from_json, text_to_json
 from sbx.protocol.runs import Event, InputRequest, Run, RunEnd, RunStart
-
-OnInput = Callable[[str], str | Awaitable[str]]
+from sbx.run_methods import OnInput
 
 _log = logging.getLogger(__name__)
 _REATTACH_S = RETENTION_S - 5.0

@@ -1,6 +1,5 @@
 """What the faces of one conversation say to the service, and how: runs, calls that take long."""
 
-import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +8,12 @@ from typing import Any
 from sbx import errors
 from sbx.client import checks
 from sbx.client.http import HttpClient, target
-from sbx.client.runs import OnInput, RemoteRun
+from sbx.client.runs import RemoteRun
 from sbx.protocol.events import run_from_json
+from sbx.protocol.languages import check_arguments, check_language
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import Run
+from sbx.run_methods import OnInput, RunCall, RunMethods
 
 _LOOK_S = 60.0  # a call that waits for longer asks whether the service is still there
 _HEALTH_S = 10.0
@@ -73,13 +74,6 @@ class ConversationCalls:
         run.task.add_done_callback(lambda _: held.runs.discard(run))
         return run
 
-    async def awaited(self, run: RemoteRun) -> Run:
-        try:
-            return await run.result()
-        except asyncio.CancelledError:
-            await asyncio.shield(run.interrupt())
-            raise
-
     async def call_until_done(self, path: str, body: bytes) -> Any:
         """POST what may take as long as its policy lets it, in a queue too. A service that is
         merely slow is waited for; one that does not even answer /health is not."""
@@ -101,34 +95,40 @@ def receipt_from(told: Mapping[str, Any]) -> Receipt:
         raise errors.Broken(f"a receipt that is none: {error}", code="foreign_reply") from error
 
 
-def cell(code: str, timeout: float | None, *, interactive: bool) -> dict[str, Any]:
-    ask: dict[str, Any] = {"kind": "python", "code": checks.text(code, "code")}
-    if (seconds := checks.timeout(timeout)) is not None:
-        ask["timeout"] = seconds
-    if interactive:
-        ask["interactive"] = True
-    return ask
+class RemoteRuns(RunMethods[RemoteRun]):
+    """The runs of a conversation, or of one context of it, in a service."""
+
+    _talk: ConversationCalls
+    _context: str | None = None
+
+    def start_call(self, call: RunCall) -> RemoteRun:
+        return self._talk.begin(_body(call, self._context), call.on_input)
+
+    async def run_call(self, call: RunCall) -> Run:
+        if call.on_input is not None:
+            return await super().run_call(call)
+        return await self._talk.run(_body(call, self._context))
+
+    async def give_up(self, run: RemoteRun, /) -> None:
+        """Interrupt a run, also while it waits for its turn."""
+        await run.interrupt()
 
 
-def command_line(
-    command: str,
-    timeout: float | None,
-    cwd: str | None,
-    env: Mapping[str, str] | None,
-    stdin: str | None,
-    *,
-    stdin_open: bool = False,
-) -> dict[str, Any]:
-    given = {
-        "kind": "shell",
-        "code": checks.text(command, "command"),
-        "timeout": checks.timeout(timeout),
-        "cwd": cwd if cwd is None else checks.path(cwd),
-        "env": checks.environment(env),
-        "stdin": stdin if stdin is None else checks.text(stdin, "stdin"),
-        "stdin_open": stdin_open or None,
+def _body(call: RunCall, context: str | None) -> dict[str, Any]:
+    """Raise BadRequest, TooLarge and InvalidPath for arguments that the service need not see."""
+    fields = {
+        "kind": check_language(call.language) if call.kind == "script" else call.kind,
+        "code": checks.text(call.code, "command" if call.kind == "shell" else "code"),
+        "args": list(check_arguments(call.args)) or None,
+        "timeout": checks.timeout(call.timeout),
+        "cwd": call.cwd if call.cwd is None else checks.path(call.cwd),
+        "env": checks.environment(call.env),
+        "stdin": call.stdin if call.stdin is None else checks.text(call.stdin, "stdin"),
+        "stdin_open": call.stdin_open or None,
+        "interactive": call.on_input is not None or None,
+        "context": context,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def encoded(ask: dict[str, Any]) -> bytes:

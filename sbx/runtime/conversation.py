@@ -7,7 +7,6 @@ its runs (context.py). Without a name, what is run is run in `default`.
 import asyncio
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Awaitable,
     Callable,
     Iterable,
@@ -19,8 +18,9 @@ from sbx.aio import run_to_completion
 from sbx.isolation.receipt import Receipt
 from sbx.policy import Policy
 from sbx.protocol.languages import check_language
-from sbx.protocol.runs import Event, Run, RunError
+from sbx.protocol.runs import RunError
 from sbx.protocol.usage import SandboxUsage
+from sbx.run_methods import RunCall, ScriptMethods, to_default
 from sbx.runtime.files.disk_limit import DiskLimit, DiskLimitState
 from sbx.runtime.files.files import OpenFiles, WorkspaceFiles, WorkspaceUploads
 from sbx.runtime.files.open_files import OpenFilesLimit
@@ -34,13 +34,12 @@ from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.context_kernel import SANDBOX_GONE, StartKernel
 from sbx.runtime.run.contexts import Contexts, ContextStore
-from sbx.runtime.run.stdin import OnInput
 from sbx.runtime.snapshots.checkpoints import Checkpoint, Checkpoints
 from sbx.runtime.snapshots.dry_run import DryRun, DryRuns
 from sbx.runtime.snapshots.snapshots import Snapshots
 
 
-class Conversation:
+class Conversation(ScriptMethods[ActiveRun]):
     """A workspace with its kernels. Its methods may be called concurrently from one event loop.
 
     `open_files` and `start` are its sandbox's: how files are opened, how a kernel is launched.
@@ -103,10 +102,6 @@ class Conversation:
         """Which walls stand around the live kernel of `default`; None while there is none."""
         return self._default.receipt
 
-    async def read_receipt(self) -> Receipt | None:
-        """The same, read back from the live jail now: what `changed` since it started is named."""
-        return await self._default.read_receipt()
-
     def copy_by(self, copies: Snapshots, start: StartKernel) -> None:
         """Once, by its sandbox: how its files are copied, and what a jail over a copy starts by."""
         self.dry_runs = DryRuns(self.name, self._policy, self.opened, copies, start, self._grace_s)
@@ -140,136 +135,20 @@ class Conversation:
 
     # -- runs, in `default` ---------------------------------------------------------------------
 
-    async def run(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> Run:
-        """Run a cell and wait for its result. Cancelling the call interrupts the cell."""
-        return await self._default.run(code, timeout=timeout, on_input=on_input)
+    run = to_default(Context.run)
+    start_run = to_default(Context.start_run)
+    interrupt = to_default(Context.interrupt)
+    write_stdin = to_default(Context.write_stdin)
+    start = to_default(Context.start)
+    read_receipt = to_default(Context.read_receipt)
 
-    def stream(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> AsyncIterator[Event]:
-        """Run a cell and follow it live; the last event carries the result. It runs from now on,
-        whether or not it is followed to its end."""
-        return self._default.stream(code, timeout=timeout, on_input=on_input)
-
-    async def shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-    ) -> Run:
-        """Run `/bin/bash -c command` beside the kernel and wait for its result."""
-        return await self._default.shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
-
-    def stream_shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        stdin_open: bool = False,
-    ) -> AsyncIterator[Event]:
-        """Run a command and follow it live; the last event carries the result. With
-        `stdin_open` it reads what `write_stdin` is given, after `stdin`."""
-        return self._default.stream_shell(
-            command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, stdin_open=stdin_open
+    def start_call(self, call: RunCall) -> ActiveRun:
+        if call.kind != "script":
+            return self._default.start_call(call)
+        make = self.prepare_script(
+            call.code, call.language, args=call.args, env=call.env, stdin=call.stdin, cwd=call.cwd
         )
-
-    async def interrupt(self) -> bool:
-        """Interrupt the cell that runs now; False when none does."""
-        return await self._default.interrupt()
-
-    def start_run(
-        self,
-        code: str,
-        *,
-        timeout: float | None = None,
-        on_input: OnInput | None = None,
-        live: ActiveRun | None = None,
-    ) -> ActiveRun:
-        """Queue a cell; the run goes on whether or not anybody follows it. `live` is told of it,
-        where it was made before by `new_run`.
-
-        Raises Denied, BadRequest (`invalid_timeout`, `limit_widened`, `invalid_code`), TooLarge
-        `code_too_large`, Closed.
-        """
-        return self._default.start_run(code, timeout=timeout, on_input=on_input, live=live)
-
-    def start_shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        stdin_open: bool = False,
-    ) -> ActiveRun:
-        """Start a shell command; raises as `start_run` does, and BadRequest `invalid_env`."""
-        return self._default.start_shell(
-            command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, stdin_open=stdin_open
-        )
-
-    async def run_script(
-        self,
-        code: str,
-        language: str,
-        *,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        cwd: str | None = None,
-    ) -> Run:
-        """Run a script of `bash`, `javascript`, `typescript`, `java` or `go` beside the kernel, and
-        wait for its result. It keeps nothing but what it writes to files. Cancelling the call
-        interrupts it. Raises as `start_script`, and BadRequest `language_unavailable`."""
-        live = self.start_script(
-            code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
-        )
-        return await self._default.awaited(live)
-
-    def stream_script(
-        self,
-        code: str,
-        language: str,
-        *,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        cwd: str | None = None,
-    ) -> AsyncIterator[Event]:
-        """Run a script and follow it live; the last event carries the result."""
-        return self.start_script(
-            code, language, args=args, timeout=timeout, env=env, stdin=stdin, cwd=cwd
-        ).events()
-
-    def start_script(
-        self,
-        code: str,
-        language: str,
-        *,
-        args: Sequence[str] = (),
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        cwd: str | None = None,
-    ) -> ActiveRun:
-        """Start a script. A language that is not there is told by the run's result.
-
-        Raises Denied `processes_denied` and `capability_not_supported`, BadRequest
-        (`unknown_language`, `invalid_arguments`, `invalid_env`, `invalid_code`, `invalid_timeout`,
-        `limit_widened`), TooLarge, Closed.
-        """
-        make = self.prepare_script(code, language, args=args, env=env, stdin=stdin, cwd=cwd)
-        return self._default.start_program(make, self.script_timeout(timeout))
+        return self._default.start_program(make, self.script_timeout(call.timeout))
 
     def prepare_script(
         self,
@@ -316,12 +195,6 @@ class Conversation:
     async def _has_file(self, path: str) -> bool:
         return (await self.files.stat(path)).kind == "file"
 
-    async def write_stdin(self, run_id: str, text: str | None) -> None:
-        """Feed the standard input of a command that was started with `stdin_open`, by the id of its
-        run; None closes it. It waits for nobody: Conflict `stdin_full` while the command does not
-        read, `stdin_closed`, NotFound, BadRequest, TooLarge."""
-        await self._default.write_stdin(run_id, text)
-
     # -- what a command would do, and undoing ---------------------------------------------------
 
     async def dry_run(
@@ -351,15 +224,11 @@ class Conversation:
         BadRequest `invalid_interval`."""
         return self._meter.stream(interval_s)
 
-    async def give_up(self, live: ActiveRun) -> None:
+    async def give_up(self, live: ActiveRun, /) -> None:
         """Nobody waits for this run any more: interrupt it, or forget it if it has not begun."""
         await _all(one.give_up(live) for one in self.contexts.ending)
 
     # -- life -----------------------------------------------------------------------------------
-
-    async def start(self) -> Receipt:
-        """Start the kernel of `default` now instead of with the first run; its receipt."""
-        return await self._default.start()
 
     async def opened(self) -> OpenFiles:
         """The files, opened at the first call. Where they may be put away, whoever awaits anything

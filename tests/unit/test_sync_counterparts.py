@@ -55,7 +55,6 @@ COUNTERPARTS: dict[type[Blocking], tuple[type, ...]] = {
 OWN_PARAMETERS = {
     ("put", "on_progress"),  # of a service
     ("start_run", "live"),  # of the runtime, for its service
-    ("start_shell", "stdin_open"),  # of the contexts of the runtime
 }
 
 

@@ -1,23 +1,24 @@
 """One kernel with its runs, as callers see it: the checks of a request, and its start."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sbx import errors
 from sbx.aio import check_process
 from sbx.isolation.receipt import Receipt
 from sbx.kernels.kernel import Kernel
-from sbx.protocol.runs import Event, Run, RunError
+from sbx.protocol.runs import Run, RunError
+from sbx.run_methods import OnInput, RunCall, RunMethods
 from sbx.runtime.processes.scripts import Program
 from sbx.runtime.run import checks
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.execution import ForwardedRun, OnPublished
 from sbx.runtime.run.executor import RunExecutor, run_id
-from sbx.runtime.run.stdin import OnInput, Stdin
+from sbx.runtime.run.stdin import Stdin
 from sbx.runtime.run.termination import StopReason
 
 
-class Context(RunExecutor):
+class Context(RunExecutor, RunMethods[ActiveRun]):
     """Call the methods from one event loop; calls may be concurrent."""
 
     async def run(
@@ -26,45 +27,9 @@ class Context(RunExecutor):
         """Run a cell and wait for its result. Cancelling the call interrupts the cell."""
         kernel = self.free_kernel
         if on_input is not None or kernel is None:
-            return await self.awaited(self.start_run(code, timeout=timeout, on_input=on_input))
+            return await super().run(code, timeout=timeout, on_input=on_input)
         timeout_s = self.checked(code, timeout)
         return await self.run_inline(kernel, self.new_run(), code, timeout_s)
-
-    def stream(
-        self, code: str, *, timeout: float | None = None, on_input: OnInput | None = None
-    ) -> AsyncIterator[Event]:
-        """Start a cell, and return its events. The last event carries the result. The cell runs
-        even if the caller does not read the events."""
-        return self.start_run(code, timeout=timeout, on_input=on_input).events()
-
-    async def shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-    ) -> Run:
-        """Run `/bin/bash -c command` in the jail of the kernel, and wait for its result."""
-        live = self.start_shell(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
-        return await self.awaited(live)
-
-    def stream_shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        stdin_open: bool = False,
-    ) -> AsyncIterator[Event]:
-        """Start a command, and return its events. The last event carries the result."""
-        live = self.start_shell(
-            command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, stdin_open=stdin_open
-        )
-        return live.events()
 
     async def interrupt(self) -> bool:
         """Interrupt the current cell. Return False without one."""
@@ -88,27 +53,18 @@ class Context(RunExecutor):
         timeout_s = self.checked(code, timeout)
         return self.launch(lambda live: self._run_cell(live, code, timeout_s, on_input), live)
 
-    def start_shell(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        stdin_open: bool = False,
-    ) -> ActiveRun:
-        """Start a shell command. With `stdin_open`, the command reads the text of `ActiveRun.write`
-        after `stdin`. Raise as `start_run`, and BadRequest `invalid_env`."""
-        directory, environment = checks.check_shell(self.policy, command, cwd, env)
-        if stdin is not None:
-            checks.check_text(stdin, "stdin")
-        timeout_s = checks.timeout_s(self.policy, timeout)
-        argv = ("/bin/bash", "-c", "--", command)
-        shell = Program(argv, cwd=directory, env=environment, stdin=stdin or "")
+    def start_call(self, call: RunCall) -> ActiveRun:
+        if call.kind == "python":
+            return self.start_run(call.code, timeout=call.timeout, on_input=call.on_input)
+        directory, environment = checks.check_shell(self.policy, call.code, call.cwd, call.env)
+        if call.stdin is not None:
+            checks.check_text(call.stdin, "stdin")
+        timeout_s = checks.timeout_s(self.policy, call.timeout)
+        argv = ("/bin/bash", "-c", "--", call.code)
+        shell = Program(argv, cwd=directory, env=environment, stdin=call.stdin or "")
         self.check_open()
         live = self.new_run()
-        if stdin_open:
+        if call.stdin_open:
             live.stdin = Stdin(shell.stdin)
         return self.launch(lambda live: self._run_command(live, shell, timeout_s), live)
 

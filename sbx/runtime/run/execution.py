@@ -13,9 +13,10 @@ from sbx.kernels import frames
 from sbx.kernels.command import Command, KernelDied
 from sbx.kernels.kernel import Kernel
 from sbx.protocol.runs import Cause, Run, RunError, Status
+from sbx.run_methods import OnInput
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context_kernel import ContextKernel
-from sbx.runtime.run.stdin import InputRequests, OnInput
+from sbx.runtime.run.stdin import InputRequests
 from sbx.runtime.run.termination import (
     Ending,
     GracefulTermination,

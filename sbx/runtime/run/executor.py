@@ -16,6 +16,7 @@ from sbx.aio import check_process, run_to_completion
 from sbx.kernels.command import KernelDied
 from sbx.kernels.kernel import Kernel
 from sbx.protocol.runs import Run, RunError, Status
+from sbx.run_methods import OnInput
 from sbx.runtime.processes.scripts import Program
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context_kernel import (
@@ -25,7 +26,6 @@ from sbx.runtime.run.context_kernel import (
     kernel_gone,
 )
 from sbx.runtime.run.execution import ActiveCell, ActiveCommand, ActiveExecution
-from sbx.runtime.run.stdin import OnInput
 from sbx.runtime.run.termination import StopReason
 
 _log = logging.getLogger(__name__)
@@ -90,15 +90,7 @@ class RunExecutor(ContextKernel):
         except Exception as error:  # noqa: BLE001  # the border: a task's failure is its run's
             live.fail(as_sbx_error(error))
 
-    async def awaited(self, live: ActiveRun) -> Run:
-        """Wait for the result of a run. If the call is cancelled, give the run up."""
-        try:
-            return await live.result()
-        except asyncio.CancelledError:
-            await run_to_completion(self.give_up(live))
-            raise
-
-    async def give_up(self, live: ActiveRun, *, kill: bool = False) -> None:
+    async def give_up(self, live: ActiveRun, /, *, kill: bool = False) -> None:
         """Interrupt a run whose caller no longer waits, or drop it if it has not begun. With
         `kill`, end it after the grace period even if it ignores the interrupt."""
         if execution := self._executions.get(live):

@@ -24,11 +24,11 @@ from sbx.kernels import frames
 from sbx.kernels.command import KernelDied
 from sbx.kernels.kernel import Kernel
 from sbx.protocol.runs import Run, RunError, Status, quarantine_notice
+from sbx.run_methods import OnInput
 from sbx.runtime.run import checks
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.context_kernel import kernel_gone
 from sbx.runtime.run.execution import ForwardedRun, OnPublished, Published, publish
-from sbx.runtime.run.stdin import OnInput
 
 __all__ = ("Cell", "CellEnd", "CommKind", "JupyterFrontend", "OnPublished", "Published")
 
@@ -248,7 +248,7 @@ class JupyterFrontend:
         self._asked.add(live)
         try:
             self._context.start_request(live, kernel, kind, content, timeout_s, on_input)
-            run = await self._context.awaited(live)
+            run = await self._context.wait_for(live)
             if notice := quarantine_notice(run.quarantined):
                 await publish(self._tell, frames.Stream("stderr", notice))
             return run, live

@@ -10,13 +10,12 @@ from sbx.kernels import frames
 from sbx.kernels.command import Command, KernelDied
 from sbx.kernels.kernel import Kernel
 from sbx.protocol.commands import STDIN_MAX
+from sbx.run_methods import OnInput
 from sbx.runtime.run import checks
 
 # `input()` inside, answered by a function of the caller's.
 _log = logging.getLogger(__name__)
 _AT_ONCE = 4  # each may cost a thread of the embedding program until it is answered
-
-OnInput = Callable[[str], str | Awaitable[str]]
 
 
 class InputRequests:

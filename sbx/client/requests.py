@@ -1,0 +1,124 @@
+"""Requests to one service: calls, streams of events, downloads; the base of `Client`."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from sbx import errors
+from sbx.client.errors import failure
+from sbx.client.http import HttpClient, Params, StreamedReply, connection_lost, query
+from sbx.client.http_connection import ConnectionLost
+
+_FOLLOW_PAUSE_S = 0.5
+Json = dict[str, Any]
+
+
+class ServiceRequests:
+    """Requests over `wire`, which belongs to one event loop and one process."""
+
+    def __init__(self, wire: HttpClient) -> None:
+        self._wire = wire
+
+    @property
+    def address(self) -> str:
+        """The socket's path, or the URL."""
+        return self._wire.address.shown
+
+    async def close(self) -> None:
+        """Cut every connection; the sandboxes stay where they are."""
+        await self._wire.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        json: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """One request as it stands: the JSON of the reply, None for an empty one. `path` is quoted
+        already. Raises the error of the body."""
+        body = b"" if json is None else _encoded(json)
+        reply = await self._wire.call(method, path + query(params), body=body, headers=headers)
+        return reply.json()
+
+    async def follow(
+        self, method: str, path: str, *, json: Any = None, after: int = 0
+    ) -> AsyncGenerator[tuple[int, Json], None]:
+        """The events of a stream as (id, JSON). A GET that breaks is taken up again after the last
+        one; ends when the service ends it."""
+        body = b"" if json is None else _encoded(json)
+        async with aclosing(self._followed(method, path, after, body)) as events:
+            async for number, data in events:
+                yield number, loads(data)
+
+    @asynccontextmanager
+    async def download(
+        self, path: str, *, params: Params | None = None
+    ) -> AsyncIterator[StreamedReply]:
+        """A reply of any size, to be read in pieces: `.size` and `.chunks()`."""
+        try:
+            async with self._wire.opened("GET", path + query(params)) as incoming:
+                yield incoming
+        except ConnectionLost as lost:
+            raise connection_lost(self._wire.address, str(lost)) from lost
+
+    async def _followed(
+        self, method: str, path: str, after: int, body: bytes = b""
+    ) -> AsyncGenerator[tuple[int, str], None]:
+        tries = 0
+        while True:
+            try:
+                events = self._wire.events(method, path, body=body, after=after)
+                async with aclosing(events):
+                    async for number, kind, data in events:
+                        if kind == "failure":
+                            raise failure(data)
+                        after, tries = max(after, number), 0
+                        yield number, data
+                return
+            except ConnectionLost as lost:
+                tries += 1
+                if method != "GET" or tries > 3:
+                    raise connection_lost(self._wire.address, str(lost)) from lost
+            await asyncio.sleep(_FOLLOW_PAUSE_S)
+
+    async def _json(self, method: str, path: str, body: Any = None) -> Json:
+        told = await self.request(method, path, json=body)
+        if not isinstance(told, dict):
+            raise errors.Broken("the service answered with no object", code="foreign_reply")
+        return told
+
+    async def _post_once(self, path: str, body: Json, key: str | None) -> Any:
+        headers = {"idempotency-key": key or secrets.token_hex(16)}
+        reply = await self._wire.call(
+            "POST", path, body=_encoded(body), headers=headers, again=True
+        )
+        return reply.json()
+
+
+loads = json.loads  # `json` is also the name of an argument
+
+
+def _encoded(value: Any) -> bytes:
+    """Raises BadRequest for what JSON cannot carry."""
+    try:
+        return json.dumps(value, allow_nan=False).encode("ascii")
+    except (TypeError, ValueError) as error:
+        raise errors.BadRequest(f"this cannot be sent as JSON: {error}") from None
