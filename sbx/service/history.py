@@ -95,9 +95,9 @@ class RunHistory:
         conversation: str | None = None,
         running: bool = False,
     ) -> tuple[list[RunRow], int]:
-        """The runs of a sandbox, the newest first, and how many there are in all. `tags`: any of
-        these, separated by commas. A page may end before its limit: the next one begins at `offset`
-        plus the number of rows given."""
+        """Return a page of runs, the newest first, and the number of all. `tags`: any of these,
+        separated by commas. A page may end before its limit; the next page begins at `offset`
+        plus the number of returned rows."""
         query = RunFilter(
             kind=exec_type,
             conversation=conversation,
@@ -127,21 +127,21 @@ class RunHistory:
     async def last(
         self, caller: Caller, sandbox_id: str, *, exec_type: str | None = None
     ) -> RunRow:
-        """The newest run that has ended. Raises NotFound."""
-        found, _ = await self.entries(caller, sandbox_id, exec_type=exec_type, limit=1)
-        if not found:
+        """Return the newest run that has ended. Raise NotFound."""
+        page, _ = await self.entries(caller, sandbox_id, exec_type=exec_type, limit=1)
+        if not page:
             raise NotFound(f"nothing was run in {sandbox_id} yet")
-        return found[0]
+        return page[0]
 
     async def entry(self, caller: Caller, sandbox_id: str, run_id: str) -> RunRow:
-        """One run, also while it goes on. Raises NotFound."""
+        """Return one run, also while it is in progress. Raise NotFound."""
         within, query = await self._history_of(caller, sandbox_id, RunFilter())
-        found = self._unrecorded.get(run_id)
-        if found is None or found.sandbox_id != within:
-            found = await rows.of_id(self._store, within, run_id)
-        if found is None or query.conversation not in (None, found.conversation):
+        row = self._unrecorded.get(run_id)
+        if row is None or row.sandbox_id != within:
+            row = await rows.of_id(self._store, within, run_id)
+        if row is None or query.conversation not in (None, row.conversation):
             raise no_run(run_id)
-        return found
+        return row
 
     async def annotate(
         self,

@@ -111,16 +111,15 @@ def ended(begun: Begun, run: Run, at: float) -> RunRow:
     )
 
 
-def matches(row: RunRow, wanted: RunFilter) -> bool:
-    """Return whether a query for `wanted` would return this run, which has ended."""
+def matches(row: RunRow, query: RunFilter) -> bool:
     tags = (row.tags or "").lower()
     return (
-        wanted.kind in (None, row.kind)
-        and wanted.conversation in (None, row.conversation)
-        and (row.success or not wanted.success_only)
-        and wanted.has_notes in (None, bool(row.notes))
-        and wanted.has_description in (None, bool(row.description))
-        and (not wanted.tags or any(tag.lower() in tags for tag in wanted.tags))
+        query.kind in (None, row.kind)
+        and query.conversation in (None, row.conversation)
+        and (row.success or not query.success_only)
+        and query.has_notes in (None, bool(row.notes))
+        and query.has_description in (None, bool(row.description))
+        and (not query.tags or any(tag.lower() in tags for tag in query.tags))
     )
 
 
@@ -164,7 +163,6 @@ def put(on: sqlite3.Connection, row: RunRow, reservation: Slot | None = None) ->
 
 
 def size_of(row: RunRow) -> int:
-    """Return about how many bytes of memory the row of a run that has ended takes."""
     texts = (row.code, row.description or "", row.tags or "")
     result = 0 if row.run is None else len(_encoded(row.run))
     return _ROW + 2 * (sum(map(len, texts)) + result)
@@ -224,14 +222,14 @@ async def annotate(
 
 
 async def of_sandbox(
-    store: Store, sandbox_id: str, wanted: RunFilter, *, limit: int = 100, offset: int = 0
+    store: Store, sandbox_id: str, query: RunFilter, *, limit: int = 100, offset: int = 0
 ) -> tuple[list[RunRow], int]:
     """The newest first, and how many there are in all.
 
     A page ends early where it would hold more than 8 MiB: the next one begins at `offset` plus the
     number of rows given.
     """
-    where, args = _where(sandbox_id, wanted)
+    where, args = _where(sandbox_id, query)
     count = f"SELECT count(*) FROM runs WHERE {where}"  # noqa: S608  # our words; values are bound
     page = (
         "SELECT * FROM (SELECT *, sum(length(code) + coalesce(length(result), 0))"  # noqa: S608
@@ -253,27 +251,27 @@ async def of_id(store: Store, sandbox_id: str, run_id: str) -> RunRow | None:
     return None if row is None else _row(row)
 
 
-def _where(sandbox_id: str, wanted: RunFilter) -> tuple[str, list[Any]]:
+def _where(sandbox_id: str, query: RunFilter) -> tuple[str, list[Any]]:
     parts, args = ["sandbox_id = ?"], [sandbox_id]
-    if not wanted.running:
+    if not query.running:
         parts.append(f"status != '{RUNNING}'")
-    if wanted.kind is not None:
+    if query.kind is not None:
         parts.append("kind = ?")
-        args.append(wanted.kind)
-    if wanted.conversation is not None:
+        args.append(query.kind)
+    if query.conversation is not None:
         parts.append("conversation = ?")
-        args.append(wanted.conversation)
-    if wanted.success_only:
+        args.append(query.conversation)
+    if query.success_only:
         parts.append(f"status = '{Status.OK}'")
-    for column, there in (("notes", wanted.has_notes), ("description", wanted.has_description)):
+    for column, there in (("notes", query.has_notes), ("description", query.has_description)):
         if there is not None:
             parts.append(f"coalesce({column}, '') {'!=' if there else '='} ''")
-    if wanted.tags:
-        parts.append(f"({' OR '.join(['tags LIKE ? ESCAPE char(92)'] * len(wanted.tags))})")
-        args += [f"%{_literal(tag)}%" for tag in wanted.tags]
-    if wanted.without:  # one parameter: SQLite bounds their number
+    if query.tags:
+        parts.append(f"({' OR '.join(['tags LIKE ? ESCAPE char(92)'] * len(query.tags))})")
+        args += [f"%{_literal(tag)}%" for tag in query.tags]
+    if query.without:  # one parameter: SQLite bounds their number
         parts.append("id NOT IN (SELECT value FROM json_each(?))")
-        args.append(msgspec.json.encode(wanted.without).decode())
+        args.append(msgspec.json.encode(query.without).decode())
     return " AND ".join(parts), args
 
 
@@ -344,7 +342,6 @@ def _parts(run: Run) -> int:
 
 
 def _is_small(run: Run) -> bool:
-    """Nearly every run, found without making another one."""
     plain = not run.outputs or (
         _parts(run) == 2
         and run.result is not None
@@ -355,7 +352,6 @@ def _is_small(run: Run) -> bool:
 
 
 def _cut(text: str, length: int) -> str:
-    """Its beginning and its end, and between them how much was left out."""
     if len(text) <= length:
         return text
     half = length // 2
@@ -363,8 +359,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def _small(outputs: Sequence[MimeBundle]) -> tuple[MimeBundle, ...]:
-    """The bundles without their large parts, as long as there is room: a figure is not kept, what
-    stands for it as text is."""
+    """Return the bundles without large parts such as figures, as long as there is room."""
     kept = []
     room = _OUTPUTS_KEPT
     for bundle in outputs:
