@@ -248,8 +248,8 @@ class SharedRuntime:
         """How many descriptors it may have open now."""
         if self.runtime is None:
             return 0
-        assert self.runtime._means is not None
-        pools = self.runtime._means.starter._pools.values()
+        assert self.runtime._resources is not None
+        pools = self.runtime._resources.starter._pools.values()
         parked = self._OF_A_PARKED_KERNEL * sum(len(pool._parked) for pool in pools)
         berths = self._OF_A_BERTH * sum(len(pool._berths) for pool in pools)
         return self._DESCRIPTORS + self.of_its_house + parked + berths

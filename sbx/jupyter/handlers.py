@@ -20,7 +20,8 @@ from sbx.jupyter.serialize import JupyterMessage
 from sbx.kernels import frames
 from sbx.protocol.runs import RunError, Status
 from sbx.runtime.run.context import Context
-from sbx.runtime.run.frontend import Cell, CommKind, JupyterFrontend, Published
+from sbx.runtime.run.execution import Published
+from sbx.runtime.run.frontend import Cell, CommKind, JupyterFrontend
 
 _log = logging.getLogger(__name__)
 KILLED = 128 + 9  # a shell's exit code for SIGKILL

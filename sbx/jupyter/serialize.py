@@ -18,7 +18,8 @@ from sbx import __version__
 from sbx.errors import SbxError
 from sbx.kernels import frames
 from sbx.protocol.runs import RunError
-from sbx.runtime.run.frontend import CellEnd, Published
+from sbx.runtime.run.execution import Published
+from sbx.runtime.run.frontend import CellEnd
 
 PROTOCOL = "5.4"
 # Without `edit_magic`: it names a path of the sandbox, and some clients open that file on the host.

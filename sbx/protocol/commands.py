@@ -154,3 +154,27 @@ def _read(what: str, read: Callable[[], T]) -> T:
         return read()
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{what} has a missing or invalid field: {error}") from None
+
+
+def piece_of(offset: int, data: bytes, *, more: bool) -> LogPiece:
+    """Return a piece of whole characters. The offset may lie within a character, and so may the end
+    of the data if `more` follows."""
+    skipped = 0
+    while skipped < min(3, len(data)) and data[skipped] & 0xC0 == 0x80:
+        skipped += 1
+    data = data[skipped:]
+    if more:
+        data = data[: len(data) - _begun(data)]
+    offset += skipped
+    return LogPiece(offset, offset + len(data), data.decode("utf-8", "replace"))
+
+
+def _begun(data: bytes) -> int:
+    """Return the number of bytes at the end that begin an incomplete character."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+        return back if length > back else 0
+    return 0

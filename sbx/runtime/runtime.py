@@ -32,7 +32,7 @@ from sbx.telemetry.starts import StartCounts
 from sbx.workspace import DataDirectory
 from sbx.workspace.allowed_paths import MountSources, OwnPaths
 
-_PREPARED_AT_ONCE = 2 * (os.cpu_count() or 1)  # more would only get ready together, and all late
+_PREPARED_AT_ONCE = 2 * (os.cpu_count() or 1)  # more would all be ready late, at the same time
 _Box = TypeVar("_Box", bound=AsyncSandbox)
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,8 +52,8 @@ class Runtime:
         broker: BrokerProcess | None = None,
         keep_files: bool = False,
     ) -> None:
-        """`broker`: one that runs already, of a program that has given up its privileges since.
-        `keep_files`: leave what lies in the data directory, which a service knows of."""
+        """`broker`: a broker that was started before this program gave up its privileges.
+        `keep_files`: keep the files in the data directory, which a service knows."""
         self.settings = settings or Settings()
         self._keep_files = keep_files
         self._room = asyncio.Semaphore(_PREPARED_AT_ONCE)
@@ -62,20 +62,19 @@ class Runtime:
         self._broker: BrokerClient | None = None
         self._starter: KernelFactory | None = None
         self._data: DataDirLock | None = None
-        self._means: RuntimeResources | None = None
+        self._resources: RuntimeResources | None = None
         self._sandboxes: set[AsyncSandbox] = set()
 
     async def start(self) -> Self:
-        """Start the broker and take the data directory. Raises Conflict, Unavailable.
+        """Start the broker and lock the data directory. Raise Conflict, Unavailable.
 
-        A host that lacks a layer is no error here: what a policy demands is refused by `create`.
+        A missing layer of the host is not an error here: `create` refuses a policy that needs it.
         """
         settings = self.settings
         try:
-            await run_to_completion(self._open_data())
+            await run_to_completion(self._open_data())  # with its result, also if cancelled
             assert self._data is not None
-            machine = platform.machine()
-            filters = load_filters(machine)
+            filters = load_filters(platform.machine())
             if self._started_broker is not None:
                 self._broker = BrokerClient.adopt(self._started_broker)
             else:
@@ -93,7 +92,7 @@ class Runtime:
             most=settings.zygotes_max if settings.fast_path else 0,
             deadline_s=settings.start_timeout,
         )
-        self._means = RuntimeResources(
+        self._resources = RuntimeResources(
             broker=self._broker,
             starter=self._starter,
             data=self._data.directory,
@@ -109,18 +108,18 @@ class Runtime:
 
     @property
     def alive(self) -> bool:
-        """Return whether it can run anything: started, not closed, and its broker answers."""
-        return self._means is not None and self._means.broker.alive
+        """Whether it was started, is not closed, and its broker answers."""
+        return self._resources is not None and self._resources.broker.alive
 
     @property
     def failure(self) -> errors.SbxError | None:
-        """Return why it can run nothing: Broken `broker_died`, Unavailable `broker_silent`, Closed.
-        None while it is alive."""
-        return _not_running() if self._means is None else self._means.broker.failure
+        """The reason why it is not alive: Broken `broker_died`, Unavailable `broker_silent`,
+        Closed."""
+        return _not_running() if self._resources is None else self._resources.broker.failure
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this host can do, layer by layer."""
+        """The layers that this host offers."""
         assert self._broker is not None
         assert self._broker.capabilities is not None
         return self._broker.capabilities
@@ -146,7 +145,7 @@ class Runtime:
         workspace: str | Path | None = None,
         uploads: str | Path | None = None,
     ) -> AsyncSandbox:
-        """A new sandbox; its kernel starts with the first run.
+        """Create a sandbox. Its kernel starts with the first run.
 
         `policy` is a name, the Path of a file, or a value. `narrower` tightens it, for instance
         `{"limits": {"memory_max": "64MiB"}}`; `env` adds environment variables. `workspace` is a
@@ -159,14 +158,14 @@ class Runtime:
         Denied `directory_forbidden`, `workspace_owned_by_root` (also where Linux or the file system
         cannot map it), `workspace_has_set_id`, `workspace_has_socket`.
         """
-        means = self._started()
+        resources = self._started()
         loaded, decided = await self.decide(policy, narrower=narrower, env=env)
-        interpreter = await self._interpreter_of(decided)
+        interpreter = await _interpreter_of(self.settings, decided)
         home = None
         if workspace is None and uploads is None:
             home = self._home(loaded, decided, interpreter)
         box = AsyncSandbox(
-            means,
+            resources,
             decided,
             loaded,
             interpreter,
@@ -176,7 +175,7 @@ class Runtime:
             home=home,
         )
         if home is not None:
-            self.known(home)  # whoever closes the box removes it
+            self.known(home)  # the sandbox removes its directory
         return await self._prepared(box)
 
     async def decide(
@@ -186,41 +185,33 @@ class Runtime:
         narrower: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> tuple[Policy, Policy]:
-        """The policy as it was loaded, and as the request narrows it; raises as `create` does, but
-        for what this host cannot enforce."""
+        """Return the policy as it was loaded, and as the request narrows it. Raise as `create`, but
+        not for walls that this host cannot enforce."""
         if isinstance(policy, str):
             policy = unchanged(policy, search=self.settings.policy_dirs) or policy
         if isinstance(policy, Policy) and not policy.filesystem.mount:
-            return self._decide(policy, narrower, env)  # which then reads no file
-        return await asyncio.to_thread(self._decide, policy, narrower, env)
+            return _decide(self.settings, policy, narrower, env)  # which then reads no file
+        return await asyncio.to_thread(_decide, self.settings, policy, narrower, env)
 
     async def ready_home(self, loaded: Policy, decided: Policy) -> PrewarmedSandbox | None:
-        """One with a kernel for a new sandbox, the caller's from here on: to be given to `open`, or
-        up. None where none is ready; it is asked for, so some may be from then on."""
+        """Return a prewarmed sandbox, which the caller passes to `open` or discards. Return None if
+        none is ready; the request makes the pool prepare some."""
         self._started()
-        return self._home(loaded, decided, await self._interpreter_of(decided))
+        return self._home(loaded, decided, await _interpreter_of(self.settings, decided))
 
     def _home(
         self, loaded: Policy, decided: Policy, interpreter: Interpreter
     ) -> PrewarmedSandbox | None:
-        means = self._started()
-        wanted = prewarm_spec(means, loaded, decided, interpreter)
-        if wanted is None:
+        resources = self._started()
+        spec = prewarm_spec(resources, loaded, decided, interpreter)
+        if spec is None:
             return None
         decide_walls(decided, self.capabilities)
-        key = self._key(means, loaded, decided, interpreter)
-        return home_of(means.starter.take_prewarmed(key, wanted), key)
-
-    def _key(
-        self, means: RuntimeResources, loaded: Policy, decided: Policy, interpreter: Interpreter
-    ) -> Key | None:
-        """By which zygote kernels of any workspace of ours may be forked; of a policy that
-        `decide_walls` has not refused."""
-        paths = means.paths_of_any(interpreter, decided)
-        return key_of(loaded, decided, self.capabilities, paths, means.filters)
+        key = _key(resources, loaded, decided, interpreter)
+        return home_of(resources.starter.take_prewarmed(key, spec), key)
 
     async def _prepared(self, box: _Box) -> _Box:
-        """One that is closed with the runtime, or at once where it cannot be had."""
+        """Prepare a sandbox. It is closed with the runtime, or at once if this fails."""
         self._sandboxes.add(box)
         try:
             async with self._room:
@@ -231,12 +222,12 @@ class Runtime:
         return box
 
     def known(self, home: PrewarmedSandbox) -> None:
-        """Its directory is in a store now."""
+        """Note that a store has the directory of this sandbox now."""
         self._started().homes.discard(home.directory)
 
     @property
     def homes(self) -> frozenset[str]:
-        """The directories of sandboxes that nobody owns yet."""
+        """The directories of prewarmed sandboxes, which have no owner yet."""
         return frozenset(self._started().homes)
 
     @property
@@ -250,7 +241,7 @@ class Runtime:
         `make` is called with the resources, both policies, the interpreter and `on_close`. Raises
         CannotEnforce and the errors of `make`.
         """
-        interpreter = await self._interpreter_of(decided)
+        interpreter = await _interpreter_of(self.settings, decided)
         on_close = self._sandboxes.discard
         sandbox = make(self._started(), decided, loaded, interpreter, on_close=on_close)
         return await self._prepared(sandbox)
@@ -262,54 +253,55 @@ class Runtime:
 
     @property
     def as_root(self) -> bool:
-        """Whether what this process starts outside of a sandbox runs as root."""
+        """Whether processes that this program starts outside of a sandbox run as root."""
         return os.geteuid() == 0
 
     @property
     def data(self) -> DataDirectory:
-        """Where the files of its sandboxes lie."""
+        """The directory with the files of its sandboxes."""
         return self._started().data
 
     async def warm(
         self, policy: str | Path | Policy = "default", *, count: int = 1, new: bool = False
     ) -> None:
-        """Return when `count` kernels of the policy are ready for whoever asks first.
+        """Return when `count` kernels of the policy are ready for the next requests.
 
-        With `new` they are sealed in empty workspaces already, for sandboxes that are made from now
-        on; else they are for those that exist, and for directories of the host. They are kept for a
-        minute at least; without this the pool fills after the first kernel.
-        Raises what `create` raises of a policy, BadRequest `limit_widened` for more than its
-        pool.max_idle, and Unavailable with the cause when this host forks none, or none now.
+        With `new` they are locked down in empty workspaces, for new sandboxes. Otherwise they are
+        for existing sandboxes and for directories of the host. They stay for at least a minute.
+        Without this call the pool fills after the first kernel.
+
+        Raise as `create`, BadRequest `limit_widened` above pool.max_idle of the policy, and
+        Unavailable with the cause if this host cannot fork kernels.
         """
-        means = self._started()
+        resources = self._started()
         loaded, _ = await self.decide(policy)
         decide_walls(loaded, self.capabilities)
-        interpreter = await self._interpreter_of(loaded)
-        key = self._key(means, loaded, loaded, interpreter)
+        interpreter = await _interpreter_of(self.settings, loaded)
+        key = _key(resources, loaded, loaded, interpreter)
         if key is None:
             raise errors.BadRequest(
-                f'policy {loaded.name} says pool.start = "cold", so none of its kernels is forked',
+                f'policy {loaded.name} has pool.start = "cold", so its kernels are not forked',
                 code="pool_unavailable",
-                hint='take start = "cold" out of the policy',
+                hint='remove start = "cold" from the policy',
             )
-        wanted = prewarm_spec(means, loaded, loaded, interpreter) if new else None
-        await means.starter.warm(key, count, wanted)
+        spec = prewarm_spec(resources, loaded, loaded, interpreter) if new else None
+        await resources.starter.warm(key, count, spec)
 
     @property
     def starts(self) -> StartCounts:
-        """How kernels came to be so far, by path, and why a faster path did not serve."""
+        """The number of kernels by the path of their start, and why no faster path was taken."""
         return self._starter.starts if self._starter is not None else StartCounts()
 
     @property
     def parked(self) -> int:
-        """How many kernels are ready for whoever asks first."""
+        """The number of kernels that are ready for the next request."""
         return self._starter.all_parked if self._starter is not None else 0
 
     async def close(self) -> None:
         """End every sandbox and the broker, and remove a temporary data directory."""
         if self._pid != os.getpid():
-            return  # a forked copy: what is here belongs to the parent
-        self._means = None
+            return  # a forked copy: the sandboxes and the broker belong to the parent
+        self._resources = None
         await run_to_completion(self._end())
 
     async def _open_data(self) -> None:
@@ -317,7 +309,7 @@ class Runtime:
         self._data = await in_thread(open_data)
 
     async def _end(self) -> None:
-        """Sandboxes, broker, data: each is ended whatever became of the one before."""
+        """End the sandboxes, the broker and the data, each even if the one before fails."""
         async with AsyncExitStack() as last:
             if self._data is not None:
                 data, self._data = self._data, None
@@ -345,41 +337,51 @@ class Runtime:
 
     def _started(self) -> RuntimeResources:
         check_process(self._pid)
-        if self._means is None:
+        if self._resources is None:
             raise _not_running()
-        return self._means
+        return self._resources
 
-    async def _interpreter_of(self, policy: Policy) -> Interpreter:
-        """Raises PolicyError `interpreter_unavailable`, `environment_unavailable`."""
-        if policy.interpreter is None:
-            return own_interpreter()
-        if (name := policy.environment) is not None:
-            environments = Environments(self.settings.environments)
-            return await in_thread(environments.interpreter, name, policy.name)
-        return await interpreter_at(policy.interpreter)
 
-    def _decide(
-        self,
-        policy: str | Path | Policy,
-        narrower: Mapping[str, Any] | None,
-        env: Mapping[str, str] | None,
-    ) -> tuple[Policy, Policy]:
-        """The policy as it was loaded, and as the request narrows it."""
-        if not isinstance(policy, Policy):
-            policy = load(policy, search=self.settings.policy_dirs)
-        request = {**(narrower or {}), **({"env": dict(env)} if env else {})}
-        loaded = policy
-        if request:
-            policy = narrow(policy, request)
-        for number, mount in enumerate(policy.filesystem.mount):
-            if not Path(mount.source).is_dir():
-                raise errors.PolicyError(
-                    f"policy {policy.name}: filesystem.mount[{number}].source is {mount.source}, "
-                    "and there is no such directory on this host",
-                    code="mount_unavailable",
-                    hint="make the directory, or name the one that is meant",
-                )
-        return loaded, policy
+def _decide(
+    settings: Settings,
+    policy: str | Path | Policy,
+    narrower: Mapping[str, Any] | None,
+    env: Mapping[str, str] | None,
+) -> tuple[Policy, Policy]:
+    if not isinstance(policy, Policy):
+        policy = load(policy, search=settings.policy_dirs)
+    request = {**(narrower or {}), **({"env": dict(env)} if env else {})}
+    decided = narrow(policy, request) if request else policy
+    for number, mount in enumerate(decided.filesystem.mount):
+        if not Path(mount.source).is_dir():
+            raise errors.PolicyError(
+                f"policy {decided.name}: filesystem.mount[{number}].source is {mount.source}, "
+                "and there is no such directory on this host",
+                code="mount_unavailable",
+                hint="make the directory, or correct the name",
+            )
+    return policy, decided
+
+
+async def _interpreter_of(settings: Settings, policy: Policy) -> Interpreter:
+    """Raise PolicyError `interpreter_unavailable`, `environment_unavailable`."""
+    if policy.interpreter is None:
+        return own_interpreter()
+    if (name := policy.environment) is not None:
+        environments = Environments(settings.environments)
+        return await in_thread(environments.interpreter, name, policy.name)
+    return await interpreter_at(policy.interpreter)
+
+
+def _key(
+    resources: RuntimeResources, loaded: Policy, decided: Policy, interpreter: Interpreter
+) -> Key | None:
+    """Return the key of the zygote from which kernels of any workspace of sbx may be forked.
+    `decide_walls` has accepted the policy."""
+    capabilities = resources.broker.capabilities
+    assert capabilities is not None
+    paths = resources.paths_of_any(interpreter, decided)
+    return key_of(loaded, decided, capabilities, paths, resources.filters)
 
 
 def _not_running() -> errors.Closed:

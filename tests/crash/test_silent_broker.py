@@ -67,7 +67,7 @@ async def test_a_start_that_waits_for_a_silent_broker_fails_with_it(box: AsyncSa
 
 
 async def test_a_silence_that_heals_fails_no_start(runtime: Runtime, box: AsyncSandbox) -> None:
-    itself, watched = broker(), runtime._means.broker._pulse  # type: ignore[union-attr]
+    itself, watched = broker(), runtime._resources.broker._pulse  # type: ignore[union-attr]
     await stop(itself)
     starting = asyncio.create_task(box.run("1 + 1"))
     await until(lambda: watched._silence.unanswered == 1)

@@ -331,10 +331,10 @@ async def test_a_parked_jail_holds_nothing_of_anybody(runtime: Runtime, fresh: F
     box = await fresh(env={"TOKEN": "of somebody"})
     receipt = await box.start()
     await runtime.warm()
-    assert runtime._means is not None
+    assert runtime._resources is not None
     assert runtime._data is not None
     assert runtime._broker is not None
-    pools = runtime._means.starter._pools.values()
+    pools = runtime._resources.starter._pools.values()
     parked = [kernel.jail for pool in pools for kernel in pool._parked]
     pid1 = parked[0].pid
     assert pid1 is not None

@@ -22,6 +22,7 @@ from sbx.linux import memory
 from sbx.policy import Policy, load
 from sbx.runtime.prewarm import PrewarmedSandbox, make_home
 from sbx.runtime.resources import RuntimeResources
+from sbx.runtime.runtime import _interpreter_of
 from sbx.workspace import DataDirectory
 
 pytestmark = pytest.mark.needs("namespaces")
@@ -34,8 +35,8 @@ async def runtime(own_runtime: Runtime) -> Runtime:
 
 
 def means_of(runtime: Runtime) -> RuntimeResources:
-    assert runtime._means is not None
-    return runtime._means
+    assert runtime._resources is not None
+    return runtime._resources
 
 
 def pool_of(runtime: Runtime) -> Pool:
@@ -253,7 +254,7 @@ async def test_more_than_the_policy_keeps_is_refused(runtime: Runtime) -> None:
 async def test_home_by_itself_comes_and_goes(runtime: Runtime) -> None:
     means = means_of(runtime)
     loaded, decided = await runtime.decide("default")
-    home = await make_home(means, decided, await runtime._interpreter_of(decided))
+    home = await make_home(means, decided, await _interpreter_of(runtime.settings, decided))
     assert means.homes == {home.directory}
     assert list(means.data.sandboxes()) == [home.directory]
     assert loaded == decided
@@ -303,7 +304,7 @@ async def test_home_that_cannot_be_removed_is_left_to_a_collection(
 ) -> None:
     means = means_of(runtime)
     loaded, _ = await runtime.decide("default")
-    interpreter = await runtime._interpreter_of(loaded)
+    interpreter = await _interpreter_of(runtime.settings, loaded)
 
     async def fail(*_: object, **__: object) -> None:
         raise Broken("the broker did not do it")

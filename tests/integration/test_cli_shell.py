@@ -210,7 +210,7 @@ def test_a_policy_without_processes_refuses(service: Service) -> None:
     name = re.search(r'"id": "([^"]+)"', made.stdout)
     assert name is not None
     with attached(service, name[1]) as child:
-        child.expect("does not offer shell|lets nothing start a process")
+        child.expect("does not offer shell|does not allow processes")
         assert ended(child) == 3
 
 

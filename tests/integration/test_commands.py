@@ -78,8 +78,8 @@ async def start_a_thousand(box: AsyncSandbox) -> None:
             await asyncio.sleep(0.05)
     assert (now, len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())) == before
     kept = await box.commands.list()
-    assert len(kept) == commands.REMEMBERED_MAX
-    assert len(list(directory(box).iterdir())) == 2 * commands.REMEMBERED_MAX
+    assert len(kept) == command_log.RECORDS_MAX
+    assert len(list(directory(box).iterdir())) == 2 * command_log.RECORDS_MAX
     assert box.commands.running == 0
 
 
@@ -128,7 +128,7 @@ async def test_a_follower_of_a_flood_sees_gaps_and_no_torn_text(box: AsyncSandbo
 async def test_all_logs_together_are_bounded_the_oldest_text_goes_first(
     box: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "LOGS_MAX", MIB)
+    monkeypatch.setattr(command_log, "LOGS_MAX", MIB)
     write = "head -c 400000 /dev/zero | tr '\\0' "
     first = await box.commands.start(f"{write} a")
     await first.wait(60)  # before the next begins, so that its text is the oldest

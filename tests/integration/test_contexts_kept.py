@@ -191,7 +191,7 @@ async def test_what_ends_while_a_context_starts_ends_it_and_leaves_nothing(
 async def _starting(contexts: Contexts) -> Context:
     """The context, as soon as its kernel is on its way."""
     async with asyncio.timeout(60):
-        while (one := contexts._beside.get("other")) is None or not one._starting.locked():  # noqa: ASYNC110
+        while (one := contexts._others.get("other")) is None or not one._starting.locked():  # noqa: ASYNC110
             await asyncio.sleep(0)
     return one
 

@@ -15,7 +15,8 @@ from sbx.errors import BadRequest, Broken, Conflict, Denied, TooLarge
 from sbx.kernels import frames
 from sbx.protocol.runs import Cause, RunError, Status
 from sbx.runtime.run import frontend
-from sbx.runtime.run.frontend import Cell, CellEnd, JupyterFrontend, Published
+from sbx.runtime.run.execution import Published
+from sbx.runtime.run.frontend import Cell, CellEnd, JupyterFrontend
 
 PATIENCE_S = 60.0
 MIB = 1 << 20

@@ -55,8 +55,8 @@ async def until(true: Callable[[], object], limit_s: float = 20.0) -> None:
 
 
 def starter_of(runtime: Runtime) -> KernelFactory:
-    assert runtime._means is not None
-    return runtime._means.starter
+    assert runtime._resources is not None
+    return runtime._resources.starter
 
 
 def pool_of(runtime: Runtime) -> Pool:

@@ -51,8 +51,8 @@ async def tried(runtime: Runtime, project: Path) -> AsyncIterator[ProjectSession
 
 def items(runtime: Runtime, project: Path) -> list[QuarantineItem]:
     """The items of this project; all tests of a process have one store."""
-    assert runtime._means is not None
-    store = runtime._means.protection.quarantines
+    assert runtime._resources is not None
+    store = runtime._resources.protection.quarantines
     return [one for one in quarantine.items(store) if one.directory == str(project)]
 
 

@@ -18,8 +18,8 @@ from sbx.errors import BadRequest
 from sbx.jupyter import parse, serialize
 from sbx.kernels import frames
 from sbx.protocol.runs import Status
-from sbx.runtime.run.execution import ForwardedRun
-from sbx.runtime.run.frontend import CellEnd, Published
+from sbx.runtime.run.execution import ForwardedRun, Published
+from sbx.runtime.run.frontend import CellEnd
 from tests.tiers import examples
 
 KEY = b"k" * 32

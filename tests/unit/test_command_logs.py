@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Broken, NotFound
-from sbx.runtime.processes.command_log import piece_of
+from sbx.protocol.commands import piece_of
 from sbx.workspace.ring_files import CommandLogs, RingFile
 
 NAME = "cmd-0123456789ab"

@@ -277,7 +277,7 @@ async def test_a_follower_who_comes_too_late_is_told_why_the_run_could_not_start
 
 def test_runs_share_room_and_one_within_its_share_goes_on() -> None:
     async def collect() -> tuple[bool, bool, int]:
-        shared = SharedRoom(most=3000, share=1500)
+        shared = SharedRoom(limit=3000, share=1500)
         greedy, modest = ActiveRun("run-1", ROOM), ActiveRun("run-2", ROOM)
         greedy.shared = modest.shared = shared
         for _ in range(3):

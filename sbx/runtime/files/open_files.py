@@ -79,8 +79,8 @@ def _by_descriptors() -> int:
 
 @dataclass(frozen=True, slots=True)
 class MountPoints:
-    """What a start of a jail finds in a directory of the host, and by what each path is known: its
-    owner may put another one there before it is mounted. `guard` is None for other workspaces."""
+    """The directories of the host for the start of a jail, with their identities: the owner may
+    replace a directory before it is mounted. `guard` is only for a host workspace."""
 
     identities: Mapping[str, Identity]
     guard: GuardPaths | None = None
@@ -88,13 +88,13 @@ class MountPoints:
 
 @dataclass(slots=True, eq=False)
 class OpenFiles(WorkerThreads):
-    """What a conversation's files are, held open: for the host's calls, and for its jail's mounts.
+    """The open files of a conversation, for calls of the host and for the mounts of its jails.
 
-    `uploads` is None where a directory of the host is mounted as the uploads, `measured` where the
-    files are not ours to limit; where it `has_quota`, linux does, and `disk` says so in a receipt.
-    `shared` is what conversations share, if they do. `left_out` are the paths inside that a live
-    kernel sees and the jail of this dry run does not. `identities` are (device, inode) of host
-    directories by path. `mapped`: the files belong to another host uid than the jail's.
+    `uploads` is None if a directory of the host is mounted as the uploads, and `measured` is None
+    if the policy does not limit the files. With `has_quota` Linux limits them, and `disk` states it
+    in the receipt. `shared` are the files that conversations share. `left_out` are the paths that a
+    live kernel sees and the jail of this dry run does not. `identities` are (device, inode) of host
+    directories by path. `mapped`: the files belong to another host uid than that of the jail.
     """
 
     files: Files
@@ -109,7 +109,7 @@ class OpenFiles(WorkerThreads):
     quarantine: Quarantine | None = None
     protection: HostProtection | None = None
     identities: Mapping[str, Identity] = field(default_factory=dict)
-    held: ExitStack = field(default_factory=ExitStack)
+    resources: ExitStack = field(default_factory=ExitStack)
     untouched: bool = False
     shared: Tree | None = None
     has_quota: bool = False
@@ -122,19 +122,19 @@ class OpenFiles(WorkerThreads):
 
     @property
     def busy(self) -> bool:
-        """Whether a call or a file on its way in needs what is open here."""
+        """Whether a call or an incoming file needs the open files."""
         return self.users > 0 or bool(self.working) or self.intakes.filling
 
     @property
     def any_guard(self) -> GuardPaths | None:
-        """A guard of this kind, as far as a zygote has to know it."""
+        """A guard of this kind, with the parts that a zygote needs."""
         return GuardPaths("") if self.quarantine is not None else None
 
     async def prepare(self) -> MountPoints:
-        """See to the mount points and look at what is there, before each start of a jail.
+        """Prepare the mount points before each start of a jail, and read the identities.
 
-        Before the first one there is nothing to see in a workspace of our own: to open it was to
-        see to it, no jail has run in it since, and no API removes a mount point.
+        The first start in a workspace of sbx needs nothing: it was prepared when it was opened, no
+        jail has run in it since, and no API removes a mount point.
         """
         if self.untouched:
             self.untouched = False
@@ -154,9 +154,9 @@ class OpenFiles(WorkerThreads):
                 ENTRIES_MAX,
             )
         inside = str(self.quarantine.inside)
-        found = os.stat(inside)
+        status = os.stat(inside)
         guard = GuardPaths(inside, None if links.complete else ENTRIES_MAX)
-        return MountPoints({**self.identities, inside: (found.st_dev, found.st_ino)}, guard)
+        return MountPoints({**self.identities, inside: (status.st_dev, status.st_ino)}, guard)
 
     def look_at_links(self) -> ExecutableLinks:
         """Find the targets of host executables, and write the rules of the path guards. Blocks as
@@ -174,16 +174,16 @@ class OpenFiles(WorkerThreads):
         return links
 
     def close_if_idle(self) -> None:
-        """Close what is not busy. A stream that is read has a descriptor of its own."""
+        """Close the files, which are not busy. A stream has its own descriptor."""
         assert not self.busy
-        self.held.close()
+        self.resources.close()
 
     async def close(self) -> None:
         self.watches.stop()
         await self.intakes.stop()
         if self.working:
             await asyncio.wait(self.working)
-        self.held.close()
+        self.resources.close()
 
 
 def open_files(
@@ -214,25 +214,25 @@ def open_files(
     """
     owner = host if host[0] != os.geteuid() else None
     largest = policy.limits.file_size_max
-    with ExitStack() as held:
+    with ExitStack() as resources:
         own = data.conversation(sandbox, conversation, owner=owner)
-        held.callback(own.close)
+        resources.callback(own.close)
         identities: dict[str, Identity] = {}
         put: Uploads | None = own.uploads
         uploads_path, uploads_tree = own.uploads_path, own.uploads.tree
         if uploads is not None:
-            mounted = held.enter_context(
+            mounted = resources.enter_context(
                 closing(HostDirectory.open(uploads, jail_uid=host[0], read_only=True))
             )
             if check is not None:
                 check(mounted.fd, read_only=True)
             identities[str(mounted.path)] = mounted.identity()
             put, uploads_path, uploads_tree = None, mounted.path, mounted.tree(view=UPLOADS)
-            held.callback(uploads_tree.close)
+            resources.callback(uploads_tree.close)
         if workspace is None:
             shared = data.shared(sandbox, owner=owner) if policy.shared else None
             if shared is not None:
-                held.callback(shared.close)
+                resources.callback(shared.close)
             opened = OpenFiles(
                 files=Files(
                     own.files,
@@ -253,7 +253,7 @@ def open_files(
             )
         else:
             directory = HostDirectory.open(workspace, jail_uid=host[0], mapped=mapped)
-            held.callback(directory.close)
+            resources.callback(directory.close)
             # The uid of the jail was chosen by path: another user may have exchanged the directory.
             if owner_uid is not None and directory.owner[0] != owner_uid:
                 raise replaced(str(workspace))
@@ -261,13 +261,13 @@ def open_files(
                 check(directory.fd, read_only=False)
             identities[str(directory.path)] = directory.identity()
             tree = directory.tree(owner=directory.owner if mapped else owner)
-            held.callback(tree.close)
+            resources.callback(tree.close)
             quarantine = None
             if policy.host_executables != "allow":
                 directory.set_patterns(add=protection.add, remove=protection.remove)
                 store = protection.quarantines
                 quarantine = Quarantine.open(store, directory.path, directory.fd, owner)
-                held.callback(quarantine.close)
+                resources.callback(quarantine.close)
             uploads_tree.view = UPLOADS_APART
             opened = OpenFiles(
                 files=Files(
@@ -288,5 +288,5 @@ def open_files(
                 identities=identities,
                 mapped=mapped,
             )
-        opened.held.push(held.pop_all())
+        opened.resources.push(resources.pop_all())
         return opened

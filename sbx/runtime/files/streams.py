@@ -1,7 +1,7 @@
-"""Files on their way in and out for asyncio, a chunk at a time: as little memory for any size.
+"""Reads and writes of files in chunks: the memory does not depend on the size.
 
-Each step is a short call in a worker thread, so a slow peer holds no thread, and the next chunk is
-asked for only when the last one is on its way: the disk slows the sender, the reader the disk.
+Each step is a short call in a worker thread, so that a slow peer occupies no thread. The next chunk
+is requested only after the last one: the disk slows the sender, and the reader slows the disk.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ async def opened_stream(
     act: Callable[[], tuple[OpenFile, Upload | None]],
     reader: "FileReader | None" = None,
 ) -> "FileStream":
-    """The stream of the file that `act` opens, each piece of which `reader` sees first. Cancelled,
-    it leaves none open."""
+    """Return the stream of the file that `act` opens. `reader` sees each piece first. A cancelled
+    call leaves no file open."""
     opening = asyncio.ensure_future(threads.call(act))
     try:
         file, upload = await run_to_completion(opening)
@@ -43,11 +43,8 @@ async def opened_stream(
 
 @dataclass(slots=True, eq=False)
 class FileStream:
-    """A file held open for reading; close it, best by `async with`.
-
-    It is the file of that moment: one that replaces it, or its removal, changes nothing here.
-    `upload` is there when the file is one.
-    """
+    """A file that is open for reading. Close it, best with `async with`. A later file of this name,
+    or the removal, does not change it."""
 
     entry: FileEntry
     upload: Upload | None
@@ -66,7 +63,7 @@ class FileStream:
     async def chunks(
         self, start: int = 0, length: int | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """The bytes from `start`, `length` of them or all, in pieces of bounded size."""
+        """Yield the bytes from `start`, `length` of them or all, in pieces of bounded size."""
         pieces = self._file.chunks(start, length)
         while piece := await run_to_completion(self._threads.call(lambda: next(pieces, b""))):
             if self._reader is not None:
@@ -74,7 +71,7 @@ class FileStream:
             yield piece
 
     def close(self) -> None:
-        """While none of its chunks is on its way; a second time does nothing."""
+        """Close the file while no chunk is being read. A second call does nothing."""
         self._file.close()
 
     async def aclose(self) -> None:
@@ -93,7 +90,7 @@ class FileStream:
 
 
 class IncomingFiles:
-    """The files that are on their way in to one conversation; `stop` gives them all up."""
+    """The incoming files of one conversation. `stop` cancels them."""
 
     def __init__(self) -> None:
         self._filling: set[asyncio.Task[Any]] = set()
@@ -102,10 +99,8 @@ class IncomingFiles:
     async def fill(
         self, threads: WorkerThreads, intake: FileWriter[T], chunks: AsyncIterable[bytes]
     ) -> T:
-        """Feed all of `chunks` to `intake`; its outcome. Cancelled or failed, it leaves nothing.
-
-        Raises what either of them raises, and Closed when the conversation ends before.
-        """
+        """Write all `chunks` with `intake`, and return its result. A cancelled or failed call
+        leaves no file. Raise the errors of both, and Closed if the conversation ends before."""
         if self._stopped:
             raise _closed()
         feeding = asyncio.ensure_future(_feed(threads, intake, chunks))
@@ -127,7 +122,7 @@ class IncomingFiles:
         return bool(self._filling)
 
     async def stop(self) -> None:
-        """Nothing is on its way any more when this returns, and nothing begins."""
+        """End all writes, and refuse new ones."""
         self._stopped = True
         if filling := tuple(self._filling):
             for task in filling:
@@ -159,19 +154,19 @@ async def _feed(threads: WorkerThreads, intake: FileWriter[T], chunks: AsyncIter
 
 
 async def _gathered(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """The same bytes in pieces of about CHUNK: a step costs as much for a small one."""
-    held = bytearray()
+    """Yield the same bytes in pieces of about CHUNK, because a small step costs the same."""
+    piece = bytearray()
     async for chunk in chunks:
-        held += chunk
-        if len(held) >= CHUNK:
-            yield bytes(held)
-            held.clear()
-    if held:
-        yield bytes(held)
+        piece += chunk
+        if len(piece) >= CHUNK:
+            yield bytes(piece)
+            piece.clear()
+    if piece:
+        yield bytes(piece)
 
 
 def _closed() -> errors.Closed:
     return errors.Closed(
-        "the conversation ended while a file was on its way in",
-        hint="send it again, to a conversation that is there",
+        "the conversation ended during the write of a file",
+        hint="send the file again, to another conversation",
     )

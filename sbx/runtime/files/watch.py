@@ -1,11 +1,11 @@
-"""Following what changes in a conversation's files, for asyncio; ends with the conversation.
+"""The changes of the files of a conversation as events, until the conversation ends.
 
-What the listener does not take yet stays in linux' own bounded queue, which says when it was full:
-a slow listener costs no memory, and is told that it missed something.
+Unread changes stay in the bounded queue of Linux, which reports when it was full. A slow listener
+costs no memory, and gets an `overflow` event.
 
-Code inside that renames without end makes changes faster than Python reads them, and who reads
-holds the interpreter's lock: the cells of all other sandboxes answered twenty times slower. So the
-watches of a conversation read one after another, and rest for nine times as long as each took.
+Code can rename files faster than Python reads the changes, and a read holds the interpreter's lock:
+the cells of all other sandboxes answered twenty times slower. Therefore the watches of a
+conversation read one after another, and rest for nine times as long as each read took.
 """
 
 import asyncio
@@ -19,14 +19,12 @@ from sbx.protocol.files import FileEvent
 from sbx.workspace.watch import Watching
 
 WATCHES_MAX = 16  # of one conversation
-_GATHER_S = 0.05  # in which changes of one burst come together
-_REST = 9  # times as long as it was read
+_GATHER_S = 0.05  # for the other changes of a burst
+_REST = 9  # times the duration of the read
 _REST_MAX_S = 2.0
 
 
 class _Watch:
-    """One that is followed."""
-
     def __init__(self, watching: Watching) -> None:
         self.watching = watching
         self.ended = asyncio.Event()
@@ -35,8 +33,8 @@ class _Watch:
         self.arm()
 
     def arm(self) -> None:
-        """Set `readable` as soon as it is, once: a descriptor that nobody reads for a while would
-        else wake the loop in each of its turns."""
+        """Set `readable` once: a descriptor that is not read for a while would wake the loop in
+        each of its turns."""
         self.readable.clear()
         if not self.stopped:
             self._loop.add_reader(self.watching.fd, self._wake)
@@ -50,7 +48,7 @@ class _Watch:
         return self.ended.is_set()
 
     def stop(self) -> None:
-        """Wake its listener, who ends; a second time does nothing."""
+        """Wake the listener, which ends. A second call does nothing."""
         if not self.stopped:
             self.ended.set()
             self._loop.remove_reader(self.watching.fd)
@@ -70,12 +68,11 @@ class Watches:
     async def follow(
         self, threads: WorkerThreads, begin: Callable[[], tuple[str, Watching]]
     ) -> AsyncGenerator[FileEvent, None]:
-        """The changes that the Watching of `begin` sees; first `started` with its path. Ends, and
-        closes it, when the conversation does. Raises Unavailable `too_many_watches`, and as
-        `begin`."""
+        """Yield `started` with the path, then the changes that the Watching of `begin` sees. Close
+        it at the end of the conversation. Raise Unavailable `too_many_watches`, and as `begin`."""
         if len(self._open) + self._opening >= WATCHES_MAX:
             raise errors.Unavailable(
-                f"a conversation is watched {WATCHES_MAX} times at most",
+                f"a conversation has at most {WATCHES_MAX} watches",
                 code="too_many_watches",
                 hint="end one of the watches",
                 details={"limit": WATCHES_MAX},
@@ -126,16 +123,15 @@ class Watches:
                     await watch.ended.wait()
             if watch.stopped:
                 return []
-            began = time.monotonic()
+            started_at = time.monotonic()
             try:
                 return await run_to_completion(threads.call(watch.watching.read))
             finally:
                 now = time.monotonic()
-                self._rested_at = now + min(_REST_MAX_S, _REST * (now - began))
+                self._rested_at = now + min(_REST_MAX_S, _REST * (now - started_at))
                 watch.arm()
 
     def stop(self) -> None:
-        """End all of them."""
         self._stopped = True
         for watch in tuple(self._open):
             watch.stop()

@@ -250,7 +250,7 @@ _cache = Cache()
 
 def available(policy: Policy, environments: Environments) -> dict[Language, ScriptInterpreter]:
     """The languages that jails of this policy can run by themselves, and by what; none where it
-    lets nothing start a process, or names an environment that is not there. What another
+    does not allow processes, or names an environment that is not there. What another
     interpreter that is named by its path brings is not looked for. Blocks as `find`.
     """
     if not policy.processes or "shell" not in policy.capabilities:

@@ -1,12 +1,11 @@
 """Terminals of one conversation: a command on a pty inside, and any number of clients on it.
 
-    TerminalCommand ──► Terminal ──► Screen (screens.py): what it shows, for whoever comes later
-                           └───────► Attached, one for each client: a queue of bytes, bounded
+    TerminalCommand ──► Terminal ──► ScreenBuffer (terminal_screen.py), for later clients
+                           └───────► TerminalClient, one for each client: a bounded queue of bytes
 
-A terminal outlives its clients, and ends with its command or with the kernel's jail. What has ended
-is remembered, with its last screen, until its place is needed. It goes at the pace of the quickest
-client; one that is slower is skipped forward to the screen, and one that has stopped to read holds
-it for `_STALLED_S` at most. Without clients it goes on as if all were read.
+A terminal outlives its clients, and ends with its command or with the jail. An ended terminal keeps
+its last screen until its place is needed. The output has the pace of the quickest client. A slower
+client skips forward to the screen, and one that stops to read delays the output for `_STALLED_S`.
 """
 
 import asyncio
@@ -42,12 +41,12 @@ _QUEUE_MAX = 1 << 20  # bytes that wait for one client
 _FULL = _QUEUE_MAX // 2
 _PIECE = 64 << 10
 _STALLED_S = 2.0
-_SKIP_S = 0.25  # between two screens for one who is too slow: each may cost a second of CPU
-_TOOK = 64 << 10  # bytes after which the other side is told that they were taken
+_SKIP_S = 0.25  # between two screens for a slow client: each may cost a second of CPU
+_TOOK = 64 << 10  # bytes after which the jail gets credit for more
 _RATE = 32 << 20  # bytes in a second, of one terminal
 _TYPING_S = 10.0
 _HANGUP_S = 1.0
-_JOBS_S = 0.05  # after the leader has gone, for its jobs
+_JOBS_S = 0.05  # for the jobs, after the end of the session leader
 _KILLED_S = 5.0
 _REST_S = 2.0
 _SHOWN_MAX = 2000
@@ -55,21 +54,20 @@ _ENVIRONMENT = {"TERM": "xterm-256color"}
 
 
 class TerminalClient:
-    """One client of a terminal, until it leaves. `async for piece in attached` ends with the
-    terminal."""
+    """One client of a terminal. `async for piece in client` ends with the terminal."""
 
     def __init__(self, terminal: "Terminal") -> None:
         self._terminal = terminal
         self._pieces: deque[bytes] = deque()
-        self._held = 0
+        self._size = 0
         self._seen = False
         self._behind = True
         self._left = False
-        self._something = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def read(self) -> bytes:
-        """What is to be shown next: first the screen as it is, then what is written; nothing once
-        the terminal has ended and all of it was told. One reader at a time."""
+        """Return the next output: first the screen, then the later output; at the end of the
+        terminal nothing. One reader at a time."""
         while not self._left:
             if self._behind:
                 if data := await self._caught_up():
@@ -79,23 +77,23 @@ class TerminalClient:
             elif not self._terminal.running:
                 return b""
             else:
-                self._something.clear()
-                await self._something.wait()
+                self._changed.clear()
+                await self._changed.wait()
         return b""
 
     async def write(self, data: bytes) -> None:
-        """Type these bytes. Waits while nobody inside reads; after 10 s of that raises Conflict
-        `terminal_not_read`. What is typed at a terminal that has ended is lost."""
+        """Type these bytes. Wait until the command reads them, for 10 s; then raise Conflict
+        `terminal_not_read`. Bytes for an ended terminal are lost."""
         await self._terminal.write(data)
 
     @property
     def ended(self) -> tuple[int | None, str] | None:
-        """The exit code of a terminal that has ended, and why there is none."""
+        """The exit code of an ended terminal, or the reason why it has none."""
         now = self._terminal.now()
         return None if now.running else (now.exit_code, now.reason)
 
     async def resize(self, rows: int, columns: int) -> None:
-        """As `Terminal.resize`: there is one size for all clients."""
+        """Do the same as `Terminal.resize`: all clients share one size."""
         await self._terminal.resize(rows, columns)
 
     def __aiter__(self) -> Self:
@@ -108,40 +106,39 @@ class TerminalClient:
 
     @property
     def full(self) -> bool:
-        """Whether it has to read before it gets more."""
-        return self._held >= _FULL
+        """Whether it must read before it gets more."""
+        return self._size >= _FULL
 
     @property
     def behind(self) -> bool:
-        """Whether it will be told the screen, and nothing that is written until then."""
+        """Whether it gets the screen next, instead of the output until then."""
         return self._behind
 
     def put(self, data: bytes) -> None:
-        """This was written."""
+        """Queue output."""
         if self._behind:
             return
-        if self._held + len(data) > _QUEUE_MAX:
+        if self._size + len(data) > _QUEUE_MAX:
             self.skip()
             return
         self._pieces.append(data)
-        self._held += len(data)
-        self._something.set()
+        self._size += len(data)
+        self._changed.set()
 
     def skip(self) -> None:
-        """Forget what it did not read: it gets the screen instead."""
+        """Drop the unread output: the client gets the screen instead."""
         self._pieces.clear()
-        self._held = 0
+        self._size = 0
         self._behind = True
-        self._something.set()
+        self._changed.set()
 
     def wake(self) -> None:
-        """Something about the terminal is new."""
-        self._something.set()
+        self._changed.set()
 
     def leave(self) -> None:
-        """It reads no more."""
+        """End its reads."""
         self._left = True
-        self._something.set()
+        self._changed.set()
 
     async def _caught_up(self) -> bytes:
         screen = self._terminal.shows
@@ -159,7 +156,7 @@ class TerminalClient:
         while self._pieces and size + len(self._pieces[0]) <= _PIECE:
             taken.append(self._pieces.popleft())
             size += len(taken[-1])
-        self._held -= size
+        self._size -= size
         self._terminal.drained()
         return b"".join(taken) if len(taken) > 1 else taken[0]
 
@@ -170,7 +167,7 @@ class Terminal:
     def __init__(
         self,
         name: str,
-        asked: str | None,
+        text: str | None,
         command: TerminalCommand,
         context: Context,
         size: tuple[int, int],
@@ -178,39 +175,37 @@ class Terminal:
     ) -> None:
         self.id = name
         self.shows = ScreenBuffer(*size, drawing)
-        self._asked = asked if asked is None else asked[:_SHOWN_MAX]
+        self._text = text if text is None else text[:_SHOWN_MAX]
         self._command = command
         self._context = context
         self._created_at = time.time()
         self._clients: set[TerminalClient] = set()
         self._drained = asyncio.Event()
         self._ended: tuple[int | None, str] | None = None
-        self._untold = 0
+        self._uncredited = 0
         self._next_at = 0.0
         self._resting: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._follow())
 
     @property
     def running(self) -> bool:
-        """Whether its command has not ended."""
         return self._ended is None
 
     @property
     def attached(self) -> int:
-        """How many clients it has."""
+        """The number of clients."""
         return len(self._clients)
 
     async def status(self) -> TerminalStatus:
-        """How it is now."""
         return self.now()
 
     def now(self) -> TerminalStatus:
-        """As `status`, at once."""
+        """Return the status synchronously."""
         rows, columns = self.shows.size
         code, reason = self._ended or (None, "")
         return TerminalStatus(
             id=self.id,
-            command=self._asked,
+            command=self._text,
             rows=rows,
             columns=columns,
             running=self.running,
@@ -222,7 +217,7 @@ class Terminal:
 
     @asynccontextmanager
     async def attach(self) -> AsyncIterator[TerminalClient]:
-        """Come to it as a client. Raises Conflict `too_many_clients`."""
+        """Attach a client. Raise Conflict `too_many_clients`."""
         if len(self._clients) >= CLIENTS_MAX:
             raise errors.Conflict(
                 f"{CLIENTS_MAX} clients are attached to this terminal already",
@@ -232,7 +227,7 @@ class Terminal:
             )
         client = TerminalClient(self)
         self._clients.add(client)
-        self._stirs()
+        self._note_use()
         try:
             yield client
         finally:
@@ -241,37 +236,36 @@ class Terminal:
             self.drained()
 
     async def screen(self) -> TerminalScreen:
-        """What it shows now, or showed last."""
+        """Return the screen; of an ended terminal the last one."""
         _, shown = await self.shows.drawn()
         return shown
 
     async def write(self, data: bytes) -> None:
-        """Type these bytes, attached or not; see `TerminalClient.write`."""
+        """Type these bytes, as `TerminalClient.write`."""
         try:
             async with asyncio.timeout(_TYPING_S):
                 for start in range(0, len(data), TYPED_MAX):
                     if not self.running:
                         return
-                    self._stirs()
+                    self._note_use()
                     await self._command.type(data[start : start + TYPED_MAX])
         except TimeoutError:
             raise errors.Conflict(
-                "what was typed is not read inside",
+                "the command does not read its input",
                 code="terminal_not_read",
-                hint="interrupt what runs there, or put the data in a file",
+                hint="interrupt the command, or put the data in a file",
             ) from None
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Give it another size, of which linux tells whoever runs there. Raises BadRequest
-        `invalid_size`."""
+        """Change the size; Linux signals it to the command. Raise BadRequest `invalid_size`."""
         check_size(rows, columns)
         if self.running and (rows, columns) != self.shows.size:
             self.shows.resize(rows, columns)
             await self._command.resize(rows, columns)
 
     async def close(self) -> None:
-        """Hang up, and kill what is left of its session after a second. Once begun it is done to
-        its end; what has ended already stays as it is."""
+        """Hang up, and kill the rest of the session after a second. A cancelled call still
+        completes. An ended terminal stays as it is."""
         await run_to_completion(self._close())
 
     async def _close(self) -> None:
@@ -284,15 +278,14 @@ class Terminal:
         await asyncio.wait([self._task], timeout=_KILLED_S)
 
     async def ended(self) -> None:
-        """Wait for its end."""
         await asyncio.wait([self._task])
 
     def drained(self) -> None:
-        """A client has read, or left."""
+        """Continue the output: a client has read, or left."""
         self._drained.set()
 
     async def _follow(self) -> None:
-        """Carry what it writes to all clients, until it has ended."""
+        """Send the output to all clients, until the end of the terminal."""
         try:
             self._ended = await self._carried()
         except Exception as error:  # noqa: BLE001  # the border of a background task
@@ -302,37 +295,37 @@ class Terminal:
             self._ended = self._ended or (None, "the sandbox was closed")
             if self._resting is not None:
                 self._resting.cancel()
-                self._rests()
+                self._on_rest()
             for client in self._clients:
                 client.wake()
 
     async def _carried(self) -> tuple[int | None, str]:
         while True:
             try:
-                told = await self._command.read()
+                frame = await self._command.read()
             except KernelDied:
                 return None, "its kernel ended"
-            if isinstance(told, frames.Exited):
-                code = None if told.error is not None else termination.exit_code(told)
-                return code, told.error or ""
-            self._stirs()
-            self.shows.add(told.data)
+            if isinstance(frame, frames.Exited):
+                code = None if frame.error is not None else termination.exit_code(frame)
+                return code, frame.error or ""
+            self._note_use()
+            self.shows.add(frame.data)
             for client in self._clients:
-                client.put(told.data)
+                client.put(frame.data)
             await self._room()
-            await self._took(len(told.data))
+            await self._took(len(frame.data))
 
-    def _stirs(self) -> None:
-        """From now on its kernel makes no room for others, and its files are looked at: as long as
-        anybody is attached, or anything is written or typed."""
+    def _note_use(self) -> None:
+        """Keep the kernel, and watch its disk, while a client is attached and for a while after
+        each output or input."""
         if self._resting is None and self.running:
             self._context.background_began()
             self._rest_later()
 
     def _rest_later(self) -> None:
-        self._resting = asyncio.get_running_loop().call_later(_REST_S, self._rests)
+        self._resting = asyncio.get_running_loop().call_later(_REST_S, self._on_rest)
 
-    def _rests(self) -> None:
+    def _on_rest(self) -> None:
         if self.running and (self._clients or self._command.busy):
             self._rest_later()
             return
@@ -340,7 +333,7 @@ class Terminal:
         self._context.background_ended()
 
     async def _room(self) -> None:
-        """Wait for the quickest client, as long as it reads at all."""
+        """Wait for the quickest client, for at most `_STALLED_S`."""
         while True:
             current = [client for client in self._clients if not client.behind]
             if not current or not all(client.full for client in current):
@@ -355,11 +348,11 @@ class Terminal:
                 return
 
     async def _took(self, size: int) -> None:
-        """Give credit for as much again, and not faster than `_RATE`: others use this loop, too."""
-        self._untold += size
-        if self._untold < _TOOK:
+        """Give credit for more output, at most at `_RATE`: others use this loop too."""
+        self._uncredited += size
+        if self._uncredited < _TOOK:
             return
-        taken, self._untold = self._untold, 0
+        taken, self._uncredited = self._uncredited, 0
         now = time.monotonic()
         self._next_at = max(now, self._next_at) + taken / _RATE
         if self._next_at - now > 0.02:
@@ -368,10 +361,10 @@ class Terminal:
 
 
 class Terminals:
-    """See the module. Its methods may be called concurrently from one event loop."""
+    """See the module. Call the methods from one event loop; calls may be concurrent."""
 
     def __init__(self, policy: Policy, context: Context) -> None:
-        """They run in the jail of `context`."""
+        """The terminals run in the jail of `context`."""
         self._policy = policy
         self._context = context
         self._terminals: dict[str, Terminal] = {}  # the oldest first
@@ -380,7 +373,7 @@ class Terminals:
 
     @property
     def attached(self) -> int:
-        """How many clients there are, on all of them."""
+        """The number of clients of all terminals."""
         return sum(terminal.attached for terminal in self._terminals.values())
 
     async def open(
@@ -392,11 +385,11 @@ class Terminals:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Terminal:
-        """A new terminal with a shell, or with `/bin/bash -c command`; the kernel is started where
-        there is none.
+        """Open a terminal with a shell, or with `/bin/bash -c command`. Start the kernel if
+        necessary.
 
-        Raises Denied where the policy offers no shell or no processes, BadRequest, TooLarge,
-        Closed, Conflict `too_many_terminals`, and what starting a kernel raises.
+        Raise Denied if the policy offers no shell or no processes, BadRequest, TooLarge, Closed,
+        Conflict `too_many_terminals`, and the errors of the start of a kernel.
         """
         directory, variables = checks.check_shell(self._policy, command, cwd, env)
         check_size(rows, columns)
@@ -412,33 +405,34 @@ class Terminals:
         finally:
             self._opening -= 1
         name = f"term-{secrets.token_hex(6)}"
-        made = Terminal(name, command, process, self._context, (rows, columns), self._drawing)
-        self._terminals[name] = made
-        return made
+        size = (rows, columns)
+        terminal = Terminal(name, command, process, self._context, size, self._drawing)
+        self._terminals[name] = terminal
+        return terminal
 
     async def get(self, terminal_id: str) -> Terminal:
-        """A terminal by its id. Raises NotFound, Closed."""
+        """Return a terminal by its id. Raise NotFound, Closed."""
         self._context.check_open()
-        if (found := self._terminals.get(terminal_id)) is None:
+        if (terminal := self._terminals.get(terminal_id)) is None:
             raise errors.NotFound(
                 f"there is no terminal {terminal_id[:80]!r}",
                 hint="list them, or open one",
             )
-        return found
+        return terminal
 
     async def list(self) -> builtins.list[Terminal]:
-        """Those that run and those that ended, the oldest first. Raises Closed."""
+        """Return the running and the ended terminals, the oldest first. Raise Closed."""
         self._context.check_open()
         return [*self._terminals.values()]
 
     async def close(self, terminal_id: str) -> None:
-        """End it as `Terminal.close` does, and forget it. Raises NotFound, Closed."""
+        """End a terminal as `Terminal.close`, and forget it. Raise NotFound, Closed."""
         terminal = await self.get(terminal_id)
         await terminal.close()
         self._terminals.pop(terminal_id, None)
 
     async def end(self) -> None:
-        """Wait until all have ended; to be called once the context is closed."""
+        """Wait until all have ended. Call it after the context is closed."""
         for terminal in self._terminals.values():
             await terminal.ended()
 
@@ -452,6 +446,6 @@ class Terminals:
             raise errors.Conflict(
                 f"a conversation has at most {TERMINALS_MAX} terminals",
                 code="too_many_terminals",
-                hint="close one that is not needed any more",
+                hint="close one that is no longer needed",
                 details={"limit": TERMINALS_MAX},
             )

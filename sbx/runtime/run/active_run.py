@@ -1,7 +1,7 @@
-"""A run while it goes on: its events so far for whoever follows it, and its result at the end.
+"""A run from its start to its end: its events for all followers, and its result.
 
-A run is driven by a task of its own, whether or not anybody listens; a listener reads the events
-that were recorded, from the first on. What is recorded is bounded by the policy's `output_max`.
+A run does not depend on its followers. They read the recorded events, from the first one on. The
+policy's `output_max` limits the recorded output.
 """
 
 import time
@@ -36,13 +36,15 @@ from sbx.runtime.run.stdin import Stdin, write_stdin
 _EVENT_SIZE = 200  # bytes, about; its text not counted
 _PART_SIZE = 200  # bytes, about, of a part of a bundle; its text or its JSON not counted
 _NO_ROOM = RunError(
-    "OutputLimit", "the runs of this service hold too much output together, and this one most", ""
+    "OutputLimit",
+    "the runs of this service hold too much output together, and this one most",
+    "",
 )
 
 
 @dataclass(slots=True)
 class _Shown:
-    """One thing on the screen: text of a stream, or a bundle."""
+    """Text of a stream, or a bundle, on the screen."""
 
     texts: list[str] = field(default_factory=list)
     bundle: MimeBundle | None = None
@@ -52,10 +54,10 @@ class _Shown:
 
 @dataclass(slots=True)
 class SharedRoom:
-    """How many bytes the events of all live runs of a service may take up together: so many runs at
-    `output_max` could not be held. Where they are used up, a run goes on within `share` bytes."""
+    """The limit in bytes for the events of all active runs of a service, because the memory is not
+    enough for all of them at `output_max`. Beyond it, each run may still use `share` bytes."""
 
-    most: int
+    limit: int
     share: int
     used: int = 0
 
@@ -63,9 +65,9 @@ class SharedRoom:
 class ActiveRun:
     """Collects the frames of one run.
 
-    `over` says that more came than `output_max` bytes, or than there is `shared` room for; `begun`
-    that it waits no more (`on_begun` is told), `questions` how often the code has asked for input;
-    `halted` why somebody ends it, from the moment they begin to.
+    `over`: the output exceeds `output_max` bytes, or the `shared` room. `begun`: the run no longer
+    waits; `on_begun` is called then. `questions` counts the requests for input. `halted` is the
+    reason of a caller that ends the run.
     """
 
     def __init__(self, run_id: str, output_max: int) -> None:
@@ -97,17 +99,17 @@ class ActiveRun:
         self._outcome: Run | BaseException | None = None
 
     async def result(self) -> Run:
-        """Wait for the end of the run; raises why, where it could not even be started."""
+        """Wait for the end of the run. Raise the reason if it could not be started."""
         await self.log.wait_closed()
-        return self._had()
+        return self._result_or_error()
 
     async def ended(self) -> None:
-        """Wait for the end of the run, whatever it is."""
+        """Wait for the end of the run, without its result."""
         await self.log.wait_closed()
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the run began, its wait for a kernel not counted."""
+        """Seconds since the run began, without its wait for a kernel."""
         return time.monotonic() - self._started
 
     @property
@@ -115,14 +117,14 @@ class ActiveRun:
         return self._outcome is not None
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Every event from the first on; ends after the RunEnd."""
+        """Yield all events up to the RunEnd."""
         number = 0
         while (entry := await self.log.next(number)) is not None:
             number, event = entry
             yield event
 
     def add(self, frame: frames.Frame) -> None:
-        """Record what a frame tells. Raises frames.Malformed for a bundle that is none."""
+        """Record a frame. Raise frames.MalformedFrame for an invalid bundle."""
         if self.over:
             return
         self._room -= frame.cost  # the whole frame, so that empty ones count too
@@ -138,12 +140,12 @@ class ActiveRun:
         self.over = self._room < 0 or isinstance(frame.content, frames.OutputLimit) or self._crowded
 
     async def write(self, text: str | None) -> None:
-        """Feed the standard input of a command that was started with it open; None closes it.
-        Raises Conflict `stdin_closed` and `stdin_full`, BadRequest, TooLarge."""
+        """Write to the standard input of a command that was started with it open; None closes it.
+        Raise Conflict `stdin_closed` and `stdin_full`, BadRequest, TooLarge."""
         await write_stdin(None if self.done else self.stdin, self.run_id, text)
 
     def give_room_back(self) -> None:
-        """What it holds is counted elsewhere from now on, or not held any more."""
+        """Release its part of the shared room."""
         if self.shared is not None:
             self.shared.used -= self._taken
             self.shared = None
@@ -157,13 +159,13 @@ class ActiveRun:
         state_lost: bool = False,
         error: RunError | None = None,
     ) -> Run:
-        """Make the result, tell it as the last event, and wake everybody.
+        """Make the result, and append it as the last event.
 
-        `error` says why the run was ended by us; the traceback of what that raised stays with it.
-        A run has one end: where it had it already, that is the result, or is raised.
+        `error` is the reason if sbx ended the run; it keeps the traceback of the code. A run has
+        one end: if it has ended already, return or raise its first outcome.
         """
         if self._outcome is not None:
-            return self._had()
+            return self._result_or_error()
         if self._crowded and cause is Cause.OUTPUT:
             error = _NO_ROOM
         if error is not None and self._error is not None:
@@ -194,19 +196,19 @@ class ActiveRun:
         self._end(run)
         return run
 
-    def _had(self) -> Run:
+    def _result_or_error(self) -> Run:
         if isinstance(self._outcome, BaseException):
             raise self._outcome
         assert self._outcome is not None
         return self._outcome
 
     def fail(self, error: BaseException) -> None:
-        """The run could not be started at all: an error of ours, raised to whoever waits."""
+        """End a run that could not be started. Waiting callers get the error."""
         if not self.done:
             self._end(error)
 
     def replied(self, reply: frames.ReplyFrame) -> None:
-        """The last frame. Raises frames.Malformed where what is in it is looked at, and is none."""
+        """Record the last frame. Raise frames.MalformedFrame for invalid content."""
         if not isinstance(reply, frames.ExecuteReply):
             return
         self._execution_count = reply.execution_count
@@ -214,7 +216,7 @@ class ActiveRun:
             self._error = RunError(reply.ename, reply.evalue, "\n".join(reply.traceback))
 
     def restart_clock(self) -> None:
-        """The run waited in its queue, or for a kernel: its time counts from now."""
+        """Count the time from now: the run waited in its queue, or for a kernel."""
         self._started = time.monotonic()
         self.begun = True
         if self.on_begun is not None:
@@ -233,7 +235,7 @@ class ActiveRun:
         if self.shared is not None:
             self._taken += size
             self.shared.used += size
-            too_much = self.shared.used > self.shared.most
+            too_much = self.shared.used > self.shared.limit
             self._crowded = too_much and self._taken > self.shared.share
 
     def _end(self, outcome: Run | BaseException) -> None:
@@ -275,7 +277,7 @@ class ActiveRun:
         return Stdout(text) if name == "stdout" else Stderr(text)
 
     def _in_room(self, text: str) -> str:
-        """What of it is within the limit, which its frame is counted in already."""
+        """Return the part of the text within the limit, which already counts its frame."""
         if self._room >= 0:
             return text
         encoded = text.encode(errors="replace")
@@ -297,7 +299,8 @@ class ActiveRun:
         return Display(data, frames.kept_object(content.metadata), display_id, update=True)
 
     def _apply_updates(self) -> None:
-        """Once, at the end: thousands of displays times thousands of updates would be minutes."""
+        """Apply all updates at the end: thousands of displays times thousands of updates would take
+        minutes."""
         for shown in self._screen:
             at, bundle = self._updates.get(shown.display_id or "", (-1, {}))
             if at > shown.at:
@@ -317,7 +320,7 @@ class ActiveRun:
 
 
 def apply_carriage_returns(text: str) -> str:
-    """Without what a progress bar wrote before it went back to the start of its line."""
+    """Return the text as a terminal shows it: `\r` goes back to the start of the line."""
     if "\r" not in text:
         return text
     return "\n".join(_last_of(line) for line in text.split("\n"))
@@ -329,7 +332,7 @@ def _last_of(line: str) -> str:
 
 
 def _as_text(screen: list[_Shown]) -> str:
-    """What a person would have read, each shown thing on lines of its own."""
+    """Return the screen as text, with each bundle on separate lines."""
     parts: list[str] = []
     for shown in screen:
         if shown.bundle is None:

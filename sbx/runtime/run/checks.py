@@ -1,4 +1,4 @@
-"""What a call may ask for, checked before anything is started."""
+"""The checks of a request, before it starts anything."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ _PATH_MAX = 4095  # limits.h
 
 
 def require_capability(policy: Policy, capability: str) -> None:
-    """Raises Denied `capability_not_supported`."""
+    """Raise Denied `capability_not_supported`."""
     if capability not in policy.capabilities:
         raise errors.Denied(
             f"the policy {policy.name} does not offer {capability}",
@@ -22,48 +22,48 @@ def require_capability(policy: Policy, capability: str) -> None:
 
 
 def require_processes(policy: Policy) -> None:
-    """Raises Denied `processes_denied`."""
+    """Raise Denied `processes_denied`."""
     if not policy.processes:
         raise errors.Denied(
-            f"the policy {policy.name} lets nothing start a process",
+            f"the policy {policy.name} does not allow processes",
             code="processes_denied",
             hint="use Python, or a policy with processes = true",
         )
 
 
-def timeout_s(policy: Policy, asked: float | None) -> float:
-    """Seconds; the policy's wall_time when nothing is asked for.
+def timeout_s(policy: Policy, timeout: float | None) -> float:
+    """Return the time-out in seconds; without a `timeout` the policy's wall_time.
 
-    Raises BadRequest `invalid_timeout`, and `limit_widened` beyond the wall_time.
+    Raise BadRequest `invalid_timeout`, and `limit_widened` beyond the wall_time.
     """
-    most = policy.limits.wall_time
-    if asked is None:
-        return most
-    if isinstance(asked, bool) or not isinstance(asked, int | float) or not asked > 0:
+    limit = policy.limits.wall_time
+    if timeout is None:
+        return limit
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
         raise errors.BadRequest(
-            f"a time-out is a number of seconds above 0, not {asked!r}",
+            f"a time-out is a number of seconds above 0, not {timeout!r}",
             code="invalid_timeout",
-            hint=f"leave it out for the policy's wall_time of {most:g} s",
+            hint=f"leave it out for the policy's wall_time of {limit:g} s",
         )
-    if asked > most:
+    if timeout > limit:
         raise errors.BadRequest(
-            f"a time-out of {asked:g} s is longer than the policy's wall_time of {most:g} s",
+            f"a time-out of {timeout:g} s is longer than the policy's wall_time of {limit:g} s",
             code="limit_widened",
             hint="ask for less, or use a policy with a longer wall_time",
-            details={"field": "timeout", "limit": most},
+            details={"field": "timeout", "limit": limit},
         )
-    return float(asked)
+    return float(timeout)
 
 
 def check_text(text: str, what: str, size_max: int = CODE_MAX) -> None:
-    """Raises BadRequest `invalid_code` for what UTF-8 cannot carry, TooLarge `code_too_large`."""
+    """Raise BadRequest `invalid_code` for text without a UTF-8 form, TooLarge `code_too_large`."""
     try:
         size = len(text.encode())
     except (UnicodeEncodeError, AttributeError):
         raise errors.BadRequest(
             f"the {what} is not text that UTF-8 can carry",
             code="invalid_code",
-            hint="decode bytes with the right encoding, and replace what it cannot",
+            hint="decode bytes with the right encoding, and replace invalid characters",
         ) from None
     if size > size_max:
         raise errors.TooLarge(
@@ -75,7 +75,7 @@ def check_text(text: str, what: str, size_max: int = CODE_MAX) -> None:
 
 
 def check_command(command: str) -> None:
-    """Raises as `check_text`: a command is one argument of execve(2)."""
+    """Raise as `check_text`. A command is one argument of execve(2)."""
     check_text(command, "command", COMMAND_MAX)
     if "\0" in command:
         raise errors.BadRequest(
@@ -98,10 +98,8 @@ def check_shell(
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """What execve(2) and JSON can carry; not checked further, since only the command has it.
-
-    Raises BadRequest `invalid_env`.
-    """
+    """Return variables that execve(2) and JSON can carry. Only the command gets them. Raise
+    BadRequest `invalid_env`."""
     for name, value in env.items():
         try:
             carried = "\0" not in (name + value) and "=" not in name and name != ""
@@ -118,10 +116,8 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def directory(cwd: str | None) -> str:
-    """A command's directory: relative to the workspace, or absolute as the code sees it.
-
-    Not checked further: it is resolved inside, where there is nothing to find beyond the walls.
-    """
+    """Return the directory of a command: relative to the workspace, or absolute as the code sees
+    it. The path is resolved inside the jail, so it needs no other check."""
     path = cwd or "/workspace"
     if "\0" in path:
         raise errors.InvalidPath("a directory's name has no NUL", details={"reason": "null_byte"})

@@ -1,8 +1,8 @@
-"""The kernels of one conversation by name: `default`, and others side by side over the same files.
+"""The kernels of one conversation by name: `default`, and others over the same files.
 
-Each has a jail, variables and an order of runs of its own. What is beyond `default` is made by
-`create`, which starts it, and stays by its name until it is deleted: when its kernel is ended
-unasked the next run in it starts another, and says `state_lost`.
+Each has its own jail, variables and queue of runs. `create` makes and starts the others, and they
+exist until they are deleted. If a kernel ends without a request, the next run starts another one
+and reports `state_lost`.
 """
 
 import builtins
@@ -25,9 +25,9 @@ async def _nothing(_name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ContextStore:
-    """Who remembers contexts while their conversation is closed with its files kept. `names`: those
-    there were; `add` is told of each that has started, and may refuse it; `drop` of each that is to
-    be gone, also of one it never knew."""
+    """Records the contexts while their conversation is closed with its files kept. `names` are the
+    earlier ones. `add` is called for each context that has started, and may refuse it. `drop` is
+    called for each one that ends, even if it was not added."""
 
     names: tuple[str, ...] = ()
     add: Callable[[str], Awaitable[None]] = _nothing
@@ -35,82 +35,82 @@ class ContextStore:
 
 
 class Contexts:
-    """See the module. Its methods may be called concurrently from one event loop."""
+    """See the module. Its methods may be called concurrently from context event loop."""
 
     def __init__(self, make: Callable[[str, bool], Context], memory: ContextStore) -> None:
-        """`make` is told the name, and whether it is that of a new one, which has lost nothing."""
+        """`make` gets the name, and whether the context is new and so has not lost its state."""
         self._make = make
         self._memory = memory
         self._leaving: set[Context] = set()
         self.default = make(DEFAULT_CONTEXT, False)
-        self._beside = {name: make(name, False) for name in memory.names}
+        self._others = {name: make(name, False) for name in memory.names}
 
     async def create(self, name: str) -> Context:
-        """Another context, with its kernel started; where that fails there is none.
+        """Create a context and start its kernel. If this fails, the context does not exist.
 
-        Raises BadRequest for the name, Conflict `context_exists` and `too_many_contexts`, Denied,
-        Closed, and what starting a kernel raises.
+        Raise BadRequest for the name, Conflict `context_exists` and `too_many_contexts`, Denied,
+        Closed, and the errors of the start of a kernel.
         """
         self._check_new(name)
-        one = self._make(name, True)
-        one.require_capability()
-        self._beside[name] = one
+        context = self._make(name, True)
+        context.require_capability()
+        self._others[name] = context
         try:
-            await one.start()
+            await context.start()
             await self._memory.add(name)
-            one.check_open()  # its conversation may have been closed meanwhile
+            context.check_open()  # its conversation may have been closed meanwhile
         except BaseException:
-            await run_to_completion(self._forget(one, _NOT_MADE))
+            await run_to_completion(self._forget(context, _NOT_MADE))
             raise
-        return one
+        return context
 
     async def get(self, name: str) -> Context:
-        """The context of this name. Raises NotFound, BadRequest for the name, Closed."""
+        """Return the context of this name. Raise NotFound, BadRequest for the name, Closed."""
         return self.find(name)
 
     async def list(self) -> list[Context]:
-        """All of them, `default` first, the others by name. Raises Closed."""
+        """Return all contexts: `default`, then the others by name. Raise Closed."""
         self.default.check_open()
         return self.every
 
     async def delete(self, name: str) -> None:
-        """End its kernel and what runs or waits in it, for good; files stay. Once begun it is done
-        to its end. Raises NotFound, BadRequest, Conflict `default_context`, Closed."""
-        one = self.find(name)
-        if one is self.default:
+        """Delete the context with its kernel and its runs; the files stay. A cancelled call still
+        completes. Raise NotFound, BadRequest, Conflict `default_context`, Closed."""
+        context = self.find(name)
+        if context is self.default:
             raise Conflict(
                 "the context default lives as long as its conversation",
                 code="default_context",
                 hint="restart it for a clean namespace",
             )
-        told = RunError("ContextDeleted", f"the context {name!r} was deleted meanwhile", "")
-        await run_to_completion(self._forget(one, told))
+        reason = RunError("ContextDeleted", f"the context {name!r} was deleted meanwhile", "")
+        await run_to_completion(self._forget(context, reason))
 
     def find(self, name: str) -> Context:
-        """As `get`, at once."""
+        """Do the same as `get`, synchronously."""
         check_context(name)
         self.default.check_open()
-        one = self.default if name == DEFAULT_CONTEXT else self._beside.get(name)
-        if one is None:
+        context = self.default if name == DEFAULT_CONTEXT else self._others.get(name)
+        if context is None:
             raise NotFound(f"there is no context {name!r}", hint="create it first")
-        return one
+        return context
 
     @property
     def every(self) -> "builtins.list[Context]":
-        """As `list`, also once they are closed."""
-        if not self._beside:
+        """All contexts, also after a close."""
+        if not self._others:
             return [self.default]
-        return [self.default, *(one for _, one in sorted(self._beside.items()))]
+        return [self.default, *(context for _, context in sorted(self._others.items()))]
 
     @property
     def ending(self) -> "builtins.list[Context]":
-        """Whatever may still have a kernel: `every`, and those that are being deleted."""
+        """The contexts that may have a kernel: all, and those that are being deleted."""
         return [*self.every, *self._leaving]
 
     def _check_new(self, name: str) -> None:
         check_context(name)
         self.default.check_open()
-        if name == DEFAULT_CONTEXT or name in self._beside:
+        if name == DEFAULT_CONTEXT or name in self._others:
             raise Conflict(
                 f"there is a context {name!r} already",
                 code="context_exists",
@@ -120,27 +120,24 @@ class Contexts:
             raise Conflict(
                 f"a conversation has at most {CONTEXTS_MAX} contexts",
                 code="too_many_contexts",
-                hint="delete one that is not needed any more",
+                hint="delete one that is no longer needed",
                 details={"limit": CONTEXTS_MAX},
             )
 
-    async def _forget(self, one: Context, told: RunError) -> None:
-        """The name stays taken until nobody remembers it; whatever comes of that, the kernel
+    async def _forget(self, context: Context, reason: RunError) -> None:
+        """Free the name only after the store has dropped it. If that fails, the kernel still
         ends."""
         try:
-            await self._memory.drop(one.name)
+            await self._memory.drop(context.name)
         finally:
-            if self._beside.get(one.name) is one:
-                del self._beside[one.name]
-            self._leaving.add(one)
+            if self._others.get(context.name) is context:
+                del self._others[context.name]
+            self._leaving.add(context)
+            gone = ClosedReason(f"the context {context.name!r}", "its variables are gone")
             try:
-                await _end(one, told)
+                await context.halt(reason)
             finally:
-                self._leaving.discard(one)
-
-
-async def _end(one: Context, told: RunError) -> None:
-    try:
-        await one.halt(told)
-    finally:
-        await one.close(ClosedReason(f"the context {one.name!r}", "its variables are gone"))
+                try:
+                    await context.close(gone)
+                finally:
+                    self._leaving.discard(context)

@@ -144,7 +144,7 @@ class ActiveCell(ActiveExecution):
 
     async def conclude(self, end: CellEnd) -> Run:
         if isinstance(end, frames.MalformedFrame):
-            self.kernel.cut_off = f"it sent what no kernel of ours sends: {end}"
+            self.kernel.cut_off = f"it sent an invalid frame: {end}"
             _log.warning("a kernel was cut off: %s", end)
         if not isinstance(end, frames.ReplyFrame):
             return await self._finish_without_kernel()

@@ -1,12 +1,11 @@
-"""What a Jupyter front end does with a context beyond runs: cells with Jupyter's options, questions
-to the kernel, comms, and whatever the kernel shows while nobody asked.
+"""A Jupyter front end of a context: cells with Jupyter's options, questions to the kernel, comms.
 
-    told     everything published, in order: by a cell, by a comm's handler, or by a thread or task
-             that an earlier cell left behind
-    ended    the kernel is gone without having been stopped; why, in words
+    on_published   all output in order: of a cell, of the handler of a comm, or of a thread or task
+                   that an earlier cell left
+    on_ended       the kernel ended without a request; the reason in words
 
-A kernel that ends is not replaced unasked, as a run's would be: the front end decides. Until then
-every request raises Conflict `kernel_gone`.
+A kernel that ends is not replaced by the next request: the front end decides. Until then every
+request raises Conflict `kernel_gone`.
 """
 
 import asyncio
@@ -30,31 +29,29 @@ from sbx.runtime.run.context import Context
 from sbx.runtime.run.context_kernel import kernel_gone
 from sbx.runtime.run.execution import ForwardedRun, OnPublished, Published, publish
 
-__all__ = ("Cell", "CellEnd", "CommKind", "JupyterFrontend", "OnPublished", "Published")
-
 _log = logging.getLogger(__name__)
 # Output between requests comes from threads and tasks that a cell left behind. It is read under the
 # same lock as requests, so that only one task reads, and a waiting request goes first. A kernel may
 # write as much between two requests as in one run. More output stays in the socket until the next
 # request, and blocks its writer.
 _AT_ONCE = 64  # frames of a turn
-_AROUND = 1 << 20  # bytes that the frames of what may be shown take themselves
+_AROUND = 1 << 20  # bytes of the frames around this output
 
 
 class IdleOutputReader:
-    """Tells what comes between the requests to this kernel, from now on until `close`."""
+    """Passes on the output between the requests to this kernel, until `close`."""
 
-    def __init__(self, context: Context, kernel: Kernel, tell: OnPublished) -> None:
+    def __init__(self, context: Context, kernel: Kernel, on_published: OnPublished) -> None:
         self._context = context
         self._kernel = kernel
-        self._tell = tell
+        self._publish = on_published
         self._room = 0
         self._reading: asyncio.Task[None] | None = None
         kernel.on_unsolicited(self._arrived)
         self.reset()
 
     def reset(self) -> None:
-        """A request is over: what comes now has all the room again."""
+        """Start a new allowance of output: a request is over."""
         self._room = self._context.output_max + _AROUND
         if self._kernel.has_next:
             self._arrived()
@@ -77,7 +74,7 @@ class IdleOutputReader:
                         await self._read_some()
         except frames.MalformedFrame as error:
             _log.warning("a kernel was cut off: %s", error)
-            self._kernel.cut_off = f"it sent what no kernel of ours sends: {error}"
+            self._kernel.cut_off = f"it sent an invalid frame: {error}"
             await self._kernel.kill()
 
     async def _read_some(self) -> None:
@@ -87,7 +84,7 @@ class IdleOutputReader:
             frame = await self._kernel.next_unsolicited()
             self._room -= frame.size
             if isinstance(frame.content, Published):
-                await publish(self._tell, frame.content)
+                await publish(self._publish, frame.content)
 
     @property
     def _has_next(self) -> bool:
@@ -95,7 +92,7 @@ class IdleOutputReader:
 
 
 CommKind = Literal["comm_open", "comm_msg", "comm_close"]
-_QUESTION_S = 10.0  # for a completion and its like; then it is interrupted, as a cell is
+_QUESTION_S = 10.0  # for a completion or similar; then it is interrupted, as a cell is
 _COMM_MAX = 64 << 20  # bytes of a comm's message as JSON
 _STOPPED_FOR_GOOD = (Status.TIMEOUT, Status.KILLED)
 _STOPPED = RunError("KernelStopped", "the kernel was stopped meanwhile", "")
@@ -104,8 +101,7 @@ _RESTARTED = RunError("KernelRestarted", "the kernel was restarted meanwhile", "
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is to be executed, as `execute_request` says it. `msg_id` is that of the request, which
-    libraries ask for inside."""
+    """The content of an `execute_request`. Libraries inside read its `msg_id`."""
 
     code: str
     silent: bool = False
@@ -116,8 +112,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class CellEnd:
-    """`run` as that of any other cell: status, cause, the error in words. `reply` is the kernel's
-    own; None where it ended first, or was ended. The rest is what is in the reply, decoded."""
+    """The end of a cell. `reply` is the reply of the kernel; None if the kernel ended first. The
+    last two fields are decoded parts of the reply."""
 
     run: Run
     reply: frames.ExecuteReply | None
@@ -126,39 +122,39 @@ class CellEnd:
 
 
 class JupyterFrontend:
-    """See the module. Requests are served in their order; `interrupt`, `restart` and `stop` are not
-    kept waiting by them.
+    """See the module. Requests are served in order; only `interrupt`, `restart` and `stop` do not
+    wait. A context has one front end at a time.
 
-    `told` is awaited for each frame, however long it takes, which slows this kernel and no other;
-    frames.Malformed raised in it ends the kernel. Of one context one front end is in use at a time.
+    `on_published` is awaited for each frame, which slows only this kernel. It may raise
+    frames.MalformedFrame, which ends the kernel.
     """
 
     def __init__(
         self,
         context: Context,
-        told: OnPublished,
-        ended: Callable[[RunError], None],
+        on_published: OnPublished,
+        on_ended: Callable[[RunError], None],
     ) -> None:
         self._context = context
-        self._tell = told
-        self._ended = ended
+        self._publish = on_published
+        self._on_ended = on_ended
         self._kernel: Kernel | None = None
         self._watch: asyncio.Task[None] | None = None
         self._between: IdleOutputReader | None = None
-        self._asked: set[ForwardedRun] = set()
+        self._requests: set[ForwardedRun] = set()
         self._fatal: RunError | None = None
         self._changing = asyncio.Lock()
 
     async def start(self) -> frames.KernelReady:
-        """Start the kernel, or say of the one that lives. Raises as `Context.start`."""
+        """Start the kernel if necessary. Raise as `Context.start`."""
         async with self._changing:
             return await self._start()
 
     async def execute(
         self, cell: Cell, *, on_input: OnInput | None = None, timeout: float | None = None
     ) -> CellEnd:
-        """Run a cell to its end; with `on_input` it may ask. Raises Denied, TooLarge, BadRequest,
-        Closed, Conflict `kernel_gone`. Cancelling the call interrupts the cell."""
+        """Run a cell; with `on_input` it may ask for input. Raise Denied, TooLarge, BadRequest,
+        Closed, Conflict `kernel_gone`. A cancelled call interrupts the cell."""
         timeout_s = self._context.checked(cell.code, timeout)
         for text in (*cell.user_expressions, *cell.user_expressions.values(), cell.msg_id):
             checks.check_text(text, "expression")
@@ -195,8 +191,8 @@ class JupyterFrontend:
         buffers: Sequence[bytes],
         msg_id: str = "",
     ) -> None:
-        """Hand a comm's message to the kernel and wait until its handler is done, as long as a cell
-        may take. Raises as `execute`."""
+        """Send a message of a comm to the kernel, and wait for its handler, at most as long as for
+        a cell. Raise as `execute`."""
         timeout_s = self._context.checked("", None)
         _check_comm([content, metadata, msg_id], buffers)
         message = {
@@ -209,21 +205,21 @@ class JupyterFrontend:
         run, live = await self._ask(kind, message, timeout_s)
         if live.reply is None:
             raise _gone_in(run)
-        if run.error is not None and run.status in _STOPPED_FOR_GOOD:  # no reply would say it
-            await publish(self._tell, frames.Stream("stderr", f"{run.error.value}\n"))
+        if run.error is not None and run.status in _STOPPED_FOR_GOOD:  # the reply does not state it
+            await publish(self._publish, frames.Stream("stderr", f"{run.error.value}\n"))
 
     async def interrupt(self) -> bool:
-        """Interrupt what runs now, a cell or a comm's handler; False when nothing does."""
+        """Interrupt the current cell or handler of a comm. Return False without one."""
         return await self._context.interrupt()
 
     async def restart(self) -> frames.KernelReady:
-        """A clean namespace over the same files; what runs or waits ends as interrupted."""
+        """Start a clean namespace over the same files. Interrupt all requests."""
         async with self._changing:
             await self._stop(_RESTARTED)
             return await self._start()
 
     async def stop(self) -> None:
-        """End the kernel; files stay. `ended` is not told."""
+        """End the kernel without a call of `on_ended`. The files stay."""
         async with self._changing:
             await run_to_completion(self._stop(_STOPPED))
 
@@ -244,16 +240,16 @@ class JupyterFrontend:
         kernel, between = self._kernel, self._between
         if kernel is None or between is None:
             raise kernel_gone()
-        live = self._context.new_forwarded(self._tell)
-        self._asked.add(live)
+        live = self._context.new_forwarded(self._publish)
+        self._requests.add(live)
         try:
             self._context.start_request(live, kernel, kind, content, timeout_s, on_input)
             run = await self._context.wait_for(live)
             if notice := quarantine_notice(run.quarantined):
-                await publish(self._tell, frames.Stream("stderr", notice))
+                await publish(self._publish, frames.Stream("stderr", notice))
             return run, live
         finally:
-            self._asked.discard(live)
+            self._requests.discard(live)
             self._fatal = self._fatal or live.fatal
             between.reset()
 
@@ -263,7 +259,7 @@ class JupyterFrontend:
             await self._let_go()
             self._kernel = kernel
             self._fatal = None
-            self._between = IdleOutputReader(self._context, kernel, self._tell)
+            self._between = IdleOutputReader(self._context, kernel, self._publish)
             self._watch = asyncio.create_task(self._watch_over(kernel))
         return kernel.versions
 
@@ -281,18 +277,18 @@ class JupyterFrontend:
             await between.close()
 
     async def _watch_over(self, kernel: Kernel) -> None:
-        """Until it has ended; then tell, once all that went on in it has been told its end."""
-        words = await self._context.ended(kernel)
+        """Wait for the end of the kernel and of its requests, and report it."""
+        reason = await self._context.ended(kernel)
         self._kernel = None
-        asked = list(self._asked)
-        for live in asked:
+        requests = list(self._requests)
+        for live in requests:
             await live.ended()
-        told_by = (live.fatal for live in asked)
-        words = self._fatal or next(filter(None, told_by), None) or words
+        reasons = (self._fatal, *(live.fatal for live in requests), reason)
+        reason = next(filter(None, reasons))
         try:
-            self._ended(words)
-        except Exception:  # noqa: BLE001  # the border to who listens
-            _log.exception("a front end could not be told that its kernel ended")
+            self._on_ended(reason)
+        except Exception:  # noqa: BLE001  # the border to the listener
+            _log.exception("a front end failed at the end of its kernel")
 
 
 def _check_comm(told: object, buffers: Sequence[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""The standard input of a command that was left open: fed by whoever started it, bounded."""
+"""The input of a run: the open standard input of a command, and the answers to `input()`."""
 
 import asyncio
 import logging
@@ -13,13 +13,12 @@ from sbx.protocol.commands import STDIN_MAX
 from sbx.run_methods import OnInput
 from sbx.runtime.run import checks
 
-# `input()` inside, answered by a function of the caller's.
 _log = logging.getLogger(__name__)
-_AT_ONCE = 4  # each may cost a thread of the embedding program until it is answered
+_QUESTIONS_MAX = 4  # each may cost a thread of the embedding program until it is answered
 
 
 class InputRequests:
-    """The questions of one run. `give_up` is called when the caller's function raises."""
+    """The questions of one run. `give_up` is called if the function of the caller raises."""
 
     def __init__(
         self, kernel: Kernel, on_input: OnInput, give_up: Callable[[], Awaitable[object]]
@@ -30,16 +29,16 @@ class InputRequests:
         self._asking: set[asyncio.Task[None]] = set()
 
     def ask(self, prompt: str) -> None:
-        """Ask the caller, and go on meanwhile. Raises frames.Malformed for a kernel that asks
-        again and again without waiting for an answer."""
-        if len(self._asking) >= _AT_ONCE:
-            raise frames.MalformedFrame("it asked for input again and again, unanswered")
+        """Ask the caller, without a wait for the answer. Raise frames.MalformedFrame for a kernel
+        that asks repeatedly without a wait for an answer."""
+        if len(self._asking) >= _QUESTIONS_MAX:
+            raise frames.MalformedFrame("it asked for input repeatedly, without an answer")
         task = asyncio.create_task(self._answer(prompt))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 
     def close(self) -> None:
-        """The run is over: nobody waits for answers any more."""
+        """Drop the questions: the run has ended."""
         for task in self._asking:
             task.cancel()
 
@@ -67,14 +66,14 @@ async def write_stdin(stdin: "Stdin | None", name: str, text: str | None) -> Non
 
 
 class Stdin:
-    """Holds what is written before the command runs, and hands the rest on at once.
+    """Keeps the input that comes before the command runs, and passes later input on at once.
 
-    What the command does not read is held for it inside, at most STDIN_MAX bytes: nothing here ever
-    waits for it.
+    The jail keeps up to STDIN_MAX bytes that the command has not read. No call waits for the
+    command to read.
     """
 
     def __init__(self, early: str = "") -> None:
-        """`early` is what the command reads first."""
+        """`early` is the first input of the command."""
         self._command: Command | None = None
         self._early: list[str | None] = [early] if early else []
         self._early_size = 0
@@ -82,30 +81,28 @@ class Stdin:
 
     @property
     def open(self) -> bool:
-        """Whether it may be written to, as far as is known here."""
+        """Whether it accepts input, as far as the host knows."""
         return not self._over and (self._command is None or self._command.reads)
 
     async def write(self, text: str | None) -> None:
-        """Feed it; None is its end. All of the text, or nothing where this raises.
+        """Write all of the text, or nothing if this raises. None closes the input.
 
-        Raises Conflict `stdin_closed`, and `stdin_full` while the command does not read what it
-        has; BadRequest `invalid_code`, TooLarge.
+        Raise Conflict `stdin_closed`, and `stdin_full` while the command does not read its input;
+        BadRequest `invalid_code`, TooLarge.
         """
         if text is not None:
             checks.check_text(text, "stdin", STDIN_MAX)
         if not self.open:
-            raise Conflict(
-                "the command reads no more: its standard input is closed", code="stdin_closed"
-            )
+            raise Conflict("the standard input of the command is closed", code="stdin_closed")
         command = self._command
-        held = self._early_size if command is None else command.unread
+        unread = self._early_size if command is None else command.unread
         size = 0 if text is None else len(text.encode())
-        if held + size > STDIN_MAX:
+        if unread + size > STDIN_MAX:
             raise Conflict(
-                f"the command has not read {held} bytes that it was given already",
+                f"the command has not read {unread} bytes of its input yet",
                 code="stdin_full",
-                hint="write on once it reads, or put the data into a file of the workspace",
-                details={"limit": STDIN_MAX, "unread": held},
+                hint="write again after it reads, or put the data into a file of the workspace",
+                details={"limit": STDIN_MAX, "unread": unread},
             )
         if command is not None:
             await command.write(text)
@@ -115,7 +112,7 @@ class Stdin:
         self._over = text is None
 
     async def attach(self, command: Command) -> None:
-        """It runs: hand on what came before."""
+        """Pass the earlier input on to the command, which runs now."""
         early, self._early = self._early, []
         self._over = False
         self._command = command
@@ -123,6 +120,6 @@ class Stdin:
             await command.write(text)
 
     def close(self) -> None:
-        """The command has ended."""
+        """Refuse further input: the command has ended."""
         self._over = True
         self._early.clear()

@@ -19,7 +19,7 @@ from sbx.protocol.runs import Cause, RunError, Status
 
 T = TypeVar("T")
 Ending = tuple[Status, Cause | None]
-_SETTLED_S = 0.05  # by then the inside has read what it is to do; an interrupt before is ignored
+_SETTLED_S = 0.05  # by then the kernel has read its request; it ignores an earlier interrupt
 
 
 class StopReason(Enum):
@@ -41,11 +41,11 @@ class StopReason(Enum):
 
 
 class GracefulTermination:
-    """Stops one run at its deadline, or earlier when asked to.
+    """Stops one run at its deadline, or earlier at a request.
 
-    `interrupt` is the gentle way and `kill` the other; after `grace_s` seconds without an end the
-    second follows the first. The first reason given is the one that counts, save that of a caller:
-    the code may ignore an interrupt, as in Jupyter, and go on until it is stopped for good.
+    `interrupt` comes first, and `kill` after `grace_s` seconds without an end. The first reason
+    counts, except that of a caller: code may ignore an interrupt, as in Jupyter, and continue until
+    another reason stops it.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class GracefulTermination:
         self.why: StopReason | None = None
 
     async def next(self, following: Callable[[], Awaitable[T]], *, at_once: bool = False) -> T:
-        """What follows in the run, stopping it when its time is up. With `at_once` it is there
-        already: without a wait there is nothing to be timed, and a timer costs 9 µs."""
+        """Await the next step of the run, and stop the run at its deadline. With `at_once` the step
+        is ready: without a wait it needs no timer, which costs 9 µs."""
         if at_once:
             return await following()
         while True:
@@ -85,8 +85,8 @@ class GracefulTermination:
             await self._escalate()
 
     async def check_deadline(self) -> None:
-        """Stop the run where its time is up: for one who was kept elsewhere, while what follows
-        may be there at once again and again."""
+        """Stop the run at its deadline. For a caller that waited elsewhere, while the following
+        steps may all be ready."""
         if self._loop.time() >= self._deadline and not self._killed:
             await self._escalate()
 
@@ -100,14 +100,14 @@ class GracefulTermination:
 
     @property
     def deadline_near(self) -> bool:
-        """Whether half of the time that a run has to end by its interrupt is over: nothing may hold
-        up its last frames, or it is killed for them."""
+        """Whether half of the time for the end after an interrupt is over: from then on nothing may
+        delay the last frames, or the run is killed because of them."""
         if self.why in (None, StopReason.CALLER):
             return False
         return self._killed or self._loop.time() >= self._deadline - self._grace_s / 2
 
     async def stop(self, why: StopReason) -> None:
-        """Start to stop it now. What is being stopped for good already is not stopped twice."""
+        """Begin to stop the run, unless it is being stopped for a reason other than a caller's."""
         if self.why not in (None, StopReason.CALLER):
             return
         self.why = why
@@ -173,7 +173,8 @@ def _with_pids(status: Status, cause: Cause | None, hits: int) -> Ending:
 def ending_in_kernel(
     kernel: Kernel, seen: tuple[int, int], end: JailExit, why: StopReason | None
 ) -> Ending:
-    """As `ending_of_jail`. `seen` are the counters of the kernel before the run."""
+    """Return the ending of a run during which the jail of this kernel ended. `seen` are the
+    counters of the kernel before the run."""
     oom_kills, pids_max_hits = seen
     return ending_of_jail(
         kernel.killed_for,

@@ -1,7 +1,7 @@
-"""Frozen copies of a conversation's files: made, looked at, shown to a jail, and let go.
+"""Frozen copies of the files of a conversation.
 
-A copy lies among the conversations of its sandbox, under a name that no store knows: what a killed
-runtime left of it is removed when the next one starts. Between uses nothing of it is held open.
+A copy is among the conversations of its sandbox, with a name that no store has. The next start
+removes the copies of a killed runtime. Between uses a copy has no open files.
 """
 
 import asyncio
@@ -55,13 +55,12 @@ from sbx.workspace.snapshots.scan import (
 from sbx.workspace.streams import Owner
 
 T = TypeVar("T")
-_NAMES = 5  # of a workspace, which are there before anything is put into it
+_NAMES = 5  # of an empty workspace
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`base` is what was copied, and `frozen` what the copy was then: identities of nodes are those
-    of either tree."""
+    """`base` is the tree that was copied, and `frozen` the copy, each with its own identities."""
 
     name: str
     path: Path
@@ -84,22 +83,22 @@ class Changes:
 
 
 class Snapshots:
-    """Those of one sandbox, whose files lie in the directory `sandbox`; `host` gives uid and gid of
-    its jails, once there is one."""
+    """The copies of one sandbox, in the directory `sandbox`. `host` returns uid and gid of its
+    jails."""
 
     def __init__(
-        self, means: RuntimeResources, policy: Policy, sandbox: str, host: Callable[[], Owner]
+        self, resources: RuntimeResources, policy: Policy, sandbox: str, host: Callable[[], Owner]
     ) -> None:
-        self._means = means
+        self._resources = resources
         self._policy = policy
         self._sandbox = sandbox
         self._host = host
 
     async def make(self, opened: OpenFiles) -> Snapshot:
-        """Raises TooLarge `workspace_too_large`, Unavailable `no_space` and `too_many_searches`;
-        nothing is left then, nor when it is cancelled."""
-        name = self._means.data.new_name()
-        self._means.copies.add(name)
+        """Make a copy, or leave nothing. Raise TooLarge `workspace_too_large`, Unavailable
+        `no_space` and `too_many_searches`."""
+        name = self._resources.data.new_name()
+        self._resources.copies.add(name)
         try:
             async with long_call():
                 return await self._make(opened, name)
@@ -109,8 +108,8 @@ class Snapshots:
 
     async def remove(self, name: str) -> None:
         """Once begun it is done to its end; what cannot be removed in time is swept later."""
-        await in_thread(partial(self._means.data.remove, self._sandbox, name))
-        self._means.copies.discard(name)
+        await in_thread(partial(self._resources.data.remove, self._sandbox, name))
+        self._resources.copies.discard(name)
 
     async def effect(self, opened: OpenFiles, copy: Snapshot) -> Changes:
         """Return what was changed in the copy since it was made. Its jail has ended, but another
@@ -153,7 +152,7 @@ class Snapshots:
 
         Raises as `make`.
         """
-        made: list[OpenFiles] = []
+        shown: list[OpenFiles] = []
         names: list[str] = []
         try:
             shared = uploads = None
@@ -165,26 +164,26 @@ class Snapshots:
                 uploads, _ = await self._freeze_beside(opened, uploads_of(opened), names)
 
             def show() -> None:
-                made.append(self._shown(opened, copy, shared, uploads))
+                shown.append(self._shown(opened, copy, shared, uploads))
 
             await run_to_completion(opened.call(show))
-            made[0].left_out += map(plain, left_out)
-            yield made[0]
+            shown[0].left_out += map(plain, left_out)
+            yield shown[0]
         finally:
-            for files in made:
+            for files in shown:
                 await run_to_completion(files.close())
             for name in names:
                 await run_to_completion(self.remove(name))
 
     async def _make(self, opened: OpenFiles, name: str) -> Snapshot:
-        path = self._means.data.frozen_path(self._sandbox, name)
-        await run_to_completion(opened.call(lambda: self._tree(name).close()))
+        path = self._resources.data.frozen_path(self._sandbox, name)
+        await run_to_completion(opened.call(lambda: self.tree(name).close()))
         has_quota = await self._charge(path)
         bounds, scope = self._bounds(), _scope_of(opened)
 
         def fill() -> Snapshot:
-            with self._tree(name) as made:
-                base, frozen = freeze(_tree_of(opened), made, scope, bounds)
+            with self.tree(name) as tree:
+                base, frozen = freeze(_tree_of(opened), tree, scope, bounds)
             return Snapshot(name, path, scope, base, frozen, has_quota)
 
         return await _stoppable(opened, bounds, fill)
@@ -193,25 +192,25 @@ class Snapshots:
         self, opened: OpenFiles, source: Tree, names: list[str]
     ) -> tuple[Path, Manifest]:
         """Freeze a directory that is shown beside the files; `names` gets the name of its copy."""
-        name = self._means.data.new_name()
-        self._means.copies.add(name)
+        name = self._resources.data.new_name()
+        self._resources.copies.add(name)
         names.append(name)
         bounds = self._bounds()
         live = Tree(os.dup(source.fd), view=source.view, owner=self._owner())
 
         def fill() -> Manifest:
-            with live, self._tree(name) as made:
-                return freeze(live, made, ScanScope(), bounds)[0]
+            with live, self.tree(name) as tree:
+                return freeze(live, tree, ScanScope(), bounds)[0]
 
         async with long_call():
             base = await _stoppable(opened, bounds, fill)
-        return self._means.data.frozen_path(self._sandbox, name) / "files", base
+        return self._resources.data.frozen_path(self._sandbox, name) / "files", base
 
     async def _charge(self, path: Path) -> bool:
-        means, limits = self._means, self._policy.limits
-        if not means.capabilities.layer("disk").found or means.disk_quota == "off":
+        resources, limits = self._resources, self._policy.limits
+        if not resources.capabilities.layer("disk").found or resources.disk_quota == "off":
             return False
-        return await means.broker.charge(
+        return await resources.broker.charge(
             str(path),
             bytes_max=limits.workspace_max,
             inodes_max=limits.workspace_files + _NAMES,
@@ -219,18 +218,14 @@ class Snapshots:
 
     async def empty(self, opened: OpenFiles) -> str:
         """Make a tree that no jail sees, for content that is to be committed; its name."""
-        name = self._means.data.new_name()
-        self._means.copies.add(name)
+        name = self._resources.data.new_name()
+        self._resources.copies.add(name)
         try:
-            await run_to_completion(opened.call(lambda: self._tree(name).close()))
+            await run_to_completion(opened.call(lambda: self.tree(name).close()))
         except BaseException:
             await run_to_completion(self.remove(name))
             raise
         return name
-
-    def tree(self, name: str) -> Tree:
-        """Open the tree of a copy, to be closed by the caller."""
-        return self._tree(name)
 
     @staticmethod
     def original(opened: OpenFiles) -> tuple[Tree, ScanScope]:
@@ -251,21 +246,21 @@ class Snapshots:
         self, opened: OpenFiles, copy: Snapshot, shared: Path | None, uploads: Path | None
     ) -> OpenFiles:
         files_path = copy.path / "files"
-        with ExitStack() as held:
-            tree = self._tree(copy.name)
-            held.callback(tree.close)
+        with ExitStack() as resources:
+            tree = self.tree(copy.name)
+            resources.callback(tree.close)
             directory = quarantine = None
             identities = dict(opened.identities)
             if opened.host_directory is not None:
                 directory = HostDirectory.open(files_path, jail_uid=self._host()[0])
-                held.callback(directory.close)
+                resources.callback(directory.close)
                 identities[str(directory.path)] = directory.identity()
                 if opened.protection is not None and opened.quarantine is not None:
                     directory.set_patterns_of(opened.host_directory)
                     store, shown = opened.protection.quarantines, opened.host_directory.path
                     quarantine = Quarantine.open(store, shown, directory.fd, self._owner())
-                    held.callback(quarantine.close)
-            made = OpenFiles(
+                    resources.callback(quarantine.close)
+            files = OpenFiles(
                 files=Files(tree, None, max_bytes=self._policy.limits.file_size_max),
                 uploads=None,
                 measured=tree,
@@ -280,15 +275,15 @@ class Snapshots:
                 identities=identities,
                 has_quota=copy.has_quota,
                 disk=wall(
-                    self._means.disk_quota,
-                    self._means.capabilities.layer("disk"),
+                    self._resources.disk_quota,
+                    self._resources.capabilities.layer("disk"),
                     charged=copy.has_quota,
                     ours=True,
                     policy=self._policy,
                 ),
             )
-            made.held.push(held.pop_all())
-            return made
+            files.resources.push(resources.pop_all())
+            return files
 
     def _effect(self, opened: OpenFiles, copy: Snapshot, bounds: Bounds) -> Changes:
         source = _tree_of(opened)
@@ -304,7 +299,7 @@ class Snapshots:
         def before(change: PlannedChange) -> bytes | None:
             return _content(source, change) if as_it_was(change.path) else None
 
-        with self._tree(copy.name) as tree:
+        with self.tree(copy.name) as tree:
             check = TreeScan(tree, copy.scope, bounds)
             after = look(tree, copy.scope, bounds)
             paths = needs_digest(copy.frozen.nodes, after.nodes)
@@ -333,7 +328,7 @@ class Snapshots:
         check = TreeScan(target, copy.scope, bounds)
         now = look(target, copy.scope, bounds)
         then = copy.base.nodes
-        with self._tree(copy.name) as tree:
+        with self.tree(copy.name) as tree:
             paths = needs_digest(now.nodes, then)
             is_now = with_digests(
                 now.nodes, paths, lambda path: digest(target, relative(path), check)
@@ -369,11 +364,11 @@ class Snapshots:
             in_tree=mount_id(staging) != mount_id(target.fd),
             host=None if host is None else host.path,
         )
-        with self._tree(copy.name) as tree:
+        with self.tree(copy.name) as tree:
             commit(changed, expected, target, tree, journal)
 
-    def _tree(self, name: str) -> Tree:
-        return self._means.data.frozen(self._sandbox, name, owner=self._owner())
+    def tree(self, name: str) -> Tree:
+        return self._resources.data.frozen(self._sandbox, name, owner=self._owner())
 
     def _owner(self) -> Owner | None:
         host = self._host()
