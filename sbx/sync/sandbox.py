@@ -108,7 +108,7 @@ class Sandbox(BlockingSandbox):
 
 
 def close() -> None:
-    """End every `Sandbox` of this process and their shared runtime. Called automatically at exit."""
+    """End every `Sandbox` of this process and their shared runtime. Runs by itself at exit."""
     from sbx.runtime import shared
 
     try:
