@@ -245,10 +245,7 @@ class Approvals:
 
         async def page(after: int, limit: int) -> Sequence[Approval]:
             return await self._records.pending(
-                reach,
-                now=self._clock.now(),
-                after=after,
-                limit=limit,
+                reach, now=self._clock.now(), after=after, limit=limit
             )
 
         approvals = await page(_after(cursor), max(1, min(limit, _LIST_MAX)))
@@ -275,10 +272,7 @@ class Approvals:
 
         async def page(after: int, limit: int) -> Sequence[StoredApprovalRule]:
             return await self._records.rules(
-                within,
-                project_id=project_id,
-                after=after,
-                limit=limit,
+                within, project_id=project_id, after=after, limit=limit
             )
 
         rules = await page(_after(cursor), max(1, min(limit, _LIST_MAX)))

@@ -119,7 +119,6 @@ class AgentToolCalls:
             results[place] = await self._acted(call_state, action)
 
         try:
-            await self._tools.ready()
             for place, call in enumerate(calls):
                 started.append(call_state := _Call(call, of=min(len(calls), CALLS_MAX)))
                 if place < CALLS_MAX:

@@ -7,14 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from sbx.agent.calls import AgentToolCalls, Tell
-from sbx.agent.compaction import (
-    Compaction,
-    estimated,
-    is_too_long,
-    summarised,
-    to_cover,
-    view,
-)
+from sbx.agent.compaction import Compaction, estimated, is_too_long, summarised, to_cover, view
 from sbx.agent.history import Thread
 from sbx.agent.messages import (
     Message,

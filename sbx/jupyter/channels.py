@@ -14,7 +14,7 @@ client that lags by more than that limit at such a time misses output as well.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar, cast
 
 import msgspec
@@ -28,10 +28,12 @@ from sbx.jupyter.connection import ConnectionInfo
 from sbx.jupyter.parse import KernelRequest, MalformedMessage
 from sbx.jupyter.serialize import JupyterMessage
 from sbx.jupyter.sockets import Sockets
-from sbx.jupyter.stream_batching import StreamBatcher
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+Parent = Mapping[str, Any]
+FULL = 64 * 1024  # characters of text that are sent at once
+_BATCH_S = 0.05  # the longest wait of text; a person does not notice it, and ipykernel waits 0.2 s
 _PATIENCE_S = 5.0
 _REGAINED = 0.05  # seconds of patience regained per second
 _BRIEF_S = 0.25  # a client that makes room within this time is slow, and not stuck
@@ -228,3 +230,63 @@ def _received(socket: zmq.asyncio.Socket, limit: int) -> Iterator[list[bytes]]:
 def _done(awaitable: Awaitable[T]) -> asyncio.Future[T]:
     """Return the future that pyzmq returns for NOBLOCK; it is already done."""
     return cast("asyncio.Future[T]", awaitable)
+
+
+class StreamBatcher:
+    """Passes published messages on to `send`, in order, and joins pieces of text into one message.
+
+    A kernel sends the first text of a cell at once, and the rest a hundred times a second. `print`
+    alone makes two pieces: its text and its newline. Clients keep each message as a separate output
+    and save it so in notebooks. So text waits a moment for more of the same stream. Any other
+    message or reply sends the waiting text first. Belongs to one event loop.
+    """
+
+    def __init__(self, send: Callable[[JupyterMessage, Parent], Awaitable[None]]) -> None:
+        self._send = send
+        self._texts: list[str] = []
+        self._size = 0
+        self._name = ""
+        self._parent: Parent = {}
+        self._due: asyncio.TimerHandle | None = None
+        self._overdue: asyncio.Task[None] | None = None
+
+    async def publish(self, message: JupyterMessage, parent: Parent) -> None:
+        """Return when the message is sent, or waits. Block while too much text is published."""
+        if message.kind != "stream":
+            await self.flush()
+            await self._send(message, parent)
+            return
+        if self._overdue is not None and not self._overdue.done():
+            await asyncio.wait([self._overdue])  # a client is slow: do not queue more text
+        name, text = message.content["name"], message.content["text"]
+        if self._texts and (name != self._name or parent is not self._parent):
+            await self.flush()
+        self._name, self._parent = name, parent
+        self._texts.append(text)
+        self._size += len(text)
+        if self._size >= FULL:
+            await self.flush()
+        elif self._due is None:
+            self._due = asyncio.get_running_loop().call_later(_BATCH_S, self._send_overdue)
+
+    async def flush(self) -> None:
+        """Send the text that waits."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        texts, self._texts, self._size = self._texts, [], 0
+        if texts:
+            content = {"name": self._name, "text": "".join(texts)}
+            await self._send(JupyterMessage("stream", content), self._parent)
+
+    async def close(self) -> None:
+        """Drop the waiting text and stop."""
+        if self._due is not None:
+            self._due.cancel()
+        if self._overdue is not None:
+            self._overdue.cancel()
+            await asyncio.wait([self._overdue])
+
+    def _send_overdue(self) -> None:
+        self._due = None
+        self._overdue = asyncio.create_task(self.flush())

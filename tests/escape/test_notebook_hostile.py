@@ -36,7 +36,7 @@ from notebooks import (
 
 from sbx.guest import frames as guest
 from sbx.jupyter import channels
-from sbx.jupyter.stream_batching import FULL
+from sbx.jupyter.channels import FULL
 from tests.tiers import rows
 
 MIB = 1 << 20

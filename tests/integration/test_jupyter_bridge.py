@@ -23,7 +23,8 @@ from zmq.utils.garbage import gc as garbage
 
 from sbx.errors import BadRequest, SbxError, Unavailable
 from sbx.jupyter import channels
-from sbx.jupyter.bridge import Bridge, ConnectionInfo
+from sbx.jupyter.connection import ConnectionInfo
+from sbx.jupyter.notebook import Bridge
 from sbx.runtime import shared as process_runtime
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.shared import SharedRuntime, shared_runtime

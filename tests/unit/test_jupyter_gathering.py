@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from sbx.jupyter.channels import FULL, StreamBatcher
 from sbx.jupyter.serialize import JupyterMessage
-from sbx.jupyter.stream_batching import FULL, StreamBatcher
 
 CELL: Mapping[str, Any] = {"msg_id": "cell"}
 IDLE = JupyterMessage("status", {"execution_state": "idle"})

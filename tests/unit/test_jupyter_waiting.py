@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from sbx.jupyter import pending_requests
+from sbx.jupyter import kernel_session
+from sbx.jupyter.kernel_session import PendingRequests, QueuedRequest
 from sbx.jupyter.parse import KernelRequest
-from sbx.jupyter.pending_requests import PendingRequests, QueuedRequest
 
 
 def asked(kind: str, size: int = 1) -> QueuedRequest:
@@ -39,8 +39,8 @@ async def test_those_of_one_kind_are_removed_and_others_keep_their_place() -> No
 async def test_who_sends_more_than_may_wait_waits(
     monkeypatch: pytest.MonkeyPatch, most: int, size: int
 ) -> None:
-    monkeypatch.setattr(pending_requests, "_MOST", most)
-    monkeypatch.setattr(pending_requests, "_BYTES_MAX", 80)
+    monkeypatch.setattr(kernel_session, "_MOST", most)
+    monkeypatch.setattr(kernel_session, "_BYTES_MAX", 80)
     line = PendingRequests()
     for kind in ("a", "b"):
         await line.put(asked(kind, size))

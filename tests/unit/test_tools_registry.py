@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -94,8 +95,13 @@ def test_parse_gives_the_arguments_or_the_error() -> None:
     assert isinstance(TOOLS.parse(replace(call, arguments="{}")), ToolResult)
 
 
-def test_the_json_schema_package_is_not_imported_with_the_tools() -> None:
-    script = "import sys, sbx.agent.tools.registry; print('jsonschema' in sys.modules)"
+def test_tools_do_not_import_jsonschema() -> None:
+    """Its optional parsers take 2 s of CPU where Jupyter is installed."""
+    script = (
+        "import sys; from sbx.agent.messages import ToolCall; "
+        "from sbx.agent.tools.registry import Tools; "
+        "Tools().parse(ToolCall('1', 'run_code', '{}')); print('jsonschema' in sys.modules)"
+    )
     said = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
@@ -154,7 +160,8 @@ async def test_a_schema_of_ones_own_gives_the_arguments_as_they_are() -> None:
 
     assert json.loads((await called(Tools([raw]), "raw", '{"a": [1]}')).text) == {"a": [1]}
     result = await called(Tools([raw]), "raw", '{"n": 1}')
-    assert "cannot be checked: Unresolvable" in result.text, "no schema is fetched"
+    assert "cannot be checked: the schema refers to https://example.org/x" in result.text
+    assert result.is_error, "no schema is fetched"
 
 
 @pytest.mark.parametrize(
@@ -280,3 +287,40 @@ def test_definitions_in_three_dialects() -> None:
         "anthropic": [{**named, "input_schema": schema}],
         "mcp": [{**named, "inputSchema": schema}],
     }
+
+
+# -- hostile arguments and schemas -----------------------------------------------------------------
+
+
+def schema_tool(**properties: Any) -> Tools:
+    @tool(name="t", parameters={"type": "object", "properties": properties})
+    def act(**_: Any) -> None:
+        """Do nothing."""
+
+    return Tools([act])
+
+
+async def test_a_million_errors_take_no_longer_than_one() -> None:
+    """All errors of such arguments took 24 s."""
+    tools = schema_tool(a={"items": {"type": "string"}})
+    started_at = time.process_time()
+    result = await called(tools, "t", json.dumps({"a": [0] * 1_000_000}))
+    assert "'a.0' must be of type string" in result.text
+    assert time.process_time() - started_at < 10
+
+
+async def test_a_pattern_is_matched_in_linear_time() -> None:
+    tools = schema_tool(a={"pattern": "^(a+)+$"})
+    started_at = time.process_time()
+    assert (await called(tools, "t", json.dumps({"a": "a" * 1_000_000 + "!"}))).is_error
+    assert time.process_time() - started_at < 10
+    with pytest.raises(BadRequest, match="is not a") as caught:
+        schema_tool(a={"pattern": "^(?=(a+)+c)"})
+    assert caught.value.code == "invalid_tool"
+
+
+async def test_an_error_in_a_referenced_schema_names_its_field() -> None:
+    place = {"properties": {"city": {}}, "additionalProperties": False}
+    tools = schema_tool(p={"$ref": "#/properties/q"}, q=place)
+    result = await called(tools, "t", '{"p": {"cty": 1}}')
+    assert "'p.cty' is unknown, known are: city" in result.text

@@ -9,14 +9,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sbx.agent.tools.tool import Arguments, ToolDefinition
-from sbx.errors import BadRequest
+from sbx.errors import BadRequest, needs_extra
 
 if TYPE_CHECKING:
-    from jsonschema.exceptions import ValidationError
+    from jsonschema_rs import ValidationError as Violation
+    from jsonschema_rs import Validator
 
 TEXT_MAX = 16 << 20  # characters of JSON
 _DEPTH_MAX = 64  # so that they can be encoded again at any depth of the stack
-_ERRORS_MAX = 50  # the limit of errors to collect; a model can cause a million
+_VALUES_MAX = 25_000  # of arguments whose errors are all collected, which takes 0.3 s
+_SHOWN_MAX = 16 << 10  # characters of JSON; messages about longer arguments do not repeat values
+_MASK = {"mask": "the value"}  # in messages, instead of a long value
 _ERRORS_TOLD = 5
 _TOLD_MAX = 300  # characters of one error
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -26,10 +29,11 @@ def parse_arguments(definition: ToolDefinition, text: str) -> Arguments:
     """Return the arguments, which fit the schema. Raise BadRequest `invalid_arguments` with a
     message for the model that names each field and its error."""
     arguments = _object(text)
-    errors = _violations(definition, arguments)
+    errors = _violations(definition, arguments, len(text))
     if not errors:
         return arguments
-    sentences = (sentence for error in errors for sentence in _sentences(error))
+    schema = definition.parameters
+    sentences = (sentence for error in errors for sentence in _sentences(error, schema))
     shown = list(islice(sentences, _ERRORS_TOLD + 1))
     if len(shown) > _ERRORS_TOLD:
         shown[_ERRORS_TOLD:] = ["and more"]
@@ -37,7 +41,7 @@ def parse_arguments(definition: ToolDefinition, text: str) -> Arguments:
     raise BadRequest(
         f"wrong arguments: {'; '.join(shown)}",
         code="invalid_arguments",
-        hint=f"{definition.name} takes {_taken(definition.parameters)}",
+        hint=f"{definition.name} takes {_taken(schema)}",
         details={"field": field},
     )
 
@@ -48,24 +52,66 @@ def nearest(name: str, known: Sequence[str]) -> list[str]:
     return [*close, *(candidate for candidate in known if candidate not in close)]
 
 
-def _violations(definition: ToolDefinition, arguments: Arguments) -> "list[ValidationError]":
-    """Return the errors, sorted by field. Raise BadRequest `invalid_tool` if the schema itself is
-    wrong."""
-    from jsonschema import Draft202012Validator  # here: see `Tools.ready`
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Raise ValueError if this is not a JSON Schema."""
+    _validator(schema)
 
-    no_remote: Registry[Any] = Registry()  # a `$ref` to a URL is never fetched
-    validator = Draft202012Validator(definition.parameters, registry=no_remote)
+
+def _violations(definition: ToolDefinition, arguments: Arguments, size: int) -> "list[Violation]":
+    """Return the errors, sorted by field; only the first one if the arguments have many values.
+    Raise BadRequest `invalid_tool` if the schema itself is wrong."""
+    mask = _MASK if size > _SHOWN_MAX else {}
     try:
-        errors = list(islice(validator.iter_errors(arguments), _ERRORS_MAX))
-    except (Unresolvable, RecursionError, re.error) as error:
-        raise BadRequest(
-            f"these arguments cannot be checked: {error!s:.200}",
-            code="invalid_tool",
-            hint=f"use another tool: the schema of {definition.name} is broken",
-        ) from error
-    return sorted(errors, key=lambda error: [str(part) for part in error.absolute_path])
+        validator, unreachable = _validator(definition.parameters, **mask)
+    except ValueError as error:
+        raise _unchecked(definition, str(error).partition("\n")[0][:200]) from error
+    if validator.is_valid(arguments):
+        return []
+    if _count(arguments) > _VALUES_MAX:
+        errors = [_first(validator, arguments)]
+    else:
+        errors = [*validator.iter_errors(arguments)]
+    if unreachable and any(error.kind.name == "falseSchema" for error in errors):
+        raise _unchecked(definition, f"the schema refers to {unreachable[0]:.200}")
+    return sorted(errors, key=lambda error: [str(part) for part in error.instance_path])
+
+
+def _first(validator: "Validator", arguments: Arguments) -> "Violation":
+    from jsonschema_rs import ValidationError
+
+    try:
+        validator.validate(arguments)
+    except ValidationError as error:
+        return error
+    raise AssertionError("these arguments are valid")
+
+
+def _validator(schema: Mapping[str, Any], **options: Any) -> "tuple[Validator, list[str]]":
+    """Return the validator of a schema, and the URLs to which the schema refers. They are never
+    fetched, and no value fits the schema there. A pattern is matched in linear time, so it has no
+    lookaround and no backreference. Raise ValueError for an invalid schema."""
+    with needs_extra("sbx.agent", "agent"):
+        from jsonschema_rs import Draft202012Validator, RegexOptions
+
+    unreachable: list[str] = []
+
+    def retrieve(uri: str) -> bool:
+        unreachable.append(uri)
+        return False
+
+    patterns = RegexOptions()
+    validator = Draft202012Validator(
+        dict(schema), retriever=retrieve, pattern_options=patterns, **options
+    )
+    return validator, unreachable
+
+
+def _unchecked(definition: ToolDefinition, why: str) -> BadRequest:
+    return BadRequest(
+        f"these arguments cannot be checked: {why}",
+        code="invalid_tool",
+        hint=f"use another tool: the schema of {definition.name} is broken",
+    )
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -110,27 +156,31 @@ def _is_deep(value: object) -> bool:
     return True
 
 
-def _sentences(error: "ValidationError") -> Iterator[str]:
-    """Yield a description of each error with its field. The message of jsonschema would repeat the
-    value, which may be long and which the model already has."""
-    match error.validator:
+def _count(value: object) -> int:
+    """Return the number of values in it."""
+    if isinstance(value, dict):
+        return 1 + sum(map(_count, value.values()))
+    return 1 + sum(map(_count, value)) if isinstance(value, list) else 1
+
+
+def _sentences(error: "Violation", schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a description of each error with its field. The message of the validator would repeat
+    the value, which may be long and which the model already has."""
+    values = error.kind.as_dict()
+    match error.kind.name:
         case "required":
-            for name in error.validator_value:
-                if name not in error.instance:
-                    yield f"'{_field(error, name)}' is missing"
-        case "additionalProperties" if error.validator_value is False:
-            known = list(error.schema.get("properties", {}))
-            for name in error.instance:
-                if name not in known:
-                    order = ", ".join(nearest(name, known))
-                    field = _field(error, name)
-                    yield f"'{field}' is unknown, known are: {order}"[:_TOLD_MAX]
+            yield f"'{_field(error)}' is missing"
+        case "additionalProperties":
+            known = list(_at(schema, error.schema_path[:-1]).get("properties", {}))
+            for name in values["unexpected"]:
+                order = ", ".join(nearest(name, known))
+                field = _field(error, name)
+                yield f"'{field}' is unknown, known are: {order}"[:_TOLD_MAX]
         case "type":
-            types = error.validator_value
-            kinds = types if isinstance(types, str) else " or ".join(types)
+            kinds = " or ".join(values["types"])
             yield f"'{_field(error)}' must be of type {kinds}, and is {_kind(error.instance)}"
         case "enum":
-            choices = ", ".join(json.dumps(choice) for choice in error.validator_value)
+            choices = ", ".join(json.dumps(choice) for choice in values["options"])
             yield f"'{_field(error)}' must be one of {choices}"[:_TOLD_MAX]
         case _:
             message = error.message
@@ -139,12 +189,24 @@ def _sentences(error: "ValidationError") -> Iterator[str]:
             yield f"'{_field(error)}': {message}"
 
 
-def _field(error: "ValidationError", name: str | None = None) -> str:
-    parts = [str(part) for part in error.absolute_path]
+def _at(schema: Mapping[str, Any], path: Sequence[str | int]) -> Mapping[str, Any]:
+    """Return the part of a schema at this path, or an empty one: a `$id` may change the path."""
+    value: Any = schema
+    try:
+        for part in path:
+            value = value[part]
+    except (LookupError, TypeError):
+        return {}
+    return value if isinstance(value, Mapping) else {}
+
+
+def _field(error: "Violation", name: str | None = None) -> str:
+    """Return the field of an error; of a missing or unknown property, that property."""
+    parts = [str(part) for part in error.instance_path]
+    if error.kind.name == "required":
+        name = error.kind.as_dict()["property"]
     if name is not None:
         parts.append(name)
-    elif not parts and error.validator == "required":
-        parts = [next(name for name in error.validator_value if name not in error.instance)]
     return ".".join(parts)[:_TOLD_MAX] or "arguments"
 
 

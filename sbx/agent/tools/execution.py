@@ -71,11 +71,7 @@ RUN_CODE = Tool(
             "type": "object",
             "properties": {
                 "code": {"type": "string", "description": "The code."},
-                "language": {
-                    "type": "string",
-                    "enum": ["python", *LANGUAGES],
-                    "default": "python",
-                },
+                "language": {"type": "string", "enum": ["python", *LANGUAGES], "default": "python"},
             },
             "required": ["code"],
             "additionalProperties": False,

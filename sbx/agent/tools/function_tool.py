@@ -19,6 +19,7 @@ from typing import Any, get_type_hints, overload
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic_core import to_json
 
+from sbx.agent.tools.arguments import check_schema
 from sbx.agent.tools.tool import (
     Arguments,
     Effect,
@@ -28,7 +29,7 @@ from sbx.agent.tools.tool import (
     ToolDefinition,
     ToolResult,
 )
-from sbx.errors import BadRequest, needs_extra
+from sbx.errors import BadRequest
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the format that every provider accepts
 Act = Callable[[ToolCallRequest, Arguments], Awaitable[ToolResult | str]]
@@ -123,12 +124,11 @@ def _schema(name: str, model: type[BaseModel] | None) -> dict[str, Any]:
 
 
 def _check_schema(name: str, schema: Mapping[str, Any]) -> None:
-    with needs_extra("sbx.agent", "agent"):
-        from jsonschema import Draft202012Validator, SchemaError
     try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        raise _invalid(name, f"its parameters are not a JSON Schema: {error.message}") from error
+        check_schema(schema)
+    except ValueError as error:
+        why = str(error).partition("\n")[0][:300]
+        raise _invalid(name, f"its parameters are not a JSON Schema: {why}") from error
     if schema.get("type") != "object":
         raise _invalid(name, 'its parameters must have {"type": "object"}')
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from sbx.agent.messages import ToolCall, carried
@@ -12,15 +11,8 @@ from sbx.agent.tools.arguments import nearest, parse_arguments
 from sbx.agent.tools.execution import EXECUTE_COMMAND, RUN_CODE, told, unheard
 from sbx.agent.tools.files import EDIT_FILE, LIST_FILES, READ_FILE, WRITE_FILE
 from sbx.agent.tools.results import RESULT_MAX, capped, cut, failed
-from sbx.agent.tools.tool import (
-    Arguments,
-    Emit,
-    Tool,
-    ToolCallRequest,
-    ToolDefinition,
-    ToolResult,
-)
-from sbx.errors import Conflict, NotFound, SbxError, needs_extra
+from sbx.agent.tools.tool import Arguments, Emit, Tool, ToolCallRequest, ToolDefinition, ToolResult
+from sbx.errors import Conflict, NotFound, SbxError
 from sbx.protocol.runs import Run
 
 if TYPE_CHECKING:
@@ -86,13 +78,6 @@ class Tools:
             details={"available": order},
         )
 
-    async def ready(self) -> None:
-        """Import in a thread the module that `parse` imports at its first call. The optional
-        address parser of JSON Schema takes 3 s of CPU if Jupyter is installed. That is too long for
-        the start of a service and for its event loop."""
-        with needs_extra("sbx.agent", "agent"):
-            await asyncio.to_thread(import_module, "jsonschema")
-
     def parse(self, call: ToolCall) -> Arguments | ToolResult:
         """Return the arguments of a call, checked against the schema of its tool. Or return the
         error for the model: an unknown tool, invalid JSON, a wrong field."""
@@ -103,7 +88,6 @@ class Tools:
 
     async def call(self, call: ToolCall, sandbox: "ToolSandbox", emit: Emit) -> ToolResult:
         """Call `parse` and `make`. Raise nothing but CancelledError."""
-        await self.ready()
         arguments = self.parse(call)
         if isinstance(arguments, ToolResult):
             return arguments

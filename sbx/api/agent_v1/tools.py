@@ -88,7 +88,6 @@ async def _request(
     if not caller.sees(session.user_id, session.agent_id, conversation):
         raise no_conversation(conversation)
     call = ToolCall(f"call-{secrets.token_hex(8)}", tool.name, json.dumps(invocation.arguments))
-    await agents.tools.ready()
     arguments = agents.tools.parse(call)
     if isinstance(arguments, ToolResult):
         raise BadRequest(arguments.text, code="invalid_arguments", details={"field": "arguments"})
