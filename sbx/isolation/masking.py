@@ -121,7 +121,7 @@ def mask(top: int, cover: Cover, limits: MaskingLimits, *, pin: bool) -> Masks:
 
 def find(top: int, limits: MaskingLimits) -> list[bytes]:
     """The paths, relative to `top`, of every socket and FIFO below it."""
-    found: list[bytes] = []
+    paths: list[bytes] = []
     pending: list[tuple[bytes, int]] = [(b".", 0)]
     while pending and limits.complete:
         path, depth = pending.pop()
@@ -132,17 +132,17 @@ def find(top: int, limits: MaskingLimits) -> list[bytes]:
                 limits.cut()
             continue
         try:
-            below = _look(directory, path, found, limits)
+            below = _look(directory, path, paths, limits)
         finally:
             os.close(directory)
         if below and depth >= DEPTH_MAX:
             limits.cut()
             continue
-        pending += [(one, depth + 1) for one in below]
-    return found
+        pending += [(directory, depth + 1) for directory in below]
+    return paths
 
 
-def _look(directory: int, path: bytes, found: list[bytes], limits: MaskingLimits) -> list[bytes]:
+def _look(directory: int, path: bytes, paths: list[bytes], limits: MaskingLimits) -> list[bytes]:
     """Add the sockets and FIFOs of one directory to `found`; the directories in it."""
     below = []
     seen = 0
@@ -160,12 +160,12 @@ def _look(directory: int, path: bytes, found: list[bytes], limits: MaskingLimits
             elif not entry.is_symlink():
                 # The kind in the directory is that below a cover: look at what is seen there.
                 with suppress(OSError):
-                    held = os.open(entry.name, _HELD, dir_fd=directory)
+                    fd = os.open(entry.name, _HELD, dir_fd=directory)
                     try:
-                        if _is_to_be_covered(held):
-                            found.append(_join(path, entry.name))
+                        if _is_to_be_covered(fd):
+                            paths.append(_join(path, entry.name))
                     finally:
-                        os.close(held)
+                        os.close(fd)
     limits.spend(seen)
     return below
 
@@ -188,17 +188,17 @@ def _can_be_passed(top: int, path: bytes, error: OSError) -> bool:
     if error.errno != errno.EACCES:
         return True
     try:
-        held = openat2.openat2(top, path, _HELD, resolve=_RESOLVE)
+        fd = openat2.openat2(top, path, _HELD, resolve=_RESOLVE)
     except OSError:
         return True
     try:
-        if os.fstat(held).st_uid == os.geteuid() or os.geteuid() == 0:
+        if os.fstat(fd).st_uid == os.geteuid() or os.geteuid() == 0:
             return True
-        os.close(os.open("./.", _HELD, dir_fd=held))
+        os.close(os.open("./.", _HELD, dir_fd=fd))
     except PermissionError:
         return False
     finally:
-        os.close(held)
+        os.close(fd)
     return True
 
 
@@ -232,17 +232,17 @@ def _pin_directory(top: int, path: bytes) -> None:
 
 def _cover(top: int, path: bytes, cover: Cover) -> bool:
     try:
-        held = openat2.openat2(top, path, _HELD, resolve=_RESOLVE)
+        fd = openat2.openat2(top, path, _HELD, resolve=_RESOLVE)
     except OSError as error:
         if error.errno not in _VANISHED:
             raise
         return False
     try:
-        if not _is_to_be_covered(held):
+        if not _is_to_be_covered(fd):
             return False
-        cover.put(held)
+        cover.put(fd)
     except FileNotFoundError:  # removed meanwhile
         return False
     finally:
-        os.close(held)
+        os.close(fd)
     return True

@@ -34,7 +34,8 @@ from sbx.runtime.snapshots.dry_run import DryRun
 from sbx.service.auth import Caller
 from sbx.service.models import SandboxView
 from sbx.service.projects.projects import Project
-from sbx.service.runs import RunHandle, RunRequest, Runs
+from sbx.service.run import RunHandle, RunRequest
+from sbx.service.runs import Runs
 from sbx.service.service import Service
 from sbx.store import agent_runs, chats
 from sbx.store.agent_runs import AgentRunRow

@@ -25,6 +25,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -167,6 +168,17 @@ class Store:
     def write_later(self, act: Callable[[sqlite3.Connection], object]) -> None:
         """The same, in the same order, with nobody waiting: a failure is logged."""
         self._writer.later(act, begin="BEGIN IMMEDIATE")
+
+
+def values(record: Any) -> tuple[Any, ...]:
+    """Return the values of a dataclass in the order of its fields."""
+    return tuple(getattr(record, field.name) for field in fields(record))
+
+
+def record(kind: type[T], row: sqlite3.Row, **changes: Any) -> T:
+    """Return the dataclass whose fields are columns of this row; `changes` have other values."""
+    columns = {field.name for field in fields(kind)}.intersection(row.keys())  # type: ignore[arg-type]
+    return kind(**{name: row[name] for name in columns} | changes)
 
 
 def _connected(

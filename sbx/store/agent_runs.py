@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sbx.errors import Conflict, NotFound
-from sbx.store import Store
+from sbx.store import Store, record
 
 _LIST_MAX = 200
 
@@ -112,16 +112,5 @@ async def of_chat(
 
 
 def _row(row: sqlite3.Row) -> AgentRunRow:
-    return AgentRunRow(
-        id=row["id"],
-        chat_id=row["chat_id"],
-        model=row["model"],
-        max_steps=row["max_steps"],
-        started_at=row["started_at"],
-        status=row["status"],
-        reason=row["reason"],
-        usage=None if row["usage"] is None else json.loads(row["usage"]),
-        error=None if row["error"] is None else json.loads(row["error"]),
-        ended_at=row["ended_at"],
-        seq=row["seq"],
-    )
+    parts = {name: row[name] and json.loads(row[name]) for name in ("usage", "error")}
+    return record(AgentRunRow, row, **parts)

@@ -11,7 +11,7 @@ from typing import Any
 
 from sbx.errors import Conflict, NotFound, TooLarge
 from sbx.protocol.approvals import Approval, ApprovalDecision, ApprovalScope, StoredApprovalRule
-from sbx.store import Store
+from sbx.store import Store, record
 from sbx.store.pending import PendingWrites
 
 ARGS_MAX = 4 << 20  # characters of JSON: of the arguments of a call, and of its dry run
@@ -291,34 +291,14 @@ def _approval(row: sqlite3.Row) -> Approval:
         decision = ApprovalDecision(
             bool(row["approved"]), row["decided_by"], row["decided_at"], row["remembered"]
         )
-    return Approval(
-        tool_call_id=row["tool_call_id"],
-        tool_name=row["tool_name"],
+    return record(
+        Approval,
+        row,
         tool_args=json.loads(row["tool_args"]),
-        owner=row["owner"],
-        conversation_id=row["conversation_id"],
-        run_id=row["run_id"],
-        created_at=row["created_at"],
-        expires_at=row["expires_at"],
-        user_id=row["user_id"],
-        agent_id=row["agent_id"],
-        project_id=row["project_id"],
         dry_run=None if row["dry_run"] is None else json.loads(row["dry_run"]),
         decision=decision,
-        seq=row["seq"],
     )
 
 
 def _rule(row: sqlite3.Row) -> StoredApprovalRule:
-    return StoredApprovalRule(
-        id=row["id"],
-        owner=row["owner"],
-        tool_name=row["tool_name"],
-        kind=row["kind"],
-        text=row["text"],
-        by=row["made_by"],
-        created_at=row["created_at"],
-        conversation_id=row["conversation_id"],
-        project_id=row["project_id"],
-        seq=row["seq"],
-    )
+    return record(StoredApprovalRule, row, by=row["made_by"])

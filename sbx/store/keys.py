@@ -3,7 +3,7 @@
 import sqlite3
 from dataclasses import dataclass
 
-from sbx.store import Store
+from sbx.store import Store, record
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,4 @@ def used(store: Store, key_id: str, at: float) -> None:
 
 
 def _record(row: sqlite3.Row) -> KeyRecord:
-    return KeyRecord(
-        id=row["id"],
-        owner=row["owner"],
-        name=row["name"],
-        operator=bool(row["operator"]),
-        created_at=row["created_at"],
-        last_used_at=row["last_used_at"],
-        revoked_at=row["revoked_at"],
-    )
+    return record(KeyRecord, row, operator=bool(row["operator"]))

@@ -4,7 +4,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from sbx.errors import Conflict
-from sbx.store import Store
+from sbx.store import Store, record, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,7 @@ def add(on: sqlite3.Connection, row: ProjectRow) -> None:
     _refuse_shared(on, row)
     on.execute(
         f"INSERT INTO projects ({_PROJECT}) VALUES (?, ?, ?, ?, ?, ?)",  # noqa: S608
-        (
-            row.id,
-            row.owner,
-            row.name,
-            row.working_directory,
-            row.sandbox_enabled,
-            row.created_at,
-        ),
+        values(row),
     )
 
 
@@ -95,11 +88,4 @@ async def of_owner(store: Store, owner: str, after: str | None, limit: int) -> l
 
 
 def _row(row: sqlite3.Row) -> ProjectRow:
-    return ProjectRow(
-        row["id"],
-        row["owner"],
-        row["name"],
-        row["working_directory"],
-        bool(row["sandbox_enabled"]),
-        row["created_at"],
-    )
+    return record(ProjectRow, row, sandbox_enabled=bool(row["sandbox_enabled"]))

@@ -15,7 +15,7 @@ from sbx.protocol.bundles import Bundle, BundlePart, stored, text_of
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.events import run_from_json, run_to_json, value_to_json
 from sbx.protocol.runs import MimeBundle, Run, RunError, Status
-from sbx.store import Store, idempotency
+from sbx.store import Store, idempotency, record
 from sbx.store.idempotency import Slot
 
 RUNNING = "running"
@@ -283,23 +283,8 @@ def _encoded(run: Run) -> str:
 
 def _row(row: sqlite3.Row) -> RunRow:
     result = row["result"]
-    return RunRow(
-        id=row["id"],
-        sandbox_id=row["sandbox_id"],
-        conversation=row["conversation"],
-        kind=row["kind"],
-        code=row["code"],
-        status=row["status"],
-        cause=row["cause"],
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
-        duration_ms=row["duration_ms"],
-        description=row["description"],
-        tags=row["tags"],
-        notes=row["notes"],
-        run=None if result is None else run_from_json(msgspec.json.decode(result)),
-        context=row["context"],
-    )
+    run = None if result is None else run_from_json(msgspec.json.decode(result))
+    return record(RunRow, row, run=run)
 
 
 def _note_reservation(on: sqlite3.Connection, reservation: Slot | None, run_id: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sbx.store import Store, chats
+from sbx.store import Store, chats, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def add(on: sqlite3.Connection, row: SandboxRow) -> bool:
     try:
         on.execute(
             f"INSERT INTO sandboxes ({_SANDBOX}) VALUES ({', '.join('?' * 19)})",  # noqa: S608
-            [json.dumps(value) if isinstance(value, Mapping) else value for value in _values(row)],
+            [json.dumps(value) if isinstance(value, Mapping) else value for value in values(row)],
         )
     except sqlite3.IntegrityError as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_UNIQUE:
@@ -169,7 +169,7 @@ def bury(on: sqlite3.Connection, before: float) -> int:
 def add_workspace(on: sqlite3.Connection, row: WorkspaceRow) -> None:
     on.execute(
         f"INSERT INTO workspaces ({_WORKSPACE}) VALUES ({', '.join('?' * 9)})",  # noqa: S608
-        _values(row),
+        values(row),
     )
 
 
@@ -407,17 +407,13 @@ async def kernels_left(store: Store) -> dict[str, frozenset[tuple[str, str]]]:
     return {sandbox: frozenset(names) for sandbox, names in found.items()}
 
 
-def _values(row: SandboxRow | WorkspaceRow) -> list[Any]:
-    return [getattr(row, field.name) for field in fields(row)]
-
-
 def _sandbox(row: sqlite3.Row) -> SandboxRow:
-    values = dict(row)
+    columns = dict(row)
     for name in ("request", "failure", "upload_limits"):
-        values[name] = None if values[name] is None else json.loads(values[name])
+        columns[name] = None if columns[name] is None else json.loads(columns[name])
     for name in ("stopped", "files_removed"):
-        values[name] = bool(values[name])
-    return SandboxRow(**values)
+        columns[name] = bool(columns[name])
+    return SandboxRow(**columns)
 
 
 def _dumped(value: Mapping[str, Any] | None) -> str | None:

@@ -4,7 +4,7 @@ import json
 import sqlite3
 from dataclasses import dataclass
 
-from sbx.store import Store
+from sbx.store import Store, record, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +23,12 @@ class TokenRecord:
 
 
 async def add(store: Store, token: TokenRecord) -> None:
-    scopes = None if token.scopes is None else json.dumps(sorted(token.scopes))
-    values = (
-        token.id,
-        token.owner,
-        token.user_id,
-        token.agent_id,
-        token.conversation_id,
-        scopes,
-        token.created_at,
-        token.expires_at,
-    )
+    new = [json.dumps(sorted(v)) if isinstance(v, frozenset) else v for v in values(token)]
     await store.write(
         lambda on: on.execute(
             "INSERT INTO tokens (id, owner, user_id, agent_id, conversation_id, scopes,"
-            " created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            values,
+            " created_at, expires_at, revoked_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            new,
         )
     )
 
@@ -73,14 +63,6 @@ async def forget_ended(store: Store, before: float) -> int:
 
 def _record(row: sqlite3.Row) -> TokenRecord:
     scopes = row["scopes"]
-    return TokenRecord(
-        id=row["id"],
-        owner=row["owner"],
-        user_id=row["user_id"],
-        agent_id=row["agent_id"],
-        conversation_id=row["conversation_id"],
-        scopes=None if scopes is None else frozenset(json.loads(scopes)),
-        created_at=row["created_at"],
-        expires_at=row["expires_at"],
-        revoked_at=row["revoked_at"],
+    return record(
+        TokenRecord, row, scopes=None if scopes is None else frozenset(json.loads(scopes))
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sbx.store import Store
+from sbx.store import Store, values
 from sbx.store.pending import PendingWrites
 
 
@@ -25,15 +25,7 @@ async def put(pending: PendingWrites, row: UploadRow) -> None:
         lambda on: on.execute(
             "INSERT OR REPLACE INTO uploads (sandbox_id, conversation, name, size, sha256,"
             " uploaded_at, uploaded_by) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                row.sandbox_id,
-                row.conversation,
-                row.name,
-                row.size,
-                row.sha256,
-                row.uploaded_at,
-                row.uploaded_by,
-            ),
+            values(row),
         ),
     )
 

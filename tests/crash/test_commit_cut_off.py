@@ -13,7 +13,7 @@ from sbx.protocol.runs import Status
 from sbx.runtime.data_dir import DataDirLock
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
-from sbx.service.runs import RunRequest
+from sbx.service.run import RunRequest
 from sbx.service.service import Service
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ from sbx import Runtime
 from sbx.service.auth import Caller
 from sbx.service.service import Service
 from sbx.service.projects.box import ProjectSession
-from sbx.service.runs import RunRequest
+from sbx.service.run import RunRequest
 from sbx.runtime.settings import Settings
 from sbx.service.projects.sandbox import open_project
 from sbx.workspace.snapshots import apply

@@ -17,7 +17,7 @@ from sbx.protocol.runs import Run, Status
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
 from sbx.service.lifecycle import State
-from sbx.service.runs import RunRequest
+from sbx.service.run import RunRequest
 from sbx.service.service import Service
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ import asyncio, json, sys
 from pathlib import Path
 from sbx.service.auth import Caller
 from sbx.service.service import Service
-from sbx.service.runs import RunRequest
+from sbx.service.run import RunRequest
 from sbx.runtime.settings import Settings
 
 me = Caller("me", "key")
@@ -152,7 +152,7 @@ async def test_killed_in_the_middle_of_everything_the_next_one_is_whole(tmp_path
     async with Service(Settings(data_dir=data)) as house:
         view = await house.sandboxes.get(ME, said["id"])
         assert (view.state, view.idle_expires_at) == (State.IDLE, None)
-        assert (await house.runs.entry(ME, said["id"], said["run"])).status == "interrupted"
+        assert (await house.runs.history.entry(ME, said["id"], said["run"])).status == "interrupted"
 
         run = await run_in(house, said["id"], "import os; print(*sorted(os.listdir()))")
         assert (run.stdout, run.state_lost) == ("kept uploads\n", True)
@@ -188,7 +188,7 @@ async def test_killed_at_any_moment_nothing_that_was_told_is_lost(tmp_path: Path
             last = (await house.events.page(ME, sandbox_id)).items[-1]
             assert last.type == "deleted"
         for sandbox_id in sorted(there & set(written))[:4]:
-            assert (await house.runs.entry(ME, sandbox_id, written[sandbox_id])).success
+            assert (await house.runs.history.entry(ME, sandbox_id, written[sandbox_id])).success
             assert (await run_in(house, sandbox_id, "print(open('kept').read())")).stdout == "1\n"
         assert len(owned(house)) <= len(there)
 

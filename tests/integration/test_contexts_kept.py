@@ -16,7 +16,7 @@ from sbx.errors import NotFound, SbxError, Unavailable
 from sbx.protocol.runs import Cause, Run
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.contexts import Contexts
-from sbx.service.runs import RunHandle, RunRequest
+from sbx.service.run import RunHandle, RunRequest
 from sbx.service.service import Service
 from tests.fake_clock import FakeClock
 
@@ -101,7 +101,7 @@ async def test_runs_are_in_the_history_with_their_context(tmp_path: Path) -> Non
         await create(house, made.id)
         await ran(house, made.id, "'there'")
         await run(house, made.id, "'here'")
-        rows, _ = await house.runs.entries(ME, made.id)
+        rows, _ = await house.runs.history.entries(ME, made.id)
         assert [(one.code, one.context) for one in rows] == [
             ("'here'", "default"),
             ("'there'", "other"),

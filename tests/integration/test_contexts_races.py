@@ -13,7 +13,7 @@ from kept import ME, a_house
 
 from sbx.errors import Broken, SbxError
 from sbx.runtime.run.contexts import Contexts
-from sbx.service.runs import RunRequest
+from sbx.service.run import RunRequest
 from sbx.service.service import Service
 from tests.tiers import rows
 

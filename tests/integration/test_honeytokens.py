@@ -16,7 +16,7 @@ from sbx import AsyncSandbox, Runtime, Settings
 from sbx.errors import Conflict, NotFound
 from sbx.policy import Policy, load
 from sbx.protocol.runs import Cause, Status
-from sbx.service.runs import RunRequest
+from sbx.service.run import RunRequest
 from sbx.service.service import Service
 
 pytestmark = pytest.mark.core
@@ -238,7 +238,7 @@ async def test_a_service_remembers_and_only_an_operator_unfreezes(tmp_path: Path
                 await use.box.conversation("default").start()
         assert raised.value.code == "honeytoken"
         assert raised.value.details["token"] == "GITHUB_TOKEN"
-        row = await house.runs.entry(ME, made.id, run.run_id)
+        row = await house.runs.history.entry(ME, made.id, run.run_id)
         assert row.run is not None
         assert row.run.cause is Cause.HONEYTOKEN
         with pytest.raises(NotFound):

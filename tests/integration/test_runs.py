@@ -17,7 +17,8 @@ from sbx.protocol.runs import Cause, Event, InputRequest, Run, RunEnd, RunStart,
 from sbx.runtime.run.context import Context
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
-from sbx.service.runs import RunHandle, RunRequest, Runs
+from sbx.service.run import RunHandle, RunRequest
+from sbx.service.runs import Runs
 from sbx.service.service import Service
 from tests.fake_clock import FakeClock
 
@@ -65,7 +66,9 @@ class Talk:
         return handle
 
     async def history(self, *, running: bool = False) -> list[str]:
-        found, _ = await self.runs.entries(ANN, self.box, conversation=self.name, running=running)
+        found, _ = await self.runs.history.entries(
+            ANN, self.box, conversation=self.name, running=running
+        )
         return [row.id for row in found]
 
 
@@ -88,7 +91,7 @@ def printed(events: list[tuple[int, Event]]) -> str:
 async def test_a_result_is_told_once_the_store_has_it(talk: Talk) -> None:
     handle = await talk.start("print('a'); 6 * 7", description="d", tags="t,u")
     run = await handle.result()
-    row = await talk.runs.entry(ANN, talk.box, run.run_id)
+    row = await talk.runs.history.entry(ANN, talk.box, run.run_id)
     assert row.run == run
     assert (run.result, run.stdout, row.success, row.code) == (
         "42",
@@ -109,12 +112,12 @@ async def test_a_result_is_told_once_the_store_has_it(talk: Talk) -> None:
 async def test_the_last_event_is_told_once_the_store_has_it(talk: Talk) -> None:
     async for _, event in (await talk.start("1")).events():
         if isinstance(event, RunEnd):
-            assert (await talk.runs.entry(ANN, talk.box, event.run.run_id)).run == event.run
+            assert (await talk.runs.history.entry(ANN, talk.box, event.run.run_id)).run == event.run
 
 
 async def test_a_run_that_goes_on_is_recorded_as_running(talk: Talk) -> None:
     handle = await talk.begun()
-    row = await talk.runs.entry(ANN, talk.box, handle.run_id)
+    row = await talk.runs.history.entry(ANN, talk.box, handle.run_id)
     assert (row.status, row.run, await talk.history()) == ("running", None, [])
     await handle.interrupt()
     run = await handle.result()
@@ -135,7 +138,7 @@ async def test_a_run_that_its_waiter_drives_is_recorded_while_it_goes_on(talk: T
 async def test_a_command_is_a_run_too(talk: Talk) -> None:
     handle = await talk.shell("echo $A; cat; exit 3", env={"A": "b"}, stdin="c", cwd="/tmp")
     run = await handle.result()
-    row = await talk.runs.entry(ANN, talk.box, run.run_id)
+    row = await talk.runs.history.entry(ANN, talk.box, run.run_id)
     assert (run.status, run.exit_code, run.stdout) == ("error", 3, "b\nc")
     assert (row.kind, row.success, row.run) == ("shell", False, run)
 
@@ -168,7 +171,7 @@ async def test_what_cannot_be_begun_is_raised_and_recorded(
     handle = await talk.start("1")
     with pytest.raises(Unavailable, match="no kernel for you"):
         await (told(handle) if follow else handle.result())
-    row = await talk.runs.entry(ANN, talk.box, handle.run_id)
+    row = await talk.runs.history.entry(ANN, talk.box, handle.run_id)
     assert row.run is not None
     assert row.run.error is not None
     assert (row.status, row.run.error.name) == ("error", "too_many_kernels")
@@ -192,7 +195,7 @@ async def test_a_run_whose_end_cannot_be_recorded_is_told_all_the_same(
     async with asyncio.timeout(60):
         while not handle.recorded:  # noqa: ASYNC110  # the store is asked again and again
             await asyncio.sleep(0.01)
-    assert (await talk.runs.entry(ANN, talk.box, handle.run_id)).success
+    assert (await talk.runs.history.entry(ANN, talk.box, handle.run_id)).success
     assert (await talk.run("2")).ok
 
 
@@ -204,7 +207,7 @@ async def test_a_killed_kernel_is_a_result_and_the_next_run_says_so(talk: Talk) 
     handle = await talk.start("import os; os._exit(1)")
     run = await handle.result()
     assert (run.status, run.cause, run.state_lost) == ("killed", Cause.CRASHED, True)
-    row = await talk.runs.entry(ANN, talk.box, handle.run_id)
+    row = await talk.runs.history.entry(ANN, talk.box, handle.run_id)
     assert (row.status, row.cause) == ("killed", "crashed")
     assert (await talk.run("1 + 1")).result == "2"
 
@@ -212,7 +215,7 @@ async def test_a_killed_kernel_is_a_result_and_the_next_run_says_so(talk: Talk) 
 async def test_its_time_out_ends_it(talk: Talk) -> None:
     handle = await talk.begun(timeout_s=0.5)
     assert (await handle.result()).status == "timeout"
-    assert (await talk.runs.entry(ANN, talk.box, handle.run_id)).status == "timeout"
+    assert (await talk.runs.history.entry(ANN, talk.box, handle.run_id)).status == "timeout"
     assert (await (await talk.shell("sleep 60", timeout_s=0.3)).result()).status == "timeout"
 
 
@@ -222,7 +225,7 @@ async def test_huge_output_is_bounded_for_followers_and_in_the_store(talk: Talk)
     run = await handle.result()
     assert (run.status, run.cause, run.truncated) == ("killed", Cause.OUTPUT, True)
     assert len(printed(events)) <= 17 << 20
-    row = await talk.runs.entry(ANN, talk.box, handle.run_id)
+    row = await talk.runs.history.entry(ANN, talk.box, handle.run_id)
     assert row.run is not None
     assert len(row.run.stdout) < 10_000
 
@@ -266,7 +269,7 @@ async def test_a_waiter_that_goes_away_does_not_end_it(talk: Talk) -> None:
     assert (await (await talk.shell("touch go")).result()).ok
     run = await handle.result()
     assert (run.status, run.result) == ("ok", "'done'")
-    assert (await talk.runs.entry(ANN, talk.box, handle.run_id)).run == run
+    assert (await talk.runs.history.entry(ANN, talk.box, handle.run_id)).run == run
 
 
 async def test_a_waiter_on_a_free_kernel_drives_the_cell_without_a_task(talk: Talk) -> None:
@@ -408,7 +411,9 @@ async def test_a_run_is_replayed_for_60_s_after_its_end(talk: Talk) -> None:
     with pytest.raises(NotFound):
         await talk.runs.attach(ANN, talk.box, handle.run_id)
     assert len(talk.runs._ended) == 0
-    assert (await talk.runs.entry(ANN, talk.box, handle.run_id)).run == await handle.result()
+    assert (
+        await talk.runs.history.entry(ANN, talk.box, handle.run_id)
+    ).run == await handle.result()
 
 
 async def test_what_is_kept_for_replay_is_bounded_in_all(
@@ -438,11 +443,11 @@ async def test_what_others_run_is_not_found(talk: Talk, house: Service) -> None:
     for call in (
         talk.runs.start(BOB, talk.box, talk.name, RunRequest("python", "1")),
         talk.runs.interrupt(BOB, talk.box, talk.name),
-        talk.runs.entries(BOB, talk.box),
-        talk.runs.last(BOB, talk.box),
-        talk.runs.entry(BOB, talk.box, handle.run_id),
-        talk.runs.entry(BOB, mine.id, handle.run_id),
-        talk.runs.annotate(BOB, talk.box, handle.run_id, notes="n"),
+        talk.runs.history.entries(BOB, talk.box),
+        talk.runs.history.last(BOB, talk.box),
+        talk.runs.history.entry(BOB, talk.box, handle.run_id),
+        talk.runs.history.entry(BOB, mine.id, handle.run_id),
+        talk.runs.history.annotate(BOB, talk.box, handle.run_id, notes="n"),
         talk.runs.attach(ANN, mine.id, handle.run_id),
         talk.runs.attach(ANN, talk.box, "run-none"),
     ):
@@ -458,17 +463,17 @@ async def test_a_token_reaches_its_own_conversation_only(talk: Talk) -> None:
     await handle.result()
     inside = Caller("ann", "token", conversation_id=talk.name)
     outside = replace(inside, conversation_id="other")
-    found, total = await talk.runs.entries(inside, talk.box)
+    found, total = await talk.runs.history.entries(inside, talk.box)
     assert ([row.id for row in found], total) == ([handle.run_id], 1)
     assert await talk.runs.attach(inside, talk.box, handle.run_id) is handle
-    assert (await talk.runs.entries(outside, talk.box)) == ([], 0)
+    assert (await talk.runs.history.entries(outside, talk.box)) == ([], 0)
     for call in (
         talk.runs.start(outside, talk.box, talk.name, RunRequest("python", "1")),
         talk.runs.attach(outside, talk.box, handle.run_id),
         talk.runs.interrupt(outside, talk.box, talk.name),
-        talk.runs.entry(outside, talk.box, handle.run_id),
-        talk.runs.annotate(outside, talk.box, handle.run_id, notes="n"),
-        talk.runs.entries(outside, talk.box, conversation=talk.name),
+        talk.runs.history.entry(outside, talk.box, handle.run_id),
+        talk.runs.history.annotate(outside, talk.box, handle.run_id, notes="n"),
+        talk.runs.history.entries(outside, talk.box, conversation=talk.name),
     ):
         with pytest.raises(NotFound):
             await call
@@ -482,7 +487,7 @@ async def test_without_the_scope_execute_nothing_is_run_or_followed(talk: Talk) 
         talk.runs.start(reader, talk.box, talk.name, RunRequest("python", "1")),
         talk.runs.attach(reader, talk.box, handle.run_id),
         talk.runs.interrupt(reader, talk.box, talk.name),
-        talk.runs.entries(reader, talk.box),
+        talk.runs.history.entries(reader, talk.box),
     ):
         with pytest.raises(NotFound):
             await call
@@ -531,23 +536,23 @@ async def test_no_answer_interrupts_the_run(talk: Talk) -> None:
 async def test_history_has_its_last_entry_and_takes_notes(house: Service, talk: Talk) -> None:
     mine = (await house.sandboxes.create(ANN)).id
     with pytest.raises(NotFound):
-        await talk.runs.last(ANN, mine)
+        await talk.runs.history.last(ANN, mine)
     own = Talk(house, mine, "default")
     first, second = await own.run("1/0", tags="math"), await own.run("2")
     await (await own.shell("true")).result()
-    assert (await own.runs.last(ANN, mine)).kind == "shell"
-    assert (await own.runs.last(ANN, mine, exec_type="python")).id == second.run_id
-    row = await own.runs.annotate(ANN, mine, first.run_id, notes="n", description="")
+    assert (await own.runs.history.last(ANN, mine)).kind == "shell"
+    assert (await own.runs.history.last(ANN, mine, exec_type="python")).id == second.run_id
+    row = await own.runs.history.annotate(ANN, mine, first.run_id, notes="n", description="")
     assert (row.notes, row.description, row.tags) == ("n", "", "math")
     for asked in ({"tags": "MAT, other"}, {"has_notes": True}):
-        found, total = await own.runs.entries(ANN, mine, **asked)
+        found, total = await own.runs.history.entries(ANN, mine, **asked)
         assert ([one.id for one in found], total) == ([first.run_id], 1)
-    found, _ = await own.runs.entries(ANN, mine, success_only=True, exec_type="python")
+    found, _ = await own.runs.history.entries(ANN, mine, success_only=True, exec_type="python")
     assert [one.id for one in found] == [second.run_id]
     with pytest.raises(BadRequest):
-        await own.runs.annotate(ANN, mine, first.run_id, notes="x" * 20_000)
+        await own.runs.history.annotate(ANN, mine, first.run_id, notes="x" * 20_000)
     with pytest.raises(BadRequest):
-        await own.runs.entries(ANN, mine, tags="a," * 100)
+        await own.runs.history.entries(ANN, mine, tags="a," * 100)
 
 
 # -- the end of a sandbox, and of the service ------------------------------------------------------

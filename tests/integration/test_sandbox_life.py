@@ -184,7 +184,7 @@ async def test_a_house_that_closes_ends_its_runs_and_says_so(tmp_path: Path) -> 
     assert ended.error is not None
     assert (ended.status, ended.error.name) == (Status.INTERRUPTED, "ServiceEnded")
     async with a_house(tmp_path / "data") as house:
-        row = await house.runs.entry(ME, made.id, handle.run_id)
+        row = await house.runs.history.entry(ME, made.id, handle.run_id)
         assert (row.status, row.run and row.run.error) == ("interrupted", ended.error)
 
 

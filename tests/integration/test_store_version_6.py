@@ -92,12 +92,12 @@ async def test_sandboxes_of_version_6_have_their_files_and_state(data: Path) -> 
 
 async def test_runs_and_events_of_version_6_have_the_words_of_today(data: Path) -> None:
     async with opened(data) as service:
-        rows, count = await service.runs.entries(ME, BOX)
+        rows, count = await service.runs.history.entries(ME, BOX)
         assert [row.kind for row in rows] == ["shell", "python", "python"]
         assert (count, rows[-1].description, rows[-1].tags) == (3, "the answer", "math")
         assert rows[-1].run is not None
         assert rows[-1].run.stdout == "42\n"
-        (killed,), _ = await service.runs.entries(ME, FROZEN)
+        (killed,), _ = await service.runs.history.entries(ME, FROZEN)
         assert (killed.status, killed.cause) == (Status.KILLED, Cause.HONEYTOKEN)
         assert killed.run is not None
         assert killed.run.cause is Cause.HONEYTOKEN

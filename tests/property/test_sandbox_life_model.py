@@ -31,7 +31,7 @@ from sbx.protocol.runs import Run, Status
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
 from sbx.service.lifecycle import TABLE, Act, State
-from sbx.service.runs import RunHandle, RunRequest
+from sbx.service.run import RunHandle, RunRequest
 from sbx.service.service import Service
 from tests.fake_clock import FakeClock
 from tests.tiers import examples

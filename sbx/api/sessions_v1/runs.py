@@ -24,7 +24,7 @@ from sbx.errors import NotFound
 from sbx.protocol.runs import Event, RunEnd
 from sbx.service.ids import check_id
 from sbx.service.models import SandboxView
-from sbx.service.runs import RunHandle, RunRequest
+from sbx.service.run import RunHandle, RunRequest
 
 router = APIRouter(prefix="/api/v1", tags=["execution"])
 _STREAM: dict[str, Any] = {"content": {sse.MEDIA_TYPE: {}}}

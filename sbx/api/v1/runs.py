@@ -27,7 +27,7 @@ from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.events import text_from_json
 from sbx.protocol.languages import ARGUMENTS_MAX, Language
 from sbx.protocol.runs import Cause, Run, Status
-from sbx.service.runs import RunHandle, RunRequest
+from sbx.service.run import RunHandle, RunRequest
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["native"])
 

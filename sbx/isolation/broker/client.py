@@ -72,18 +72,18 @@ class BrokerClient(BrokerConnection):
     async def look_at_disk(self, path: str) -> None:
         """Learn whether conversations below this directory can have a hard quota, and on which disk
         they lie; `capabilities` says so from then on, and `disk` is "MAJOR:MINOR" or None."""
-        told = await self.order("look_at_disk", path=path)
+        reply = await self.order("look_at_disk", path=path)
         assert self.capabilities is not None
-        self.disk = told["device"]
-        self.capabilities = project_quota.with_disk(self.capabilities, told, path)
+        self.disk = reply["device"]
+        self.capabilities = project_quota.with_disk(self.capabilities, reply, path)
 
     async def charge(self, path: str, *, bytes_max: int, inodes_max: int) -> bool:
         """Give a conversation's directory a hard quota; False for one that is too old to count.
 
         Raises Broken where linux refuses.
         """
-        told = await self.order("charge", path=path, bytes_max=bytes_max, inodes_max=inodes_max)
-        return bool(told["charged"])
+        reply = await self.order("charge", path=path, bytes_max=bytes_max, inodes_max=inodes_max)
+        return bool(reply["charged"])
 
     async def drop_sandbox(self, name: str) -> None:
         """Kill what is left of a sandbox and remove its cgroup, which goes later where a jail takes
@@ -93,9 +93,9 @@ class BrokerClient(BrokerConnection):
 
     async def usage(self, name: str) -> JailsUsage:
         """What all jails of a sandbox use now. Raises Broken when it is gone."""
-        told = await self.order("usage", sandbox=name)
-        network = told.pop("network")
-        return JailsUsage(**told, network=None if network is None else tuple(network))
+        reply = await self.order("usage", sandbox=name)
+        network = reply.pop("network")
+        return JailsUsage(**reply, network=None if network is None else tuple(network))
 
     async def launch(
         self, sandbox: str, plan: LaunchPlan, identities: Mapping[str, tuple[int, int]]
@@ -137,7 +137,7 @@ class BrokerClient(BrokerConnection):
         name = secrets.token_hex(8)
         zygote = ZygoteHandle(self.order, self._fork, name, plan)
         tops = [f"{mount.target}/" for mount in plan.tmpfs]
-        kept = [one.target for one in plan.mounts if one.target.startswith(tuple(tops))]
+        kept = [mount.target for mount in plan.mounts if mount.target.startswith(tuple(tops))]
         self._zygotes[name] = zygote
         try:
             ready = await self.order(
@@ -150,7 +150,7 @@ class BrokerClient(BrokerConnection):
                 stage=_staged(plan.mounts, {}),
                 prepare={
                     "preload": plan.preload,
-                    "tmpfs": [(one.target, one.size, one.mode) for one in plan.tmpfs],
+                    "tmpfs": [(mount.target, mount.size, mount.mode) for mount in plan.tmpfs],
                     "kept": kept,
                     "walls": walls,
                 },
@@ -195,7 +195,8 @@ class BrokerClient(BrokerConnection):
                 for bind in plan.own_mounts
             ],
             tmpfs=[
-                (one.target, sizes[one.target].size, one.mode) for one in jail.zygote.plan.tmpfs
+                (mount.target, sizes[mount.target].size, mount.mode)
+                for mount in jail.zygote.plan.tmpfs
             ],
             # few: the zygote has what the policy sets
             environment=dict(set(plan.environment) - set(jail.zygote.plan.environment)),

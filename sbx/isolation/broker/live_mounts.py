@@ -86,10 +86,10 @@ def open_source(source: str, expected: list[int] | None, *, read_only: bool) -> 
     """
     tree = mounts.open_tree(source)
     try:
-        found = os.fstat(tree)
-        if not stat.S_ISDIR(found.st_mode):
+        status = os.fstat(tree)
+        if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(20, os.strerror(20))
-        if expected is not None and [found.st_dev, found.st_ino] != expected:
+        if expected is not None and [status.st_dev, status.st_ino] != expected:
             raise bind_staging.replaced(source)
         mounts.restrict_tree(tree, read_only=read_only)
     except BaseException:
@@ -114,9 +114,9 @@ def begin(
     nothing, unless `partly`. `pin`: code inside may write there. `pid1` is a pidfd. Only a process
     with one thread may call this. Raises OSError.
     """
-    found = _TARGET.fullmatch(target)
-    assert found is not None  # `is_target` was asked
-    top, name = found[1], found[2]
+    match = _TARGET.fullmatch(target)
+    assert match is not None  # `is_target` was asked
+    top, name = match[1], match[2]
 
     def act(report: socket.socket) -> None:
         shown = _masked(tree, report, partly=partly, pin=pin) if mask else tree
@@ -144,7 +144,7 @@ def begin_masks(pid1: int, places: Sequence[str]) -> Child:
             masking.mask(_open(root, place), cover, limits, pin=place == WORKSPACE)
             for place in places
         ]
-        _report(report, masking.Masks(sum(one.masked for one in done), limits.complete))
+        _report(report, masking.Masks(sum(masks.masked for masks in done), limits.complete))
 
     return _begin(act)
 
@@ -168,7 +168,7 @@ def _begin(act: Callable[[socket.socket], None]) -> Child:
 def end(child: Child, target: str) -> JailEnded:
     """What became of a child that has ended; its fds are closed."""
     _, status = os.waitpid(child.pid, 0)
-    said, tree, masks = "", None, masking.Masks(0, False)
+    last_words, tree, masks = "", None, masking.Masks(0, False)
     with child.report as report:
         while True:
             words, fds, _, _ = socket.recv_fds(report, 4096, 1)
@@ -180,12 +180,12 @@ def end(child: Child, target: str) -> JailEnded:
                     tree = fds[0]
                     os.set_inheritable(tree, False)  # no jail that starts later gets it
             else:
-                said = words.decode(errors="replace")
+                last_words = words.decode(errors="replace")
     os.close(child.pidfd)
-    return JailEnded(_error(os.waitstatus_to_exitcode(status), said, target), tree, masks)
+    return JailEnded(_error(os.waitstatus_to_exitcode(status), last_words, target), tree, masks)
 
 
-def _error(code: int, said: str, target: str) -> SbxError | None:
+def _error(code: int, last_words: str, target: str) -> SbxError | None:
     match code:
         case 0:
             return None
@@ -205,7 +205,7 @@ def _error(code: int, said: str, target: str) -> SbxError | None:
                 code="sockets_not_masked",
                 hint='mount a smaller directory, or use a policy with unix_sockets = "none"',
             )
-    why = f"it was ended by signal {-code}" if code < 0 else said or f"it ended with {code}"
+    why = f"it was ended by signal {-code}" if code < 0 else last_words or f"it ended with {code}"
     return Unavailable(
         f"nothing can be mounted at {target} in a jail that lives: {why}",
         code="mount_failed",
@@ -362,5 +362,5 @@ def _is_mounted(directory: int, above: int) -> bool:
     return mounts.number_of(directory) != mounts.number_of(above)
 
 
-def _is_same(one: int, other: int) -> bool:
-    return mounts.number_of(one) == mounts.number_of(other)
+def _is_same(left: int, right: int) -> bool:
+    return mounts.number_of(left) == mounts.number_of(right)

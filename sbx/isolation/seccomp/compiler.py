@@ -40,9 +40,9 @@ def compile_filter(
 
     Raises as `syscall_number`.
     """
-    known = None if only is None else {n for n, _ in allowed_numbers(only, machine)}
-    decided = {n: _rules(rules) for n, _, rules in by_number(table, machine, known)}
-    spans = _spans(decided, machine, known)
+    allowed = None if only is None else {n for n, _ in allowed_numbers(only, machine)}
+    decided = {n: _rules(rules) for n, _, rules in by_number(table, machine, allowed)}
+    spans = _spans(decided, machine, allowed)
     return [
         bpf.load_architecture(),
         *bpf.jump_if("==", AUDIT_ARCH[machine], true=1),
@@ -53,12 +53,10 @@ def compile_filter(
 
 
 def by_number(
-    table: Iterable[Refuse | Notify], machine: str, known: Container[int] | None = None
+    table: Iterable[Refuse | Notify], machine: str, allowed: Container[int] | None = None
 ) -> list[tuple[int, str, list[Refuse | Notify]]]:
-    """Number, name and rules of each call that the table names and `machine` has, in order.
-
-    Where only `known` calls exist at all, what the table asks of the arguments of another is moot.
-    """
+    """Return the number, name and rules of each call of the table that `machine` has, in order.
+    If only `allowed` calls exist, leave out rules about arguments of others."""
     rules_of: dict[str, list[Refuse | Notify]] = defaultdict(list)
     for rule in table:
         for name in rule.calls.split():
@@ -67,7 +65,8 @@ def by_number(
     return sorted(
         (n, name, rules)
         for n, name, rules in numbered
-        if n is not None and (known is None or n in known or any(not rule.when for rule in rules))
+        if n is not None
+        and (allowed is None or n in allowed or any(not rule.when for rule in rules))
     )
 
 
@@ -82,13 +81,15 @@ def number_of(name: str, machine: str) -> int | None:
     """The number of a call; None where `machine` has none. ValueError for a name nobody has."""
     if name in NEW_NUMBERS:
         return NEW_NUMBERS[name]
-    numbers = {known: syscall_number(name, known) for known in AUDIT_ARCH}
+    numbers = {architecture: syscall_number(name, architecture) for architecture in AUDIT_ARCH}
     if set(numbers.values()) == {None}:
         raise ValueError(f"no architecture has a call {name!r}, or libseccomp does not know it")
     return numbers[machine]
 
 
-def _spans(refused: dict[int, bpf.Block], machine: str, known: Container[int] | None) -> list[Span]:
+def _spans(
+    refused: dict[int, bpf.Block], machine: str, allowed: Container[int] | None
+) -> list[Span]:
     """All numbers from 0 up, with what to do; neighbours that agree are one span."""
     spans: list[Span] = []
 
@@ -98,7 +99,7 @@ def _spans(refused: dict[int, bpf.Block], machine: str, known: Container[int] | 
 
     for first, last in REVIEWED[machine]:
         for number in range(first, last + 1):
-            exists = known is None or number in known
+            exists = allowed is None or number in allowed
             add(number, refused.get(number, _ALLOWED if exists else _UNREVIEWED))
         add(last + 1, _UNREVIEWED)
     return spans
@@ -140,14 +141,14 @@ def _test(test: Test, otherwise: int) -> bpf.Block:
         case AtLeast(_, value):
             return load + bpf.jump_if(">=", value, false=otherwise)
         case In(_, (*others, last), mask):
-            found = bpf.jump_if("==", last, false=otherwise)
+            block = bpf.jump_if("==", last, false=otherwise)
             for value in others:
-                found = bpf.jump_if("==", value, true=len(found)) + found
+                block = bpf.jump_if("==", value, true=len(block)) + block
         case NotIn(_, values, mask):
-            found = []
+            block = []
             for value in values:
-                found = bpf.jump_if("==", value, true=otherwise + len(found)) + found
-    return load + ([bpf.mask(mask)] if mask != 0xFFFFFFFF else []) + found
+                block = bpf.jump_if("==", value, true=otherwise + len(block)) + block
+    return load + ([bpf.mask(mask)] if mask != 0xFFFFFFFF else []) + block
 
 
 def describe(rule: Refuse | Notify) -> str:

@@ -219,20 +219,20 @@ class Compared(msgspec.Struct, frozen=True):
     touched: list[tuple[bytes, bytes | None]]
 
 
-def changes_of(told: Sequence[tuple[bytes, bytes | None]]) -> list[PlannedChange]:
+def changes_of(pairs: Sequence[tuple[bytes, bytes | None]]) -> list[PlannedChange]:
     """The changes again, as far as `within` looks at them."""
     return [
         PlannedChange(
             os.fsdecode(path), None, FileNode("file" if text is None else "symlink", text=text)
         )
-        for path, text in told
+        for path, text in pairs
     ]
 
 
 def touched(changes: Sequence[PlannedChange]) -> list[tuple[bytes, bytes | None]]:
     return [
-        (os.fsencode(one.path), one.after.text if one.after is not None else None)
-        for one in changes
+        (os.fsencode(change.path), change.after.text if change.after is not None else None)
+        for change in changes
     ]
 
 
@@ -268,24 +268,23 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
 
 
 def error_of(error: errors.SbxError) -> dict[str, Any]:
-    """An error as a reply has it."""
     return {"error": error.to_dict(), "kind": _kind(error)}
 
 
 def revived(reply: CallReply) -> errors.SbxError:
-    """The error of a reply, as the class that a caller can catch."""
-    told: Mapping[str, Any] = reply.error or {}
+    """Return the error of a reply, as the class that a caller can catch."""
+    error: Mapping[str, Any] = reply.error or {}
     return _KINDS.get(reply.kind, errors.Broken)(
-        str(told.get("message", "the project server told no reason")),
-        code=str(told.get("code", "broken")),
-        hint=told.get("hint"),
-        details=told.get("details"),
+        str(error.get("message", "the project server told no reason")),
+        code=str(error.get("code", "broken")),
+        hint=error.get("hint"),
+        details=error.get("details"),
     )
 
 
 _KINDS = {
-    one.__name__: one
-    for one in (
+    kind.__name__: kind
+    for kind in (
         *(errors.InvalidPath, errors.TooLarge, errors.PolicyError, errors.BadRequest),
         *(errors.NotFound, errors.Closed, errors.Conflict, errors.Denied),
         *(errors.CannotEnforce, errors.Unavailable, errors.Broken),
@@ -294,4 +293,4 @@ _KINDS = {
 
 
 def _kind(error: errors.SbxError) -> str:
-    return next((name for name, one in _KINDS.items() if isinstance(error, one)), "Broken")
+    return next((name for name, kind in _KINDS.items() if isinstance(error, kind)), "Broken")

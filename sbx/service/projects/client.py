@@ -103,17 +103,15 @@ class ProjectServerLink:
             return None
         return self._why()
 
-    async def call(self, request: calls.Request, wanted: type[T]) -> T:
+    async def call(self, request: calls.Request, result_type: type[T]) -> T:
         """The result of a request. Raises what the server raised."""
-        result, _ = await self.ask(request, wanted)
+        result, _ = await self.ask(request, result_type)
         return result
 
     async def resolve(self, asked: str) -> Path:
-        """As `AllowedProjects.resolve`."""
         return Path(await self.call(calls.Resolve(asked), str))
 
     async def look_at(self, directory: Path) -> None:
-        """As `AllowedProjects.check`."""
         await self.call(calls.Look(str(directory)), type(None))
 
     async def open(
@@ -148,7 +146,7 @@ class ProjectServerLink:
             reply.add_done_callback(give_back)
             raise
 
-    async def ask(self, request: calls.Request, wanted: type[T]) -> tuple[T, bool]:
+    async def ask(self, request: calls.Request, result_type: type[T]) -> tuple[T, bool]:
         """The result, and whether Python in the sandbox of the request has variables."""
         number = next(self._ids)
         if (failure := self.failure) is not None:
@@ -167,7 +165,7 @@ class ProjectServerLink:
             del self._waiting[number]
         if reply.error is not None:
             raise calls.revived(reply)
-        return msgspec.msgpack.decode(reply.result, type=wanted), reply.stateful
+        return msgspec.msgpack.decode(reply.result, type=result_type), reply.stateful
 
     def _send(self, message: calls.Call | calls.Cancel) -> None:
         assert self._writer is not None
@@ -226,10 +224,10 @@ class ProjectRun:
         """Every event from the first on. Raises why the run could not be started."""
         run = await asyncio.shield(self._number)
         after = 0
-        while found := await self._of.call(calls.Follow(self._of.number, run, after), list[bytes]):
-            for one in found:
-                yield await _event(one)
-            after += len(found)
+        while events := await self._of.call(calls.Follow(self._of.number, run, after), list[bytes]):
+            for event in events:
+                yield await _event(event)
+            after += len(events)
 
     async def result(self) -> Run:
         """As `LiveRun.result`. Raises Broken `run_lost`."""
@@ -260,8 +258,8 @@ class _Remote:
         self.stateful = False
         self._box: _Remote = box or self
 
-    async def call(self, request: calls.Request, wanted: type[T]) -> T:
-        result, self._box.stateful = await self.link.ask(request, wanted)
+    async def call(self, request: calls.Request, result_type: type[T]) -> T:
+        result, self._box.stateful = await self.link.ask(request, result_type)
         return result
 
     def start_run(self, code: str, *, timeout: float | None = None) -> ProjectRun:
@@ -339,13 +337,13 @@ class RemoteChanges(_Remote):
 class RemoteChangeSet:
     """See `ChangeSet`."""
 
-    def __init__(self, told: calls.Compared) -> None:
-        self.run: Run | None = None if told.run is None else run_from_json(json.loads(told.run))
-        self.changes: Sequence[FileChange] = told.changes
-        self.truncated = told.truncated
-        self.left_out: Sequence[str] = told.left_out
+    def __init__(self, reply: calls.Compared) -> None:
+        self.run: Run | None = None if reply.run is None else run_from_json(json.loads(reply.run))
+        self.changes: Sequence[FileChange] = reply.changes
+        self.truncated = reply.truncated
+        self.left_out: Sequence[str] = reply.left_out
         self.host_executables: Mapping[str, str] = {}  # the server refuses to create them
-        self._touched = calls.changes_of(told.touched)
+        self._touched = calls.changes_of(reply.touched)
 
     @property
     def is_empty(self) -> bool:
@@ -432,9 +430,9 @@ async def _event(encoded: bytes) -> Event:
     return event_from_json(json.loads(encoded))
 
 
-def _listing(found: calls.FoundReply) -> Listing:
-    listing = Listing(found.entries)
-    listing.complete = found.complete
+def _listing(reply: calls.FoundReply) -> Listing:
+    listing = Listing(reply.entries)
+    listing.complete = reply.complete
     return listing
 
 

@@ -18,7 +18,7 @@ from sbx.api.v1.bay.models import (
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.events import text_to_json
 from sbx.protocol.languages import Language
-from sbx.service.runs import RunRow
+from sbx.service.history import RunRow
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/history", tags=["history"])
 
@@ -41,7 +41,7 @@ async def entries(
     has_description: bool | None = None,
 ) -> HistoryList:
     """List the ended runs, the last one first. A run needs one of the `tags`."""
-    rows, total = await service.runs.entries(
+    rows, total = await service.runs.history.entries(
         caller,
         sandbox_id,
         exec_type=exec_type,
@@ -59,14 +59,14 @@ async def entries(
 async def last(
     sandbox_id: str, caller: CallerDep, service: ServiceDep, exec_type: Kind | None = None
 ) -> HistoryEntry:
-    return _entry(await service.runs.last(caller, sandbox_id, exec_type=exec_type))
+    return _entry(await service.runs.history.last(caller, sandbox_id, exec_type=exec_type))
 
 
 @router.get("/{execution_id}", responses=documented(404))
 async def entry(
     sandbox_id: str, execution_id: str, caller: CallerDep, service: ServiceDep
 ) -> HistoryEntry:
-    return _entry(await service.runs.entry(caller, sandbox_id, run_id_of(execution_id)))
+    return _entry(await service.runs.history.entry(caller, sandbox_id, run_id_of(execution_id)))
 
 
 @router.patch("/{execution_id}", responses=documented(404))
@@ -74,7 +74,7 @@ async def annotate(
     sandbox_id: str, execution_id: str, noted: Annotation, caller: CallerDep, service: ServiceDep
 ) -> HistoryEntry:
     return _entry(
-        await service.runs.annotate(
+        await service.runs.history.annotate(
             caller,
             sandbox_id,
             run_id_of(execution_id),

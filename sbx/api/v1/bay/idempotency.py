@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from sbx.api import sse
 from sbx.service.auth import Caller
-from sbx.service.runs import RunHandle
+from sbx.service.run import RunHandle
 from sbx.service.service import Service
 
 Answer = tuple[int, bytes]

@@ -29,7 +29,7 @@ from sbx.errors import BadRequest, Conflict
 from sbx.protocol.runs import Event, Run, RunEnd
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.service.auth import Caller
-from sbx.service.runs import RunHandle, RunRequest
+from sbx.service.run import RunHandle, RunRequest
 from sbx.service.service import Service
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["runs"])
