@@ -1,9 +1,9 @@
-"""Which addresses are of the public Internet, and what the others are.
+"""The addresses that are not of the public Internet, and the kind of each.
 
-`ipaddress` knows most of it, but what it says has changed between releases of Python 3.11, and it
-takes an IPv4 address inside an IPv6 one for an IPv6 one. So the table here comes first. Addresses
-that carry another one (mapped, 6to4, NAT64, Teredo) are refused as such: nothing that a resolver
-says in earnest needs them, and whether linux, a router or a tunnel unpacks them is not to be known.
+`ipaddress` has most of them, but its answers changed between releases of Python 3.11, and it treats
+an IPv4 address inside an IPv6 address as an IPv6 address. So this table comes first. Addresses that
+carry another one (mapped, 6to4, NAT64, Teredo) are refused as such: no honest reply of a resolver
+needs them, and sbx cannot know whether Linux, a router or a tunnel unpacks them.
 """
 
 import ipaddress
