@@ -1,4 +1,4 @@
-"""What the faces of one conversation say to the service, and how: runs, calls that take long."""
+"""The requests of one conversation: its runs, and calls that take as long as a run."""
 
 import json
 from collections.abc import Mapping

@@ -393,7 +393,7 @@ class BlockingSandbox(BlockingConversation):
         self._parts = self._named(DEFAULT_CONVERSATION)  # also readable after `close`
 
     def conversation(self, name: str) -> BlockingConversation:
-        """The conversation `name`, with its own files and variables; new if it does not exist."""
+        """Return the conversation `name`, with its own files and variables. Create it if needed."""
         return BlockingConversation(self._loop, self._named(name))
 
     def _named(self, name: str) -> Any:
@@ -415,6 +415,6 @@ class BlockingSandbox(BlockingConversation):
 
 
 def beneath(conversation: BlockingConversation) -> tuple[Loop, Any]:
-    """The asynchronous counterpart of a conversation and its loop, for code that is written for
-    asyncio and serves both."""
+    """Return the loop and the asynchronous counterpart of a conversation, for code that is written
+    for asyncio and serves both."""
     return conversation._loop, conversation._inner

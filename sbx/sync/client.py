@@ -52,7 +52,7 @@ class ConnectedSandbox(BlockingSandbox, ConnectedConversation):
     info = call(RemoteSandbox.info)
 
     def conversation(self, name: str) -> ConnectedConversation:
-        """The conversation `name`; its first use creates it."""
+        """Return the conversation `name`; its first use creates it."""
         return ConnectedConversation(self._loop, self._named(name))
 
 
@@ -126,13 +126,13 @@ class BlockingClient(Blocking):
     request = call(Client.request)
 
     def sandbox(self, sandbox_id: str) -> ConnectedSandbox:
-        """An existing sandbox, by its id or the id of a session."""
+        """Return an existing sandbox, by its id or the id of a session."""
         return ConnectedSandbox(self.loop, self._inner.sandbox(sandbox_id))
 
     def create_until_close(
         self, policy: Any, *, narrower: Mapping[str, Any] | None, env: Mapping[str, str] | None
     ) -> RemoteSandbox:
-        """A new sandbox that the end of this client deletes."""
+        """Create a sandbox that the end of this client deletes."""
         sandbox: RemoteSandbox = self.loop.call(
             self._inner.create(policy, narrower=narrower, env=env)
         )

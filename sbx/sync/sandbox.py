@@ -108,7 +108,7 @@ class Sandbox(BlockingSandbox):
 
 
 def close() -> None:
-    """End every `Sandbox` of this process and what they share; called by itself at exit."""
+    """End every `Sandbox` of this process and their shared runtime. Runs by itself at exit."""
     from sbx.runtime import shared
 
     try:
@@ -124,7 +124,7 @@ _making = threading.Lock()
 
 
 def _client(connect: str | os.PathLike[str] | None, key: str | None) -> "BlockingClient":
-    """One for each service and key: all sandboxes in it share its connections."""
+    """Return the client of this service and key. All sandboxes in it share its connections."""
     from sbx.sync.client import BlockingClient
 
     given = "" if connect is None else os.fspath(connect)
@@ -146,7 +146,7 @@ def _close_clients() -> None:
 
 
 def _reset_after_fork() -> None:
-    """A lock that another thread held when this process was forked would never be released."""
+    """Replace the lock: one that another thread held at the fork would never be released."""
     global _making  # noqa: PLW0603
     _making = threading.Lock()
     _clients.clear()
