@@ -138,13 +138,19 @@ def test_an_exception_from_a_signal_handler_leaves_frames_whole(
     def strike(_number: int, _frame: object) -> None:
         raise _StruckError
 
-    before = signal.signal(signal.SIGALRM, strike)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    def strike_in_send() -> None:
+        theirs.recv(1, socket.MSG_PEEK)  # the frame has begun, and the socket cannot take all of it
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, strike)
+    striker = threading.Thread(target=strike_in_send)
+    striker.start()
     try:
         with pytest.raises(_StruckError):
             writer.send("stream", {"text": big})
     finally:
-        signal.signal(signal.SIGALRM, before)
+        striker.join()
+        signal.signal(signal.SIGUSR1, before)
     later = threading.Thread(target=writer.send, args=("stream", {"text": "after"}))
     later.start()
     first, second = frames.receive(theirs), frames.receive(theirs)
