@@ -87,7 +87,7 @@ class AgentToolCalls:
         place: AgentContext = HERE,
         changes: ReadSetting = ask_always,
     ) -> None:
-        """`changes` reads the current setting for changes that need an approval."""
+        """Create the calls. `changes` reads the current setting for changes that need approval."""
         self._sandbox = sandbox
         self._tools = tools
         self._permissions = permissions or Permissions()

@@ -143,7 +143,7 @@ class Form:
             await part.skip()
 
     async def next_event(self) -> dict[str, str] | bytes | _PartEnd | None:
-        """The next headers, piece of data or end of a part; None at the end of the body."""
+        """Return the next headers, data or end of a part. Return None at the end of the body."""
         while not self._events:
             try:
                 chunk = await anext(self._body, None)

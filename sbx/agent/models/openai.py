@@ -1,4 +1,4 @@
-"""All servers of the chat completions API, with the openai SDK: OpenAI, DeepSeek, vLLM, Ollama …
+"""All servers of the chat completions API by the openai SDK: OpenAI, DeepSeek, vLLM, Ollama.
 
 These servers omit different fields. So no field of an answer is required, and only a wrong type is
 an error.

@@ -135,7 +135,7 @@ async def _followed(call: ToolCallRequest, live: ToolRun) -> Run:
 
 
 def unheard(stream: str, text: str) -> None:
-    """An `emit` that discards the output."""
+    """Discard the output: an `emit` for a caller that shows nothing."""
 
 
 async def followed(sandbox: ToolSandbox, live: ToolRun, emit: Emit = unheard) -> Run:

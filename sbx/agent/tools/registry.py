@@ -25,7 +25,7 @@ _ERROR_TEXT_MAX = 2000  # characters of an exception that is not an SbxError
 
 
 def builtin() -> tuple[Tool, ...]:
-    """The six tools on a sandbox: code, commands, files."""
+    """Return the six tools that act on a sandbox: code, commands, files."""
     return RUN_CODE, EXECUTE_COMMAND, READ_FILE, WRITE_FILE, EDIT_FILE, LIST_FILES
 
 

@@ -185,7 +185,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self._place is not None and self._place.refused
 
     def _refuse_if_still_in_head(self, data: bytes) -> bool:
-        """A body that came in one piece with its head is none of the head."""
+        """Refuse a head over the limit. A body in the same packet does not count as head."""
         end = (self._tail + data).find(b"\r\n\r\n")
         if end >= 0 and self._head - len(data) + end <= HEAD_MAX:
             return False

@@ -52,7 +52,7 @@ def start(settings: ServiceSettings) -> ProjectProcess:
 
 
 def main() -> None:
-    """The process: settings from the socket at standard input, then calls until its end."""
+    """Read the settings from the socket at standard input, then serve calls until its end."""
     with socket.socket(fileno=os.dup(0)) as sock:
         body = _received(sock, int.from_bytes(_received(sock, calls.LENGTH)))
         service = ServiceSettings(**msgspec.msgpack.decode(body))
@@ -103,8 +103,8 @@ def _serve(service: ServiceSettings, sock: socket.socket) -> None:
 
 
 def _account(settings: ServiceSettings) -> Account:
-    """A uid that no account has, and not that of the service: neither may write to the data of the
-    other."""
+    """Return a uid that no account has, and that is not the uid of the service, because neither
+    may write to the data of the other."""
     below = settings.uid_range[0] - 2
     return Account(below, below)
 

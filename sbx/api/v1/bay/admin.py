@@ -33,7 +33,7 @@ _IMAGE = "sbx"
 
 @router.get("/profiles", responses=documented())
 async def profiles(caller: CallerDep, service: ServiceDep, detail: bool = False) -> ProfileList:
-    """The policies that a sandbox can be made with, also under their other names."""
+    """List the policies for new sandboxes, also under their aliases."""
     return ProfileList(items=await asyncio.to_thread(_profiles, service, detail))
 
 

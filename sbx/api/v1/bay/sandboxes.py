@@ -40,7 +40,7 @@ _VERSION = version("sbx")
 async def create(
     new: NewSandbox, request: Request, caller: CallerDep, service: ServiceDep
 ) -> Response:
-    """A new sandbox. Nothing starts yet: its first use does."""
+    """Create a sandbox. Its kernel starts at the first use."""
 
     async def work() -> Answer:
         view = await service.sandboxes.create(
@@ -67,7 +67,7 @@ async def list_(
     cursor: str | None = None,
     status: str | None = None,
 ) -> SandboxList:
-    """The caller's sandboxes by id; a status that does not exist is passed over, as in Bay."""
+    """List the caller's sandboxes by id. Ignore an unknown status, as Bay does."""
     state = State.named(status)
     page = await service.sandboxes.list(caller, limit=limit, cursor=cursor, state=state)
     return SandboxList(items=[shown(view) for view in page.items], next_cursor=page.next_cursor)
@@ -87,7 +87,7 @@ async def get(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> Sandbo
 async def extend_ttl(
     sandbox_id: str, asked: BayExtension, request: Request, caller: CallerDep, service: ServiceDep
 ) -> Response:
-    """Later by `extend_by` seconds than it would have been, or than now if that is later."""
+    """Extend the lifetime by `extend_by` seconds, from its end or from now if that is later."""
 
     async def work() -> Answer:
         view = await service.sandboxes.extend(caller, sandbox_id, asked.extend_by)
@@ -99,14 +99,14 @@ async def extend_ttl(
 
 @router.post("/{sandbox_id}/keepalive", responses=documented(404, 409))
 async def keepalive(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> OkBody:
-    """Moves the idle deadline and nothing else."""
+    """Move the idle deadline, and nothing else."""
     await service.sandboxes.keepalive(caller, sandbox_id)
     return OkBody()
 
 
 @router.post("/{sandbox_id}/stop", responses=documented(404, 409))
 async def stop(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> StopBody:
-    """Ends its kernels and keeps its files; the next use starts another kernel."""
+    """Stop the kernels and keep the files. The next use starts a new kernel."""
     await service.sandboxes.stop(caller, sandbox_id)
     await service.recording.record(caller, "sandbox.stop", sandbox_id)
     return StopBody()
@@ -114,7 +114,7 @@ async def stop(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> StopB
 
 @router.post("/{sandbox_id}/resume", responses=documented(404, 409, 429))
 async def resume(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> SandboxResponse:
-    """Starts its kernel now instead of at the next use."""
+    """Start the kernel now instead of at the next use."""
     view = await service.sandboxes.resume(caller, sandbox_id)
     await service.recording.record(caller, "sandbox.resume", view.id)
     return shown(view, containers=True)
@@ -122,7 +122,7 @@ async def resume(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> San
 
 @router.delete("/{sandbox_id}", status_code=204, responses=documented(404, 409))
 async def delete(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> None:
-    """Ends it and all that is its own; a cargo from outside is kept."""
+    """Delete the sandbox and its files. Keep a cargo that was created separately."""
     await service.sandboxes.delete(caller, sandbox_id)
     await service.recording.record(caller, "sandbox.delete", sandbox_id)
 
@@ -143,7 +143,7 @@ async def events(
     limit: Limit = 50,
     cursor: Annotated[str | None, Query(pattern="^[0-9]{1,15}$")] = None,
 ) -> Any:
-    """What became of it, and why; a stream that goes on where `Accept` asks for one."""
+    """List the events of the sandbox, or stream them if `Accept` requests a stream."""
     after = int(cursor) if cursor else sse.last_event_id(request)
     if sse.accepts_events(request):
         await service.sandboxes.get(caller, sandbox_id)
@@ -166,7 +166,7 @@ def _event(row: Any) -> SandboxEvent:
 
 
 def shown(view: SandboxView, *, containers: bool = False) -> SandboxResponse:
-    """A sandbox as Bay shows it; its one container is the kernel, and only while that lives."""
+    """Return a sandbox in Bay's form. Its only container is the live kernel."""
     live = containers and view.state is State.READY
     return SandboxResponse(
         id=view.id,
