@@ -153,6 +153,6 @@ class HostProcess(Jail):
 async def _refuse_order(do: str, **_: Any) -> dict[str, Any]:
     raise errors.Unavailable(
         f"a session without a sandbox has no jail, so nothing can {do} there",
-        code="mount_unavailable",
+        code="live_mount_unavailable",
         hint="turn the sandbox of the project on",
     )

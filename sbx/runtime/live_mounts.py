@@ -86,11 +86,10 @@ class LiveMounts:
         there before, by a policy that shares: elsewhere Landlock lets nothing be written. What
         belongs to root is never mounted so.
 
-        Raises BadRequest `invalid_target` and `invalid_source`, Denied `directory_forbidden`,
-        `mount_not_guarded`,
-        `source_of_root` and `not_granted`, Conflict `already_mounted`, `too_many_mounts` and
-        `target_moved`, Unavailable `mount_unavailable`, `mount_failed` and `sockets_not_masked`.
-        It is seen nowhere then.
+        Raise BadRequest `invalid_target` and `invalid_source`, Denied `directory_forbidden`,
+        `mount_not_guarded`, `source_of_root` and `not_granted`, Conflict `already_mounted`,
+        `too_many_mounts` and `target_moved`, Unavailable `live_mount_unavailable`, `mount_failed`
+        and `sockets_not_masked`. No kernel sees the directory then.
         """
         path = Path(source)
         target = target or f"{TOP}/{_name_of(path)}"

@@ -233,7 +233,7 @@ async def test_huge_output_is_bounded_for_followers_and_in_the_store(talk: Talk)
 async def test_runs_share_the_room_for_output_and_the_greedy_one_is_ended(
     talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(talk.runs._room, "most", 6_000_000)
+    monkeypatch.setattr(talk.runs._room, "limit", 6_000_000)
     greedy = await talk.begun("print('begun')\nfor _ in range(9): print('x' * 1_000_000)\ninput()")
     other = Talk(talk.house, talk.box, f"{talk.name}-b")
     modest = await other.start("print('y' * 1_000_000); 1")

@@ -287,7 +287,7 @@ def test_nothing_is_attached_without_namespaces_or_at_other_targets(driven: Driv
     driven.jail(pid1_fd=-1, group=grouped(Groups()), attached={"/mnt/sbx/there": -1})
     attach = {"jail": "j", "source": "/tmp", "read_only": True, "expected": None}
     for do, words in (("attach", attach), ("mask", {"jail": "j", "places": []})):
-        assert driven.refused(do, target="/mnt/sbx/x", **words)[0] == "mount_unavailable"
+        assert driven.refused(do, target="/mnt/sbx/x", **words)[0] == "live_mount_unavailable"
     driven.broker._jails.own_namespaces = True
     assert "nothing is mounted at /etc" in driven.refused("attach", target="/etc", **attach)[1]
 

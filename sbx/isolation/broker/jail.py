@@ -131,7 +131,7 @@ class Jail:
     async def mask(self, places: Sequence[str]) -> Masks:
         """Cover the host's sockets and FIFOs in these directories, before any user's code runs.
 
-        Raise Broken `jail_gone`, Unavailable `mount_unavailable`, `mount_failed`."""
+        Raise Broken `jail_gone`, Unavailable `live_mount_unavailable`, `mount_failed`."""
         return Masks(**await self._order("mask", jail=self.name, places=places))
 
     async def attach(
@@ -148,7 +148,7 @@ class Jail:
 
         With `mask`, cover the host's sockets and FIFOs in it first, and return their number; with
         `partly`, also if some cannot be covered. Raise Unavailable `sockets_not_masked`,
-        `mount_unavailable` and `mount_failed`, Conflict `already_mounted` and `target_moved`,
+        `live_mount_unavailable` and `mount_failed`, Conflict `already_mounted` and `target_moved`,
         Broken `jail_gone` and `path_replaced`, Denied `not_granted`.
         """
         how = {"read_only": read_only, "expected": expected, "mask": mask, "partly": partly}

@@ -219,7 +219,7 @@ def refuse_without_namespaces() -> Unavailable:
     return Unavailable(
         "this host lets the runtime have no namespaces of its own, so nothing can be mounted into "
         "a jail that lives",
-        code="mount_unavailable",
+        code="live_mount_unavailable",
         hint="name the directory in the policy (filesystem.mount), or start the sandbox with it",
     )
 

@@ -163,7 +163,7 @@ def revive(raw: Mapping[str, Any]) -> errors.SbxError:
     """The broker's error as the class a caller can catch."""
     unavailable = (
         *("launch_failed", "unavailable", "zygote_failed", "zygote_gone"),
-        *("mount_failed", "mount_unavailable", "sockets_not_masked"),
+        *("mount_failed", "live_mount_unavailable", "sockets_not_masked"),
     )
     kind: type[errors.SbxError] = errors.Broken
     if raw["code"] in unavailable:

@@ -59,7 +59,7 @@ async def test_a_command_outlives_the_call_and_tells_how_it_ended(box: Any) -> N
     assert (piece.offset, piece.text, piece.next_offset) == (4, "two\n", 8)
     assert (await command.logs(8)).text == ""
     assert await text_of(command, 4) == "two\n"
-    with pytest.raises(errors.BadRequest, match="none of them is 9") as refused:
+    with pytest.raises(errors.BadRequest, match="no offset 9") as refused:
         await command.logs(9)
     assert refused.value.code == "invalid_offset"
     again = await box.commands.get(command.id)
