@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,7 @@ async def test_a_uv_of_the_working_directory_is_none(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", ".")
+    monkeypatch.setitem(sys.modules, "uv", None)  # the package of the extra `env`
     assert (await choose("auto", _PYTHON, _steps(), build=False)).text == "pip 24.0"
 
 
