@@ -13,7 +13,6 @@ killed one leaves has no record and no lock, and gives way to the next.
 
     record.py        what is told of one
     directory.py     those that there are: read, claimed, removed
-    in_use.py        who uses one
     requirements.py  what may be asked for, and what a lock says
     pythons.py       the Pythons of this host
     step_runner.py   one command of a creation: its output, its deadline, its end

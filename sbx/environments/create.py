@@ -36,7 +36,7 @@ from sbx.environments.record import ALGORITHM, FORMAT, Environment, EnvironmentR
 from sbx.environments.requirements import PackageRequirement
 from sbx.environments.step_runner import StepRunner
 from sbx.errors import Unavailable
-from sbx.isolation.plan import Interpreter
+from sbx.isolation.launch_plan import Interpreter
 
 _ASK = "import json, sys; print(json.dumps([sys.base_prefix, sys.base_exec_prefix]))"
 

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from pydantic_core import PydanticCustomError
 from sbx.environments.interpreter import interpreter_of
 from sbx.environments.manifest import Differences, contents, differences
 from sbx.environments.record import ALGORITHM, FORMAT, Environment, EnvironmentRecord
-from sbx.errors import BadRequest, Conflict, Denied, NotFound, PolicyError, Unavailable
-from sbx.isolation.plan import Interpreter
-from sbx.linux import locks
-from sbx.policy import Policy
+from sbx.errors import BadRequest, Conflict, Denied, NotFound, PolicyError, SbxError, Unavailable
+from sbx.isolation.launch_plan import Interpreter
+from sbx.linux import locks, mountinfo
+from sbx.policy import Policy, available, load
 from sbx.policy.checks import environment_name
 from sbx.workspace.rmtree import remove_tree
 
@@ -63,11 +64,7 @@ class Environments:
                     _read(directory, RECORD, _RECORD_MAX), type=EnvironmentRecord
                 )
         except FileNotFoundError:
-            raise NotFound(
-                f"there is no environment {name}",
-                code="environment_not_found",
-                hint="`sbx env list` shows which there are",
-            ) from None
+            raise _not_found(name) from None
         except OSError as error:
             raise _unreadable(self.top / name, error) from error
         except msgspec.DecodeError as error:
@@ -170,11 +167,7 @@ class Environments:
                     os.unlink(RECORD, dir_fd=directory)  # from here on there is none
                 whole = remove_tree(top, name, _REMOVAL_S)
         except FileNotFoundError:
-            raise NotFound(
-                f"there is no environment {name}",
-                code="environment_not_found",
-                hint="`sbx env list` shows which there are",
-            ) from None
+            raise _not_found(name) from None
         except OSError as error:
             raise _unreadable(self.top / name, error) from error
         if not whole:
@@ -312,6 +305,14 @@ def _exists(name: str, directory: int) -> bool:
     return True
 
 
+def _not_found(name: str) -> NotFound:
+    return NotFound(
+        f"there is no environment {name}",
+        code="environment_not_found",
+        hint="`sbx env list` shows all environments",
+    )
+
+
 def _in_the_making(name: str) -> Conflict:
     return Conflict(
         f"the environment {name} is being made or removed by another process",
@@ -334,3 +335,24 @@ def _unreadable(path: Path, error: OSError) -> Unavailable:
         code="environment_broken",
         hint="SBX_ENVIRONMENTS names the directory of environments",
     )
+
+
+def policies_naming(name: str, search: Sequence[Path]) -> list[str]:
+    """Return the policies whose interpreter is this environment, except those that cannot be
+    loaded."""
+    policies = []
+    for info in available(search):
+        with suppress(SbxError):
+            if load(info.name, search=search).environment == name:
+                policies.append(info.name)
+    return policies
+
+
+def processes_shown(environment: Environment) -> list[int]:
+    """Return the processes of sandboxes and zygotes in whose view the environment is mounted.
+
+    Root sees those of all users. Any other user sees only their own.
+    """
+    places = {str(environment.venv), os.path.realpath(environment.venv)}
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return [pid for pid in pids if places & {mount.point for mount in mountinfo.read(pid)}]

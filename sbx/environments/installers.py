@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -39,21 +39,13 @@ _UV_SOURCES = (
 )  # fmt: skip
 
 
-class Installer(Protocol):
-    """`lock` gives the text of requirements.lock; `install` puts exactly that into `python`'s
-    environment. Both raise Unavailable with the last lines of output in its details."""
+@dataclass(frozen=True)
+class Installer:
+    """`command` runs the installer. `build`: whether source distributions may be built.
 
-    @property
-    def text(self) -> str: ...
-
-    async def lock(self, steps: StepRunner, python: Path, wanted: Path) -> str: ...
-
-    async def install(self, steps: StepRunner, python: Path, lock: Path) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Pip:
-    """`command` runs pip; `build`: whether source distributions may be built."""
+    `lock` returns the text of requirements.lock, and `install` installs exactly these packages into
+    the environment of `python`. Both raise Unavailable with the last lines of output in the details.
+    """
 
     command: tuple[str, ...]
     version: str
@@ -61,8 +53,16 @@ class Pip:
 
     @property
     def text(self) -> str:
-        return f"pip {self.version}"
+        return f"{type(self).__name__.lower()} {self.version}"
 
+    async def lock(self, steps: StepRunner, python: Path, wanted: Path) -> str:
+        raise NotImplementedError
+
+    async def install(self, steps: StepRunner, python: Path, lock: Path) -> None:
+        raise NotImplementedError
+
+
+class Pip(Installer):
     async def lock(self, steps: StepRunner, python: Path, wanted: Path) -> str:
         report = wanted.with_name("report.json")
         said = await steps.run(
@@ -91,16 +91,7 @@ class Pip:
         return (*self.command, "--python", str(python), "--no-color")
 
 
-@dataclass(frozen=True, slots=True)
-class Uv:
-    command: tuple[str, ...]
-    version: str
-    build: bool
-
-    @property
-    def text(self) -> str:
-        return f"uv {self.version}"
-
+class Uv(Installer):
     async def lock(self, steps: StepRunner, python: Path, wanted: Path) -> str:
         said = await steps.run(
             *self.command,

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from sbx.errors import PolicyError
-from sbx.isolation.plan import Interpreter
+from sbx.isolation.launch_plan import Interpreter
 
 _ASK = (
     "import importlib.util, json, sys; "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from sbx.isolation.broker.bind_staging import DEVPTS
 from sbx.isolation.broker.live_mounts import TOP
 from sbx.isolation.broker.spawn import DATA_FD, FILTER_FD, INFO_FD, USERNS_FD
-from sbx.isolation.plan import (
+from sbx.isolation.launch_plan import (
     INSIDE_GID,
     INSIDE_UID,
     WORKSPACE,

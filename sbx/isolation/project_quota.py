@@ -14,13 +14,14 @@ the operator, costs nothing then and gives the same wall. See `REMEDY`.
 
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sbx.isolation.probe import Capabilities, Layer
-from sbx.linux import quota
+from sbx.linux import mountinfo, quota
+from sbx.linux.mountinfo import MountInfo
 
 REMEDY = (
     "mount the file system of the data directory with prjquota (on ext4 first, while it is not"
@@ -79,31 +80,21 @@ def mounted(path: str) -> Mounted:
     """Of the mount that `path` lies on; `device` is that of a whole disk, which io limits want."""
     number = os.stat(path).st_dev
     own = f"{os.major(number)}:{os.minor(number)}"
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
-        kind, source = kind_of(own, lines.read())
+    kind, source = kind_of(own, mountinfo.read())
     return Mounted(kind, source, disk_of(own))
 
 
 def kinds_at(path: str) -> tuple[str, ...]:
     """The kinds of the file systems mounted at or above `path`, nearest only, and below it."""
     top = os.path.realpath(path)
-    found = [mounted(top).kind]
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            fields, _, rest = line.partition(" - ")
-            if fields.split(" ")[4].startswith(f"{top.rstrip('/')}/"):
-                found.append(rest.split(" ")[0])
-    return tuple(dict.fromkeys(found))
+    below = (mount.kind for mount in mountinfo.read() if mountinfo.is_below(mount.point, top))
+    return tuple(dict.fromkeys([mounted(top).kind, *below]))
 
 
-def kind_of(device: str, mountinfo: str) -> tuple[str, str]:
-    """The kind and the source of the file system with this device number; pure."""
-    for line in mountinfo.splitlines():
-        fields, _, rest = line.partition(" - ")
-        if fields.split(" ")[2] == device:
-            kind, source, *_ = rest.split(" ")
-            return kind, source
-    return "a file system", "unknown"  # a subvolume of btrfs has a number of its own
+def kind_of(device: str, mounts: Sequence[MountInfo]) -> tuple[str, str]:
+    """Return the kind and the source of the file system with this device number; pure."""
+    kinds = ((mount.kind, mount.source) for mount in mounts if mount.device == device)
+    return next(kinds, ("a file system", "unknown"))  # a subvolume of btrfs has another number
 
 
 def disk_of(device: str, devices: str = "/sys/dev/block") -> str | None:

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from sbx.errors import CannotEnforce
+from sbx.isolation.launch_plan import LaunchPlan, Wall
 from sbx.isolation.masking import Masks
-from sbx.isolation.plan import LaunchPlan, Wall
 from sbx.protocol.receipt import Receipt as Receipt
 
 _SECCOMP_FILTER_MODE = 2

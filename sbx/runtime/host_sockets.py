@@ -4,7 +4,7 @@ import os
 
 from sbx.errors import Denied
 from sbx.isolation import masking
-from sbx.isolation.plan import Bind, LaunchPlan
+from sbx.isolation.launch_plan import Bind, LaunchPlan
 
 
 def refuse_uncovered(plan: LaunchPlan) -> None:

@@ -18,7 +18,8 @@ from sbx.aio import check_process, in_thread, run_to_completion
 from sbx.egress.unix_socket import EgressSocket
 from sbx.environments.directory import check_there
 from sbx.isolation.broker.client import HostIds
-from sbx.isolation.plan import Interpreter, Paths, WayOut, decide_walls
+from sbx.isolation.launch_plan import Interpreter, Paths, WayOut
+from sbx.isolation.plan import decide_walls
 from sbx.isolation.receipt import Receipt
 from sbx.kernels.budget import FrameBudget
 from sbx.kernels.kernel import Kernel

@@ -7,11 +7,11 @@ expired stays until the session's tombstone is buried: whoever comes back before
 
 import json
 import sqlite3
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from sbx.errors import Conflict, NotFound
 from sbx.protocol.changes import ChangesMode, ChangesSetting
-from sbx.store import Store
+from sbx.store import Store, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,7 @@ class ChatRow:
         return self.owner, self.user_id, self.agent_id, self.conversation_id
 
 
-_CHAT = (
-    "id, owner, conversation_id, user_id, agent_id, created_at, last_used_at,"
-    " business_domain_id, sandbox_id, project_id"
-)
+_CHAT = ", ".join(field.name for field in fields(ChatRow))
 
 
 async def ensure(store: Store, row: ChatRow) -> ChatRow:
@@ -175,18 +172,7 @@ def _added(on: sqlite3.Connection, row: ChatRow) -> ChatRow:
         raise NotFound(f"there is no project {row.project_id}")
     on.execute(
         f"INSERT INTO chats ({_CHAT}) VALUES ({', '.join('?' * 10)})",  # noqa: S608
-        (
-            row.id,
-            row.owner,
-            row.conversation_id,
-            row.user_id,
-            row.agent_id,
-            row.created_at,
-            row.last_used_at,
-            row.business_domain_id,
-            row.sandbox_id,
-            row.project_id,
-        ),
+        values(row),
     )
     return row
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sbx.store import Store, chats, values
+from sbx.store import Store, chats, record, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +36,6 @@ class SandboxRow:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkspaceRow:
-    """`directory` is opaque, below the data directory; `uid` the host uid that owns its files."""
-
-    id: str
-    owner: str
-    managed_by: str | None
-    directory: str
-    uid: int | None
-    size_limit_mb: int | None
-    created_at: float
-    last_accessed_at: float
-    deleted_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationRow:
-    """`directory` is opaque, below that of the sandbox's workspace."""
-
-    sandbox_id: str
-    name: str
-    directory: str
-    created_at: float
-    last_used_at: float
-
-
-@dataclass(frozen=True, slots=True)
 class EndedSandbox:
     """A sandbox that was deleted, and whose files are still there."""
 
@@ -75,7 +49,6 @@ class EndedSandbox:
 
 
 _SANDBOX = ", ".join(field.name for field in fields(SandboxRow))
-_WORKSPACE = ", ".join(field.name for field in fields(WorkspaceRow))
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -104,7 +77,7 @@ def set_stopped(
 ) -> None:
     on.execute(
         "UPDATE sandboxes SET stopped = ?, failure = ?, idle_expires_at = NULL WHERE id = ?",
-        (stopped, _dumped(failure), sandbox_id),
+        (stopped, None if failure is None else json.dumps(failure), sandbox_id),
     )
 
 
@@ -166,133 +139,6 @@ def bury(on: sqlite3.Connection, before: float) -> int:
     return gone
 
 
-def add_workspace(on: sqlite3.Connection, row: WorkspaceRow) -> None:
-    on.execute(
-        f"INSERT INTO workspaces ({_WORKSPACE}) VALUES ({', '.join('?' * 9)})",  # noqa: S608
-        values(row),
-    )
-
-
-def drop_workspace(on: sqlite3.Connection, workspace_id: str, sandbox_id: str) -> None:
-    """Undo `add_workspace` for a sandbox that was not made; another's stays."""
-    on.execute("DELETE FROM workspaces WHERE id = ? AND managed_by = ?", (workspace_id, sandbox_id))
-
-
-def free_uid(on: sqlite3.Connection, workspace_id: str) -> None:
-    """No file belongs to it any more."""
-    on.execute("UPDATE workspaces SET uid = NULL WHERE id = ?", (workspace_id,))
-
-
-def users_of_workspace(on: sqlite3.Connection, workspace_id: str) -> list[str]:
-    """The live sandboxes that use it."""
-    return [
-        row[0]
-        for row in on.execute(
-            "SELECT id FROM sandboxes WHERE workspace_id = ? AND deleted_at IS NULL ORDER BY id",
-            (workspace_id,),
-        )
-    ]
-
-
-def workspace_is_there(on: sqlite3.Connection, workspace_id: str) -> bool:
-    found = on.execute(
-        "SELECT 1 FROM workspaces WHERE id = ? AND deleted_at IS NULL", (workspace_id,)
-    )
-    return found.fetchone() is not None
-
-
-def delete_workspace(on: sqlite3.Connection, workspace_id: str, at: float) -> None:
-    on.execute("UPDATE workspaces SET deleted_at = ? WHERE id = ?", (at, workspace_id))
-    on.execute(
-        "INSERT OR IGNORE INTO removals (directory) SELECT directory FROM workspaces WHERE id = ?",
-        (workspace_id,),
-    )
-
-
-def is_removed(on: sqlite3.Connection, directory: str, conversation: str = "") -> None:
-    """Forget a directory of `removals` that is out of reach."""
-    on.execute(
-        "DELETE FROM removals WHERE directory = ? AND conversation = ?", (directory, conversation)
-    )
-
-
-def take_uid(on: sqlite3.Connection, workspace_id: str, uid: int) -> int | None:
-    """Return the host uid of a workspace, after giving it this one if it has none; None if another
-    workspace has this one."""
-    found = on.execute("SELECT uid FROM workspaces WHERE id = ?", (workspace_id,)).fetchone()
-    if found is not None and found[0] is not None:
-        has: int = found[0]
-        return has
-    if on.execute("SELECT 1 FROM workspaces WHERE uid = ?", (uid,)).fetchone():
-        return None
-    on.execute("UPDATE workspaces SET uid = ? WHERE id = ?", (uid, workspace_id))
-    return uid
-
-
-def move_in(
-    on: sqlite3.Connection,
-    workspace_id: str,
-    directory: str,
-    uid: int | None,
-    conversation: ConversationRow,
-) -> bool:
-    """Let a workspace that was never opened lie in this directory, as this uid, with its first
-    conversation; False where another workspace's files have that uid."""
-    if uid is not None and on.execute("SELECT 1 FROM workspaces WHERE uid = ?", (uid,)).fetchone():
-        return False
-    moved = (directory, uid, workspace_id)
-    on.execute("UPDATE workspaces SET directory = ?, uid = ? WHERE id = ?", moved)
-    add_conversation(on, conversation, workspace_id)
-    return True
-
-
-def add_conversation(
-    on: sqlite3.Connection, row: ConversationRow, workspace_id: str
-) -> ConversationRow:
-    """Return the conversation as it is stored: with the directory that another sandbox made for
-    this name in the workspace, if one did."""
-    found = on.execute(
-        "SELECT directory FROM conversations JOIN sandboxes ON sandboxes.id = sandbox_id"
-        " WHERE workspace_id = ? AND name = ? LIMIT 1",
-        (workspace_id, row.name),
-    ).fetchone()
-    directory = row.directory if found is None else found[0]
-    on.execute(
-        "INSERT INTO conversations (sandbox_id, name, directory, created_at, last_used_at)"
-        " VALUES (?, ?, ?, ?, ?)",
-        (row.sandbox_id, row.name, directory, row.created_at, row.last_used_at),
-    )
-    return ConversationRow(row.sandbox_id, row.name, directory, row.created_at, row.last_used_at)
-
-
-def delete_conversation(
-    on: sqlite3.Connection, sandbox_id: str, workspace_id: str, name: str
-) -> list[str]:
-    """Delete it, with its chats, for every sandbox of the workspace. Return the directories that
-    are unused now."""
-    chats.drop_of_conversation(on, sandbox_id, name)
-    where = (
-        "WHERE name = ? AND sandbox_id IN (SELECT id FROM sandboxes WHERE workspace_id = ?)",
-        (name, workspace_id),
-    )
-    directories = [
-        row[0]
-        for row in on.execute(f"SELECT DISTINCT directory FROM conversations {where[0]}", where[1])  # noqa: S608
-    ]
-    on.execute(f"DELETE FROM conversations {where[0]}", where[1])  # noqa: S608
-    on.executemany(
-        "INSERT OR IGNORE INTO removals (directory, conversation)"
-        " SELECT directory, ? FROM workspaces WHERE id = ?",
-        [(directory, workspace_id) for directory in directories],
-    )
-    on.execute(
-        "DELETE FROM uploads WHERE conversation = ? AND sandbox_id IN"
-        " (SELECT id FROM sandboxes WHERE workspace_id = ?)",
-        (name, workspace_id),
-    )
-    return directories
-
-
 # -- reading -----------------------------------------------------------------------------------
 
 
@@ -325,69 +171,7 @@ async def with_files_to_remove(store: Store, *, limit: int = 1000) -> list[Ended
         " ORDER BY sandboxes.deleted_at LIMIT ?",
         limit,
     )
-    return [
-        EndedSandbox(
-            row["id"],
-            row["cause"],
-            row["expires_at"],
-            row["deleted_at"],
-            row["workspace_id"],
-            bool(row["managed"]),
-            row["directory"],
-        )
-        for row in rows
-    ]
-
-
-async def removals(store: Store) -> list[tuple[str, str]]:
-    """Return the directories that were deleted and may still be there, each with its conversation
-    or '' for all of it."""
-    rows = await store.rows("SELECT directory, conversation FROM removals")
-    return [(row["directory"], row["conversation"]) for row in rows]
-
-
-async def workspaces(store: Store) -> list[WorkspaceRow]:
-    """Every workspace that was not deleted."""
-    rows = await store.rows(
-        f"SELECT {_WORKSPACE} FROM workspaces WHERE deleted_at IS NULL ORDER BY id"  # noqa: S608
-    )
-    return [WorkspaceRow(*row) for row in rows]
-
-
-async def conversations(store: Store, sandbox_id: str) -> list[ConversationRow]:
-    rows = await store.rows(
-        "SELECT * FROM conversations WHERE sandbox_id = ? ORDER BY name", sandbox_id
-    )
-    return [ConversationRow(**dict(row)) for row in rows]
-
-
-async def conversation_in_workspace(store: Store, workspace_id: str, name: str) -> bool:
-    """Whether any sandbox of the workspace has a conversation of this name."""
-    found = await store.row(
-        "SELECT 1 FROM conversations JOIN sandboxes ON sandboxes.id = sandbox_id"
-        " WHERE workspace_id = ? AND name = ? LIMIT 1",
-        workspace_id,
-        name,
-    )
-    return found is not None
-
-
-async def directories(store: Store) -> dict[str, frozenset[str]]:
-    """Every directory of a workspace that may be on the disk, with those of its conversations."""
-    rows = await store.rows(
-        "SELECT workspaces.directory AS workspace, conversations.directory AS conversation"
-        " FROM workspaces"
-        " LEFT JOIN sandboxes ON sandboxes.workspace_id = workspaces.id"
-        " LEFT JOIN conversations ON conversations.sandbox_id = sandboxes.id"
-        " WHERE workspaces.deleted_at IS NULL OR (sandboxes.deleted_at IS NOT NULL"
-        " AND files_removed = 0)"
-    )
-    found: dict[str, set[str]] = {}
-    for row in rows:
-        inside = found.setdefault(row["workspace"], set())
-        if row["conversation"] is not None:
-            inside.add(row["conversation"])
-    return {workspace: frozenset(inside) for workspace, inside in found.items()}
+    return [record(EndedSandbox, row, managed=bool(row["managed"])) for row in rows]
 
 
 async def kernels_left(store: Store) -> dict[str, frozenset[tuple[str, str]]]:
@@ -414,7 +198,3 @@ def _sandbox(row: sqlite3.Row) -> SandboxRow:
     for name in ("stopped", "files_removed"):
         columns[name] = bool(columns[name])
     return SandboxRow(**columns)
-
-
-def _dumped(value: Mapping[str, Any] | None) -> str | None:
-    return None if value is None else json.dumps(value)

@@ -26,7 +26,7 @@ from wheelhouse import wheel, wheels_of_the_kernel
 from sbx import Runtime, errors
 from sbx.environments import pythons
 from sbx.environments.directory import Environments
-from sbx.isolation.plan import Paths
+from sbx.isolation.launch_plan import Paths
 from sbx.isolation.seccomp import load_filters
 from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy, load

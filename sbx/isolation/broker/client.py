@@ -18,7 +18,7 @@ from sbx.isolation.argv import bwrap_argv, zygote_argv
 from sbx.isolation.broker import bind_staging
 from sbx.isolation.broker.connection import BrokerConnection
 from sbx.isolation.broker.jail import Jail, JailExit, ZygoteHandle
-from sbx.isolation.plan import Bind, GroupLimits, LaunchPlan, Mount, Tmpfs, ZygotePlan
+from sbx.isolation.launch_plan import Bind, GroupLimits, LaunchPlan, Mount, Tmpfs, ZygotePlan
 
 
 @dataclass(frozen=True, slots=True)

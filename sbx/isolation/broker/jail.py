@@ -12,8 +12,8 @@ from typing import Any
 
 from sbx import errors
 from sbx.isolation import process_state
+from sbx.isolation.launch_plan import LaunchPlan, ZygotePlan
 from sbx.isolation.masking import Masks
-from sbx.isolation.plan import LaunchPlan, ZygotePlan
 from sbx.isolation.receipt import Receipt, make_receipt
 from sbx.linux import procfs
 
