@@ -226,8 +226,8 @@ class Exchange:
             if any(value.strip().lower() not in (b"", b"identity") for value in coded):
                 raise EgressDenied(
                     "secrets",
-                    f"{self._upstream.host} replies in a coding that was not requested and cannot be "
-                    "searched for secrets",
+                    f"{self._upstream.host} replies in a coding that was not requested and cannot "
+                    "be searched for secrets",
                 )
             headers = without(headers, b"content-length")  # a placeholder changes it
         return [(name, veil.over(value)) for name, value in headers if veil.over(name) == name]

@@ -87,7 +87,8 @@ def mounted(path: str) -> Mounted:
 def kinds_at(path: str) -> tuple[str, ...]:
     """The kinds of the file systems mounted at or above `path`, nearest only, and below it."""
     top = os.path.realpath(path)
-    below = (mount.kind for mount in mountinfo.read() if mountinfo.is_below(mount.point, top))
+    above = f"{top.rstrip('/')}/"
+    below = (mount.kind for mount in mountinfo.read() if mount.point.startswith(above))
     return tuple(dict.fromkeys([mounted(top).kind, *below]))
 
 

@@ -116,15 +116,16 @@ def test_a_rate_that_would_look_like_a_hang_or_is_none_is_refused(value: object)
 
 
 def test_the_file_system_is_named_by_its_device() -> None:
-    assert project_quota.kind_of("254:0", mountinfo.parse(MOUNTINFO.splitlines())) == (
+    mounts = mountinfo.parse(MOUNTINFO.splitlines())
+    assert project_quota.kind_of("254:0", mounts) == (
         "ext4",
         "/dev/vda",
     )
-    assert project_quota.kind_of("0:25", mountinfo.parse(MOUNTINFO.splitlines())) == (
+    assert project_quota.kind_of("0:25", mounts) == (
         "overlay",
         "overlay",
     )
-    assert project_quota.kind_of("9:9", mountinfo.parse(MOUNTINFO.splitlines())) == (
+    assert project_quota.kind_of("9:9", mounts) == (
         "a file system",
         "unknown",
     )

@@ -224,7 +224,7 @@ def test_judge_refuses_an_address_that_is_listed_and_private() -> None:
             RuleResult(
                 False,
                 "tls.sni",
-                "the TLS to example.org names something that is no host as the server",
+                "the TLS to example.org names an invalid host as the server",
             ),
         ),
         (
