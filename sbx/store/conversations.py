@@ -11,7 +11,7 @@ from sbx.store import Store, chats
 
 @dataclass(frozen=True, slots=True)
 class ConversationRow:
-    """`directory` is opaque, below that of the sandbox's workspace."""
+    """`directory` is a random name below the directory of the sandbox's workspace."""
 
     sandbox_id: str
     name: str
@@ -25,12 +25,12 @@ def add_conversation(
 ) -> ConversationRow:
     """Return the conversation as it is stored: with the directory that another sandbox made for
     this name in the workspace, if one did."""
-    found = on.execute(
+    existing = on.execute(
         "SELECT directory FROM conversations JOIN sandboxes ON sandboxes.id = sandbox_id"
         " WHERE workspace_id = ? AND name = ? LIMIT 1",
         (workspace_id, row.name),
     ).fetchone()
-    directory = row.directory if found is None else found[0]
+    directory = row.directory if existing is None else existing[0]
     on.execute(
         "INSERT INTO conversations (sandbox_id, name, directory, created_at, last_used_at)"
         " VALUES (?, ?, ?, ?, ?)",
@@ -75,14 +75,14 @@ async def conversations(store: Store, sandbox_id: str) -> list[ConversationRow]:
 
 
 async def conversation_in_workspace(store: Store, workspace_id: str, name: str) -> bool:
-    """Whether any sandbox of the workspace has a conversation of this name."""
-    found = await store.row(
+    """Return whether any sandbox of the workspace has a conversation of this name."""
+    row = await store.row(
         "SELECT 1 FROM conversations JOIN sandboxes ON sandboxes.id = sandbox_id"
         " WHERE workspace_id = ? AND name = ? LIMIT 1",
         workspace_id,
         name,
     )
-    return found is not None
+    return row is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class ContextRow:
 
 
 def add_context(on: sqlite3.Connection, row: ContextRow) -> bool:
-    """False where its conversation is not there any more: then nothing was done."""
+    """Return False, and do nothing, if its conversation was deleted."""
     added = on.execute(
         "INSERT INTO contexts (sandbox_id, conversation, name, created_at)"
         " SELECT sandbox_id, name, ?3, ?4 FROM conversations WHERE sandbox_id = ?1 AND name = ?2"
@@ -105,7 +105,7 @@ def add_context(on: sqlite3.Connection, row: ContextRow) -> bool:
 
 
 def drop_context(on: sqlite3.Connection, sandbox_id: str, conversation: str, name: str) -> None:
-    """One that is not there is nothing."""
+    """Delete a context, if it exists."""
     on.execute(
         "DELETE FROM contexts WHERE sandbox_id = ? AND conversation = ? AND name = ?",
         (sandbox_id, conversation, name),
@@ -113,11 +113,11 @@ def drop_context(on: sqlite3.Connection, sandbox_id: str, conversation: str, nam
 
 
 async def contexts(store: Store, sandbox_id: str) -> dict[str, set[str]]:
-    """The names of contexts, by conversation."""
+    """Return the names of contexts, by conversation."""
     rows = await store.rows(
         "SELECT conversation, name FROM contexts WHERE sandbox_id = ?", sandbox_id
     )
-    found: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
     for row in rows:
-        found.setdefault(row["conversation"], set()).add(row["name"])
-    return found
+        names.setdefault(row["conversation"], set()).add(row["name"])
+    return names

@@ -1,4 +1,4 @@
-"""Sandboxes, workspaces and conversations as the store keeps them, and every query on them.
+"""The sandboxes of the store, and every query on them.
 
 Functions that take a connection run inside a transaction of `Store.write`.
 """
@@ -37,7 +37,7 @@ class SandboxRow:
 
 @dataclass(frozen=True, slots=True)
 class EndedSandbox:
-    """A sandbox that was deleted, and whose files are still there."""
+    """A deleted sandbox whose files still exist."""
 
     id: str
     cause: str | None
@@ -55,7 +55,7 @@ _SANDBOX = ", ".join(field.name for field in fields(SandboxRow))
 
 
 def add(on: sqlite3.Connection, row: SandboxRow) -> bool:
-    """False when its session has a live sandbox already: then nothing was done."""
+    """Return False, and do nothing, if its session already has a live sandbox."""
     try:
         on.execute(
             f"INSERT INTO sandboxes ({_SANDBOX}) VALUES ({', '.join('?' * 19)})",  # noqa: S608
@@ -84,13 +84,12 @@ def set_stopped(
 def touch(
     on: sqlite3.Connection, sandbox_id: str, workspace_id: str, at: float, idle: float | None
 ) -> None:
-    """It was used."""
     on.execute("UPDATE sandboxes SET idle_expires_at = ? WHERE id = ?", (idle, sandbox_id))
     on.execute("UPDATE workspaces SET last_accessed_at = ? WHERE id = ?", (at, workspace_id))
 
 
 def delete(on: sqlite3.Connection, sandbox_id: str, at: float, cause: str) -> None:
-    """Leave the tombstones of a sandbox and of the workspace that it manages. Its chats are deleted
+    """Leave the tombstones of a sandbox and of the workspace that it manages. Delete its chats,
     unless it expired."""
     on.execute(
         "UPDATE sandboxes SET deleted_at = ?, cause = ?, idle_expires_at = NULL"
@@ -114,7 +113,7 @@ def files_are_removed(on: sqlite3.Connection, sandbox_id: str) -> None:
 
 
 def reset(on: sqlite3.Connection) -> None:
-    """What only a living process can have is gone with it."""
+    """Remove the state of the previous process."""
     on.execute("UPDATE sandboxes SET idle_expires_at = NULL WHERE idle_expires_at IS NOT NULL")
     on.execute(
         "UPDATE sandboxes SET failure = NULL WHERE failure IS NOT NULL"
@@ -123,8 +122,8 @@ def reset(on: sqlite3.Connection) -> None:
 
 
 def bury(on: sqlite3.Connection, before: float) -> int:
-    """Forget what ended before this time and has no files any more, and what happened before it to
-    sandboxes that live; how many of the first there were."""
+    """Delete the sandboxes that ended before this time and have no files, and the earlier events of
+    live sandboxes. Return the number of deleted sandboxes."""
     gone = on.execute(
         "DELETE FROM sandboxes WHERE deleted_at < ? AND files_removed = 1 AND NOT EXISTS"
         " (SELECT 1 FROM workspaces AS w WHERE w.id = workspace_id AND w.deleted_at IS NULL)",
@@ -143,7 +142,7 @@ def bury(on: sqlite3.Connection, before: float) -> int:
 
 
 async def living(store: Store) -> list[SandboxRow]:
-    """Every sandbox that was not deleted."""
+    """Return every sandbox that was not deleted."""
     rows = await store.rows(
         f"SELECT {_SANDBOX} FROM sandboxes WHERE deleted_at IS NULL ORDER BY id"  # noqa: S608
     )
@@ -151,7 +150,7 @@ async def living(store: Store) -> list[SandboxRow]:
 
 
 async def of_id(store: Store, owner: str, sandbox_id: str) -> SandboxRow | None:
-    """By its own id or its session's, the last one that had it; deleted ones too."""
+    """Return the last sandbox with this id or session id, also a deleted one."""
     row = await store.row(
         f"SELECT {_SANDBOX} FROM sandboxes WHERE owner = ?1 AND (id = ?2 OR session_id = ?2)"  # noqa: S608
         " ORDER BY deleted_at IS NULL DESC, created_at DESC LIMIT 1",
@@ -162,7 +161,7 @@ async def of_id(store: Store, owner: str, sandbox_id: str) -> SandboxRow | None:
 
 
 async def with_files_to_remove(store: Store, *, limit: int = 1000) -> list[EndedSandbox]:
-    """Sandboxes that ended and still have files of their own."""
+    """Return the deleted sandboxes that still have files."""
     rows = await store.rows(
         "SELECT sandboxes.id, cause, expires_at, sandboxes.deleted_at, workspace_id, directory,"
         " managed_by IS NOT NULL AS managed"
@@ -175,8 +174,8 @@ async def with_files_to_remove(store: Store, *, limit: int = 1000) -> list[Ended
 
 
 async def kernels_left(store: Store) -> dict[str, frozenset[tuple[str, str]]]:
-    """Which contexts of living sandboxes, each by its conversation and its name, had a kernel whose
-    variables nobody gave up, as their events tell: started, and not stopped by request since."""
+    """Return the contexts of live sandboxes, as pairs of conversation and name, whose kernel was
+    started and, by their events, not stopped by request since."""
     rows = await store.rows(
         "SELECT sandbox_id, json_extract(details, '$.conversation') AS name,"
         " coalesce(json_extract(details, '$.context'), 'default') AS context FROM events AS one"
@@ -185,10 +184,10 @@ async def kernels_left(store: Store) -> dict[str, frozenset[tuple[str, str]]]:
         "  AND cause = 'requested'), 0)"
         " AND sandbox_id IN (SELECT id FROM sandboxes WHERE deleted_at IS NULL)"
     )
-    found: dict[str, set[tuple[str, str]]] = {}
+    contexts: dict[str, set[tuple[str, str]]] = {}
     for row in rows:
-        found.setdefault(row["sandbox_id"], set()).add((row["name"], row["context"]))
-    return {sandbox: frozenset(names) for sandbox, names in found.items()}
+        contexts.setdefault(row["sandbox_id"], set()).add((row["name"], row["context"]))
+    return {sandbox: frozenset(names) for sandbox, names in contexts.items()}
 
 
 def _sandbox(row: sqlite3.Row) -> SandboxRow:

@@ -12,7 +12,7 @@ from sbx.store.conversations import ConversationRow, add_conversation
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceRow:
-    """`directory` is opaque, below the data directory; `uid` the host uid that owns its files."""
+    """`directory` is a random name below the data directory; `uid` is the host uid of its files."""
 
     id: str
     owner: str
@@ -36,17 +36,17 @@ def add_workspace(on: sqlite3.Connection, row: WorkspaceRow) -> None:
 
 
 def drop_workspace(on: sqlite3.Connection, workspace_id: str, sandbox_id: str) -> None:
-    """Undo `add_workspace` for a sandbox that was not made; another's stays."""
+    """Undo `add_workspace` for a sandbox that was not created. Keep that of another sandbox."""
     on.execute("DELETE FROM workspaces WHERE id = ? AND managed_by = ?", (workspace_id, sandbox_id))
 
 
 def free_uid(on: sqlite3.Connection, workspace_id: str) -> None:
-    """No file belongs to it any more."""
+    """Free the host uid of a workspace, when no file belongs to it."""
     on.execute("UPDATE workspaces SET uid = NULL WHERE id = ?", (workspace_id,))
 
 
 def users_of_workspace(on: sqlite3.Connection, workspace_id: str) -> list[str]:
-    """The live sandboxes that use it."""
+    """Return the live sandboxes that use a workspace."""
     return [
         row[0]
         for row in on.execute(
@@ -57,10 +57,10 @@ def users_of_workspace(on: sqlite3.Connection, workspace_id: str) -> list[str]:
 
 
 def workspace_is_there(on: sqlite3.Connection, workspace_id: str) -> bool:
-    found = on.execute(
+    rows = on.execute(
         "SELECT 1 FROM workspaces WHERE id = ? AND deleted_at IS NULL", (workspace_id,)
     )
-    return found.fetchone() is not None
+    return rows.fetchone() is not None
 
 
 def delete_workspace(on: sqlite3.Connection, workspace_id: str, at: float) -> None:
@@ -72,7 +72,7 @@ def delete_workspace(on: sqlite3.Connection, workspace_id: str, at: float) -> No
 
 
 def is_removed(on: sqlite3.Connection, directory: str, conversation: str = "") -> None:
-    """Forget a directory of `removals` that is out of reach."""
+    """Delete a directory from `removals`, because it is out of reach."""
     on.execute(
         "DELETE FROM removals WHERE directory = ? AND conversation = ?", (directory, conversation)
     )
@@ -81,9 +81,9 @@ def is_removed(on: sqlite3.Connection, directory: str, conversation: str = "") -
 def take_uid(on: sqlite3.Connection, workspace_id: str, uid: int) -> int | None:
     """Return the host uid of a workspace, after giving it this one if it has none; None if another
     workspace has this one."""
-    found = on.execute("SELECT uid FROM workspaces WHERE id = ?", (workspace_id,)).fetchone()
-    if found is not None and found[0] is not None:
-        has: int = found[0]
+    row = on.execute("SELECT uid FROM workspaces WHERE id = ?", (workspace_id,)).fetchone()
+    if row is not None and row[0] is not None:
+        has: int = row[0]
         return has
     if on.execute("SELECT 1 FROM workspaces WHERE uid = ?", (uid,)).fetchone():
         return None
@@ -98,8 +98,8 @@ def move_in(
     uid: int | None,
     conversation: ConversationRow,
 ) -> bool:
-    """Let a workspace that was never opened lie in this directory, as this uid, with its first
-    conversation; False where another workspace's files have that uid."""
+    """Move a workspace that was never opened into this directory, with this uid and its first
+    conversation. Return False if another workspace has that uid."""
     if uid is not None and on.execute("SELECT 1 FROM workspaces WHERE uid = ?", (uid,)).fetchone():
         return False
     moved = (directory, uid, workspace_id)
@@ -109,14 +109,14 @@ def move_in(
 
 
 async def removals(store: Store) -> list[tuple[str, str]]:
-    """Return the directories that were deleted and may still be there, each with its conversation
-    or '' for all of it."""
+    """Return the deleted directories that may still exist, each with its conversation, or '' for
+    the whole directory."""
     rows = await store.rows("SELECT directory, conversation FROM removals")
     return [(row["directory"], row["conversation"]) for row in rows]
 
 
 async def workspaces(store: Store) -> list[WorkspaceRow]:
-    """Every workspace that was not deleted."""
+    """Return every workspace that was not deleted."""
     rows = await store.rows(
         f"SELECT {_WORKSPACE} FROM workspaces WHERE deleted_at IS NULL ORDER BY id"  # noqa: S608
     )
@@ -124,7 +124,7 @@ async def workspaces(store: Store) -> list[WorkspaceRow]:
 
 
 async def directories(store: Store) -> dict[str, frozenset[str]]:
-    """Every directory of a workspace that may be on the disk, with those of its conversations."""
+    """Return the directories of workspaces that may be on the disk, and of their conversations."""
     rows = await store.rows(
         "SELECT workspaces.directory AS workspace, conversations.directory AS conversation"
         " FROM workspaces"
@@ -133,9 +133,9 @@ async def directories(store: Store) -> dict[str, frozenset[str]]:
         " WHERE workspaces.deleted_at IS NULL OR (sandboxes.deleted_at IS NOT NULL"
         " AND files_removed = 0)"
     )
-    found: dict[str, set[str]] = {}
+    tree: dict[str, set[str]] = {}
     for row in rows:
-        inside = found.setdefault(row["workspace"], set())
+        inside = tree.setdefault(row["workspace"], set())
         if row["conversation"] is not None:
             inside.add(row["conversation"])
-    return {workspace: frozenset(inside) for workspace, inside in found.items()}
+    return {workspace: frozenset(inside) for workspace, inside in tree.items()}

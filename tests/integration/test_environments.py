@@ -309,7 +309,7 @@ def test_what_a_killed_creation_leaves_is_none_and_gives_way(house: House) -> No
     assert house.quick("show", "killed").returncode == 2
     early = house.create_quick("killed", "tiny")
     assert early.returncode == 3
-    assert "being made or removed" in early.stderr
+    assert "being created or removed" in early.stderr
     house.uv.go_on()
     assert psutil.wait_procs(installer, timeout=60)[1] == []
     done = house.create_quick("killed", "tiny")
