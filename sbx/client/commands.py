@@ -8,10 +8,10 @@ from contextlib import aclosing
 from typing import Any
 
 from sbx.client import checks
+from sbx.client.conversation_calls import SandboxState
 from sbx.client.errors import failure
 from sbx.client.http import connection_lost, query, target
 from sbx.client.http_connection import ConnectionLost
-from sbx.client.talk import SandboxState
 from sbx.errors import Broken, Unavailable
 from sbx.protocol.commands import (
     LOG_PIECE,

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sbx.client.conversation_calls import ConversationCalls, RemoteRuns, receipt_from
 from sbx.client.http import target
-from sbx.client.talk import ConversationCalls, RemoteRuns, receipt_from
 from sbx.errors import Broken
 from sbx.protocol.contexts import check_context
 from sbx.protocol.receipt import Receipt

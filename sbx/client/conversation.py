@@ -8,13 +8,13 @@ from typing import Any
 from sbx.client import checks
 from sbx.client.commands import RemoteCommands
 from sbx.client.contexts import RemoteContexts
+from sbx.client.conversation_calls import ConversationCalls, RemoteRuns, SandboxState, receipt_from
 from sbx.client.dry_runs import RemoteCheckpoint, RemoteDryRun, checkpoint, dry_run
 from sbx.client.errors import failure
 from sbx.client.files import RemoteFiles, RemoteUploads
 from sbx.client.http import connection_lost, query, target
 from sbx.client.http_connection import ConnectionLost
 from sbx.client.runs import RemoteRun
-from sbx.client.talk import ConversationCalls, RemoteRuns, SandboxState, receipt_from
 from sbx.client.terminals import RemoteTerminals
 from sbx.errors import Broken
 from sbx.protocol.events import text_to_json

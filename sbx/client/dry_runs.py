@@ -6,8 +6,8 @@ from typing import Any
 
 from sbx import errors
 from sbx.client import checks
+from sbx.client.conversation_calls import ConversationCalls, encoded
 from sbx.client.http import target
-from sbx.client.talk import ConversationCalls, encoded
 from sbx.protocol.dry_runs import FileChange, from_json
 from sbx.protocol.events import run_from_json
 from sbx.protocol.runs import Run

@@ -14,7 +14,7 @@ from sbx.client import checks
 from sbx.client.errors import failure
 from sbx.client.http import CHUNK, HttpClient, StreamedReply, connection_lost, query, target
 from sbx.client.http_connection import ConnectionLost
-from sbx.client.partials import RESUMABLE_MIN, UploadTarget, send_in_pieces
+from sbx.client.transfers import RESUMABLE_MIN, UploadTarget, send_in_pieces
 from sbx.protocol.files import (
     Copied,
     FileEntry,

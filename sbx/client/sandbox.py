@@ -10,10 +10,10 @@ from sbx import errors
 from sbx.client.commands import RemoteCommands
 from sbx.client.contexts import RemoteContexts
 from sbx.client.conversation import RemoteConversation
+from sbx.client.conversation_calls import SandboxState
 from sbx.client.files import RemoteFiles, RemoteUploads
 from sbx.client.http import HttpClient, query, target
 from sbx.client.records import SandboxInfo, mount, sandbox_info
-from sbx.client.talk import SandboxState
 from sbx.client.terminals import RemoteTerminals
 from sbx.protocol.mounts import Mount
 from sbx.protocol.receipt import Receipt

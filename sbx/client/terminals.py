@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sbx import errors
 from sbx.client import checks
+from sbx.client.conversation_calls import ConversationCalls, SandboxState
 from sbx.client.http import target
-from sbx.client.talk import ConversationCalls, SandboxState
 from sbx.protocol.terminals import (
     TerminalScreen,
     TerminalStatus,
