@@ -36,6 +36,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import forked_serve
 import psutil
 import pytest
 from hypothesis import settings
@@ -91,9 +92,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.full:
         config.option.private_runtimes = True
     _load_examples(config)
+    # Started as a background job or by nohup, as CI may: what the tests start would ignore these
+    # signals as well.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        # Started as a background job, as CI may: what the tests start would ignore Ctrl-C as well.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     _take_own_mounts()
 
 
@@ -421,6 +425,7 @@ def nothing_is_left_at_the_end(
     """The same for the whole run, after the shared runtime has ended."""
     before = _traces(own_temporary_directory)
     yield
+    forked_serve.close()
     deadline = time.monotonic() + SETTLE_S
     while (left := _traces(own_temporary_directory).since(before)) and time.monotonic() < deadline:
         gc.collect()
@@ -466,7 +471,8 @@ def _traces(temporary: Path) -> Traces:
         processes=processes,
         surplus=surplus,
         descriptors=_descriptors(),
-        may_open=sum(runtime.descriptors for runtime in _lasting.runtimes),
+        may_open=sum(runtime.descriptors for runtime in _lasting.runtimes)
+        + (forked_serve.running() is not None),
         mounts=frozenset(Path("/proc/self/mountinfo").read_text().splitlines()),
         cgroups=frozenset(_cgroups(brokers)),
         directories=frozenset(map(str, _data_directories(temporary))),
@@ -476,6 +482,7 @@ def _traces(temporary: Path) -> Traces:
 def _processes(brokers: set[int | None]) -> dict[int, str]:
     """The children of this process, and theirs. `brokers`: of the runtimes of the whole run."""
     found = {}
+    forking = forked_serve.running()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess, ChildProcessError):
             if process.status() == psutil.STATUS_ZOMBIE:
@@ -484,7 +491,8 @@ def _processes(brokers: set[int | None]) -> dict[int, str]:
                     continue
                 if process.ppid() in brokers:
                     continue  # the broker waits for a bwrap together with its zygote
-            found[process.pid] = " ".join(process.cmdline())[:200] or process.name()
+            if forking is None or process.pid != forking.process.pid:
+                found[process.pid] = " ".join(process.cmdline())[:200] or process.name()
     return found
 
 

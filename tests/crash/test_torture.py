@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CI_SECONDS = 120
+CI_SECONDS = 60
 CI_PAUSE_S = 2.0  # four other processes test meanwhile
 FULL_SECONDS = 900
 SEED = 7

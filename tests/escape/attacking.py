@@ -226,7 +226,7 @@ def alter_binds(plan: LaunchPlan, change: Callable[[Bind], Bind | None]) -> Laun
 
 PATHS = ("pool", "fork", "cold")
 POLICIES = ("default", "strict")
-CI_CELLS = (("pool", "default"), ("fork", "strict"), ("cold", "default"))
+CI_CELLS = (("pool", "default"), ("fork", "strict"))
 _start = KernelFactory.start
 
 

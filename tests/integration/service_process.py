@@ -1,4 +1,4 @@
-"""`sbx serve` as a process of its own, as systemd or a shell would start it."""
+"""`sbx serve` as its own process, as systemd or a shell would start it."""
 
 import contextlib
 import signal
@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 from command import environment
+from forked_serve import ServeProcess
 
 START_S = 60.0
 END_S = 60.0
@@ -22,7 +23,7 @@ END_S = 60.0
 class Service:
     """A service that answers. `log` is what it has written so far, of both streams."""
 
-    process: "subprocess.Popen[bytes]"
+    process: "subprocess.Popen[bytes] | ServeProcess"
     socket: Path
     data: Path
     log_path: Path
@@ -64,21 +65,29 @@ def service(
     launcher: Sequence[str] = (),
     pass_fds: Sequence[int] = (),
     within: Path | None = None,
+    executed: bool = False,
 ) -> Iterator[Service]:
-    """Start one over `top`, wait until it answers; whatever happens, it is gone at the end."""
+    """Start one over `top`, wait until it answers, and end it at the end. `executed`: as a new
+    Python, which a test of the start itself needs."""
     path, data, log = top / "run" / "sbx.sock", top / "data", top / "log"
     places = ["--socket", str(path), "--data-dir", str(data), "--log-format", "json"]
-    command = [sys.executable, "-m", "sbx", "serve", *places, *words]
-    with log.open("ab") as writing:
-        process = subprocess.Popen(
-            [*launcher, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=writing,
-            stderr=writing,
-            env=environment(**(env or {})),
-            cwd=within or top,
-            pass_fds=tuple(pass_fds),
-        )
+    command = ["serve", *places, *words]
+    variables, directory = environment(**(env or {})), within or top
+    process: subprocess.Popen[bytes] | ServeProcess
+    if executed or launcher or pass_fds:
+        with log.open("ab") as writing:
+            process = subprocess.Popen(
+                [*launcher, sys.executable, "-m", "sbx", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                env=variables,
+                cwd=directory,
+                pass_fds=tuple(pass_fds),
+            )
+    else:
+        log.touch()
+        process = ServeProcess(command, log=log, env=variables, cwd=directory)
     started = Service(process, path, data, log)
     try:
         wait_until(lambda: answers(started), process, log)
@@ -105,7 +114,9 @@ def answers(started: Service) -> bool:
             return False
 
 
-def wait_until(ready: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Path) -> None:
+def wait_until(
+    ready: Callable[[], bool], process: "subprocess.Popen[bytes] | ServeProcess", log: Path
+) -> None:
     deadline = time.monotonic() + START_S
     while not ready():
         assert process.poll() is None, f"it ended: {log.read_text()[-4000:]}"

@@ -1,8 +1,6 @@
-"""`sbx serve` as a process of its own, as an operator would start it."""
+"""`sbx serve` as its own process, with the settings of an operator."""
 
-import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -12,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from command import COMMAND, environment, in_process
+from command import environment, in_process
+from forked_serve import ServeProcess
 
 START_S = 60.0
 END_S = 60.0
@@ -25,7 +24,7 @@ class Service:
     socket: Path
     data: Path
     log: Path
-    process: "subprocess.Popen[bytes]"
+    process: ServeProcess
 
     def quick(
         self, *words: str | Path, stdin: bytes = b"", **env: str
@@ -67,21 +66,14 @@ def service(
         socket, data, log = kept / "run" / "sbx.sock", kept / "data", kept / "log"
         words = ["serve", "--socket", str(socket), "--data-dir", str(data), *map(str, options)]
         said_before = log.stat().st_size if log.exists() else 0
-        with log.open("ab") as said:
-            process = subprocess.Popen(
-                [*COMMAND, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                env=environment(**(env or {})),
-                cwd=kept,
-            )
+        log.touch()
+        process = ServeProcess(words, log=log, env=environment(**(env or {})), cwd=kept)
         held.callback(_end, process)
         _wait_for(process, log, said_before)
         yield Service(socket, data, log, process)
 
 
-def _wait_for(process: "subprocess.Popen[bytes]", log: Path, said_before: int) -> None:
+def _wait_for(process: ServeProcess, log: Path, said_before: int) -> None:
     deadline = time.monotonic() + START_S
     while b"listening on" not in log.read_bytes()[said_before:]:
         assert process.poll() is None, f"it ended: {log.read_text()}"
@@ -89,9 +81,9 @@ def _wait_for(process: "subprocess.Popen[bytes]", log: Path, said_before: int) -
         time.sleep(0.05)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: ServeProcess) -> None:
     if process.poll() is None:
-        os.kill(process.pid, signal.SIGTERM)
+        process.terminate()
         try:
             process.wait(END_S)
         except subprocess.TimeoutExpired:

@@ -91,7 +91,10 @@ def wait_for_run(served: Service, sandbox_id: str, name: str) -> None:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Service]:
     """One service for what leaves it as it was."""
-    with short_directory() as top, service(top, "--listen", "127.0.0.1:0", env=_COLD) as served:
+    with (
+        short_directory() as top,
+        service(top, "--listen", "127.0.0.1:0", env=_COLD, executed=True) as served,
+    ):
         yield served
         assert served.stop() == 0
         assert not served.socket.exists()

@@ -44,19 +44,19 @@ def test_a_walk_ends_at_its_deadline(tree: Tree) -> None:
 
 def test_what_a_walk_has_yet_to_read_takes_no_path_each(tmp_path: Path) -> None:
     top = tmp_path / "top"
-    deep = top.joinpath(*["d"] * 500)
+    deep = top.joinpath(*["d"] * 400)
     deep.mkdir(parents=True)
-    for number in range(3000):
+    for number in range(1200):
         (deep / str(number)).mkdir()
     with Tree.at(top, view="/workspace") as deeper:
         tracemalloc.start()
         try:
-            found = sum(1 for _ in deeper.walk(Walk(max_entries=3600, deadline_s=30)))
+            found = sum(1 for _ in deeper.walk(Walk(max_entries=1700, deadline_s=30)))
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    assert found == 3500
-    assert peak < 2 << 20  # with all components of each it is 12 MB
+    assert found == 1600
+    assert peak < 2 << 20  # with all components of each it is 4 MB
 
 
 def test_a_watch_ends_at_its_depth(tmp_path: Path) -> None:

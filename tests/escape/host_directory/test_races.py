@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.parametrize("started_by", ["fork"], indirect=True, scope="module"),
     pytest.mark.timeout(600),
 ]
-ROUNDS, ROUNDS_FULL = 10, 1000
+ROUNDS, ROUNDS_FULL = 5, 1000
 MOST = 50  # times as many rounds, and the order has not occurred: the attack is stuck
 
 PREPARE = """
