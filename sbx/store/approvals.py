@@ -112,12 +112,7 @@ class ApprovalStore:
                 "UPDATE approvals SET approved = :approved, decided_by = :by, decided_at = :at"
                 " WHERE decided_by IS NULL AND (:run IS NULL OR run_id = :run)"
                 " RETURNING tool_call_id",
-                {
-                    "approved": decision.approved,
-                    "by": decision.by,
-                    "at": decision.at,
-                    "run": run_id,
-                },
+                {"run": run_id, **asdict(decision)},
             ).fetchall()
             found = (_of_id(on, row[0]) for row in rows)
             return sorted((one for one in found if one is not None), key=lambda one: one.seq)
@@ -125,12 +120,7 @@ class ApprovalStore:
         return await self._store.write(act)
 
     async def pending(
-        self,
-        reach: ApprovalScope,
-        *,
-        now: float,
-        after: int,
-        limit: int,
+        self, reach: ApprovalScope, *, now: float, after: int, limit: int
     ) -> list[Approval]:
         """Those with `seq` above `after` that can still be decided, in their order; what is None
         does not bound it. Fewer than `limit` where they would be more than 8 MiB."""
@@ -152,12 +142,7 @@ class ApprovalStore:
         return [_approval(row) for row in rows]
 
     async def rules(
-        self,
-        reach: ApprovalScope,
-        *,
-        project_id: str | None,
-        after: int,
-        limit: int,
+        self, reach: ApprovalScope, *, project_id: str | None, after: int, limit: int
     ) -> list[StoredApprovalRule]:
         """Those with `seq` above `after`, in their order. A user, an agent and a conversation have
         the rules of their conversations, and none of projects."""
@@ -194,11 +179,7 @@ class ApprovalStore:
         )
         return self._rules_of(rows)
 
-    async def drop_rule(
-        self,
-        rule_id: str,
-        reach: ApprovalScope,
-    ) -> bool | None:
+    async def drop_rule(self, rule_id: str, reach: ApprovalScope) -> bool | None:
         """Revoke a rule: from now on it holds no longer, in memory until the store has that. Return
         whether the store has it; None where there was no such rule within these bounds."""
         row = await self._store.row(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sbx.store import Store
+from sbx.store import Store, record
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,4 @@ async def of_sandbox(
 
 
 def _row(row: sqlite3.Row) -> EventRow:
-    return EventRow(
-        seq=row["seq"],
-        sandbox_id=row["sandbox_id"],
-        at=row["at"],
-        type=row["type"],
-        cause=row["cause"],
-        details=json.loads(row["details"]),
-    )
+    return record(EventRow, row, details=json.loads(row["details"]))
