@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sbx.store import Store
+from sbx.store import Store, record
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +56,17 @@ async def of_sandbox(
     """Events with `seq` above `after`, in their order. With a `conversation`: those of the whole
     sandbox and of this one."""
     rows = await store.rows(
-        "SELECT * FROM events WHERE sandbox_id = ?1 AND seq > ?2 AND (?3 IS NULL"
-        " OR COALESCE(json_extract(details, '$.conversation'), ?3) = ?3) ORDER BY seq LIMIT ?4",
-        sandbox_id,
-        after,
-        conversation,
-        limit,
+        "SELECT * FROM events WHERE sandbox_id = :sandbox AND seq > :after"
+        " AND (:conversation IS NULL OR :conversation ="
+        "  COALESCE(json_extract(details, '$.conversation'), :conversation))"
+        " ORDER BY seq LIMIT :limit",
+        sandbox=sandbox_id,
+        after=after,
+        conversation=conversation,
+        limit=limit,
     )
     return [_row(row) for row in rows]
 
 
 def _row(row: sqlite3.Row) -> EventRow:
-    return EventRow(
-        seq=row["seq"],
-        sandbox_id=row["sandbox_id"],
-        at=row["at"],
-        type=row["type"],
-        cause=row["cause"],
-        details=json.loads(row["details"]),
-    )
+    return record(EventRow, row, details=json.loads(row["details"]))
