@@ -197,8 +197,8 @@ class HttpProtocol(HttpToolsProtocol):
         return True
 
     def _expect_head(self) -> None:
-        """Start the time-out of the head with the connection, so that a silent client does not occupy
-        a place indefinitely."""
+        """Start the time-out of the head with the connection, so that a silent client does not
+        occupy a place indefinitely."""
         seconds = FULL_S if self._refused else HEAD_S
         self._late = self.loop.call_later(seconds, self._head_is_late)
 
