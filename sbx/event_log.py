@@ -54,7 +54,7 @@ class EventLog(Generic[E]):
         self._droppable: deque[int] = deque()
         self._error: BaseException | None = None
         self._changes = ChangeSignal()
-        self._end = ChangeSignal()
+        self._end = asyncio.Event()
 
     @property
     def last(self) -> int:
@@ -74,7 +74,7 @@ class EventLog(Generic[E]):
         self.closed = True
         self._error = error
         self._changes.notify()
-        self._end.notify()
+        self._end.set()
 
     async def next(self, after: int) -> tuple[int, E] | None:
         """Wait for the first event with a number above `after`, and return both. Return None, or
@@ -107,8 +107,7 @@ class EventLog(Generic[E]):
         return [event for event in self._events[first : first + limit] if event is not None]
 
     async def wait_closed(self) -> None:
-        if not self.closed:
-            await self._end.next.wait()
+        await self._end.wait()
 
     def _keep(self, size: int, size_max: int, droppable: bool) -> None:
         number = len(self._events)

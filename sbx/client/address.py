@@ -1,4 +1,4 @@
-"""Where a service is: the path of a Unix socket, or an address of TCP."""
+"""The address of a service: the path of a Unix socket, or a TCP address."""
 
 import os
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`shown` for sentences, `host` for the Host header; `path` of a socket, else TCP."""
+    """An address. `shown` is for messages, `host` for the Host header. `path` is that of a socket;
+    without one the address is TCP."""
 
     shown: str
     host: str
@@ -23,7 +24,10 @@ class Address:
 
 
 def address_of(connect: str | os.PathLike[str] | None) -> Address:
-    """None: SBX_SOCKET, else the default socket. Raises BadRequest `invalid_address`."""
+    """Return the address; for None that of SBX_SOCKET, else the default socket.
+
+    Raise BadRequest `invalid_address`.
+    """
     if connect is None:
         connect = os.environ.get("SBX_SOCKET") or default_socket()
     text = os.fspath(connect)
@@ -43,7 +47,7 @@ def address_of(connect: str | os.PathLike[str] | None) -> Address:
 
 
 def host_of(address: Address) -> str:
-    """The name or number to connect to, of an address of TCP."""
+    """Return the host name or IP address of a TCP address."""
     return urlsplit(address.shown).hostname or ""
 
 
@@ -55,7 +59,7 @@ def _socket(path: str) -> Address:
 
 def _invalid(text: str) -> BadRequest:
     return BadRequest(
-        f"{text!r} is no address of a service",
+        f"{text!r} is not an address of a service",
         code="invalid_address",
         hint="give the path of its socket, or http://HOST:PORT",
     )

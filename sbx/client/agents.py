@@ -10,15 +10,16 @@ from typing import Any, Literal
 
 from sbx import errors
 from sbx.client import records
-from sbx.client.errors import failure
-from sbx.client.http import HttpClient, connection_lost, target
+from sbx.client.errors import decode
+from sbx.client.http import HttpClient, target
 from sbx.client.http_connection import ConnectionLost
 from sbx.client.records import ProjectInfo
-from sbx.client.requests import Json, ServiceRequests
+from sbx.client.replies import connection_lost
+from sbx.client.requests import Json, ServiceRequests, without_none
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, from_json
 from sbx.protocol.pages import Page
 
-_REATTACH_S = 55.0  # the service tells what was missed for 60 s after the end of a run
+_REATTACH_S = 55.0  # the service repeats missed events until 60 s after the end of a run
 _REATTACH_PAUSE_S = 0.25
 _APPROVALS = target("api", "v1", "approvals")
 _PROJECTS = target("api", "v1", "projects")
@@ -26,7 +27,7 @@ _PROJECTS = target("api", "v1", "projects")
 
 @dataclass(frozen=True, slots=True)
 class ChatEvent:
-    """An event of an agent's run, and which one: `seq` rises by one within a run."""
+    """An event of a run of an agent. `seq` increases by one within a run."""
 
     seq: int
     run_id: str
@@ -35,7 +36,7 @@ class ChatEvent:
 
 
 class AgentCalls(ServiceRequests):
-    """A part of `Client`."""
+    """The calls of `Client` to agents: chats, approvals, projects and tools."""
 
     # -- chats ------------------------------------------------------------------------------------
 
@@ -51,43 +52,43 @@ class AgentCalls(ServiceRequests):
         model: str | None = None,
         business_domain_id: str | None = None,
     ) -> AsyncGenerator[ChatEvent, None]:
-        """Ask the agent of a conversation, and follow what it does until its `run_end`. It goes on
-        when this is left; `abort_chat` ends it. Cut off, it is followed again from where that was.
-        Without a message it goes on where an earlier run broke off.
+        """Send a message to the agent of a conversation, and yield the events of its run until its
+        `run_end`. The run continues if the caller stops to follow it; `abort_chat` ends it. If the
+        connection is lost, continue after the last event. Without a message, resume an earlier run
+        that was interrupted.
 
-        Raises Conflict `run_in_progress`, NotFound, Unavailable `model_not_configured`.
+        Raise Conflict `run_in_progress`, NotFound, Unavailable `model_not_configured`.
         """
         name = conversation_id or f"conversation-{secrets.token_hex(8)}"
-        asked = {
-            "user_id": user_id,
-            "agent_id": agent_id,
-            "conversation_id": name,
-            "project_id": project_id,
-            "message": message,
-            "resume": True if message is None else None,
-            "max_steps": max_steps,
-            "model": model,
-            "business_domain_id": business_domain_id,
-        }
-        given = {key: value for key, value in asked.items() if value is not None}
-        body = json.dumps(given).encode("ascii")
-        async with aclosing(_Following(self._wire, name).begun(body)) as events:
+        fields = without_none(
+            user_id=user_id,
+            agent_id=agent_id,
+            conversation_id=name,
+            project_id=project_id,
+            message=message,
+            resume=True if message is None else None,
+            max_steps=max_steps,
+            model=model,
+            business_domain_id=business_domain_id,
+        )
+        body = json.dumps(fields).encode("ascii")
+        async with aclosing(_ChatFollower(self._wire, name).start(body)) as events:
             async for event in events:
                 yield event
 
     async def follow_chat(
         self, conversation_id: str, *, after: int = 0, run_id: str | None = None
     ) -> AsyncGenerator[ChatEvent, None]:
-        """The events of what goes on in a conversation, or ended there within the last minute, with
-        numbers above `after`. Raises NotFound `no_chat`."""
-        following = _Following(self._wire, conversation_id, after, run_id)
-        async with aclosing(following.events()) as events:
+        """Yield the events with numbers above `after` of the run in a conversation, also if it has
+        ended within the last minute. Raise NotFound `no_chat`."""
+        follower = _ChatFollower(self._wire, conversation_id, after, run_id)
+        async with aclosing(follower.events()) as events:
             async for event in events:
                 yield event
 
     async def abort_chat(self, conversation_id: str) -> bool:
-        """End what goes on in a conversation: what waits for approval is denied, what runs is
-        interrupted; False where nothing does."""
+        """End the run in a conversation: deny its pending approvals and interrupt its code. Return
+        False if no run was active."""
         path = target("api", "v1", "chat", conversation_id, "abort")
         reply = await self._wire.call("POST", path, again=True)
         return bool(reply.json()["aborted"])
@@ -95,25 +96,25 @@ class AgentCalls(ServiceRequests):
     async def messages(
         self, conversation_id: str, *, limit: int = 50, cursor: str | None = None
     ) -> Page[Json]:
-        """What was said, the oldest first."""
+        """Return the messages of a conversation, the oldest first."""
         path = target("api", "v1", "conversations", conversation_id, "messages")
-        told = await self.request("GET", path, params={"limit": limit, "cursor": cursor})
-        return records.page(told, dict)
+        reply = await self.request("GET", path, params={"limit": limit, "cursor": cursor})
+        return records.page(reply, dict)
 
     async def agent_runs(
         self, conversation_id: str, *, limit: int = 50, cursor: str | None = None
     ) -> Page[Json]:
-        """How the runs of its agent ended, the newest first."""
+        """Return the runs of its agent with their results, the newest first."""
         path = target("api", "v1", "conversations", conversation_id, "runs")
-        told = await self.request("GET", path, params={"limit": limit, "cursor": cursor})
-        return records.page(told, dict)
+        reply = await self.request("GET", path, params={"limit": limit, "cursor": cursor})
+        return records.page(reply, dict)
 
     # -- approvals ---------------------------------------------------------------------------------
 
     async def approvals(self, *, limit: int = 50, cursor: str | None = None) -> Page[Json]:
-        """The calls that wait for an answer, the oldest first."""
-        told = await self.request("GET", _APPROVALS, params={"limit": limit, "cursor": cursor})
-        return records.page(told, dict)
+        """Return the pending calls, the oldest first."""
+        reply = await self.request("GET", _APPROVALS, params={"limit": limit, "cursor": cursor})
+        return records.page(reply, dict)
 
     async def decide(
         self,
@@ -123,11 +124,12 @@ class AgentCalls(ServiceRequests):
         remember: Literal["exact", "prefix"] | None = None,
         prefix: str | None = None,
     ) -> Json:
-        """Say yes or no to one call. `remember`: allow this exact command from now on, or with
-        `prefix` every one that begins so. Raises NotFound, Conflict `already_decided`."""
+        """Approve or deny one call. `remember` allows this exact command from now on, or with
+        `prefix` each command that begins with it. Raise NotFound, Conflict `already_decided`."""
         body = {"approved": approved, "remember": remember, "prefix": prefix}
-        told: Json = await self.request("POST", f"{_APPROVALS}{target(tool_call_id)}", json=body)
-        return told
+        path = f"{_APPROVALS}{target(tool_call_id)}"
+        reply: Json = await self.request("POST", path, json=body)
+        return reply
 
     async def approval_rules(
         self,
@@ -137,31 +139,32 @@ class AgentCalls(ServiceRequests):
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[Json]:
-        """What is allowed without asking again."""
+        """Return the rules that allow calls without an approval."""
         params = {
             "conversation_id": conversation_id,
             "project_id": project_id,
             "limit": limit,
             "cursor": cursor,
         }
-        told = await self.request("GET", f"{_APPROVALS}/rules", params=params)
-        return records.page(told, dict)
+        reply = await self.request("GET", f"{_APPROVALS}/rules", params=params)
+        return records.page(reply, dict)
 
     async def revoke_rule(self, rule_id: str) -> None:
-        """From now on it is asked again."""
+        """Delete a rule: its calls need an approval again."""
         await self.request("DELETE", f"{_APPROVALS}{target('rules', rule_id)}")
 
     # -- projects ----------------------------------------------------------------------------------
 
     async def projects(self, *, limit: int = 50, cursor: str | None = None) -> Page[ProjectInfo]:
-        """Your projects, by id."""
-        told = await self.request("GET", _PROJECTS, params={"limit": limit, "cursor": cursor})
-        return records.page(told, records.project)
+        """Return your projects, by id."""
+        reply = await self.request("GET", _PROJECTS, params={"limit": limit, "cursor": cursor})
+        return records.page(reply, records.project)
 
     async def create_project(
         self, name: str, working_directory: str, *, sandbox_enabled: bool = True
     ) -> ProjectInfo:
-        """Raises BadRequest, and Denied where the operator does not allow this directory."""
+        """Create a project. Raise BadRequest, and Denied if the operator does not allow this
+        directory."""
         body = {
             "name": name,
             "working_directory": working_directory,
@@ -170,7 +173,7 @@ class AgentCalls(ServiceRequests):
         return records.project(await self.request("POST", _PROJECTS, json=body))
 
     async def project(self, project_id: str) -> ProjectInfo:
-        """Raises NotFound."""
+        """Return one project. Raise NotFound."""
         return records.project(await self.request("GET", f"{_PROJECTS}{target(project_id)}"))
 
     async def change_project(
@@ -181,27 +184,24 @@ class AgentCalls(ServiceRequests):
         working_directory: str | None = None,
         sandbox_enabled: bool | None = None,
     ) -> ProjectInfo:
-        """What is None stays as it is."""
-        asked = {
-            "name": name,
-            "working_directory": working_directory,
-            "sandbox_enabled": sandbox_enabled,
-        }
-        body = {key: value for key, value in asked.items() if value is not None}
+        """Change the fields that are not None."""
+        body = without_none(
+            name=name, working_directory=working_directory, sandbox_enabled=sandbox_enabled
+        )
         return records.project(
             await self.request("PATCH", f"{_PROJECTS}{target(project_id)}", json=body)
         )
 
     async def delete_project(self, project_id: str) -> None:
-        """Forget it, with its conversations; the directory stays as it is."""
+        """Delete a project and its conversations. The directory does not change."""
         await self.request("DELETE", f"{_PROJECTS}{target(project_id)}")
 
     # -- tools -------------------------------------------------------------------------------------
 
     async def tools(self, format: Literal["openai", "anthropic", "mcp"] = "openai") -> list[Json]:
-        """Their definitions, in the words of one provider."""
-        told = await self.request("GET", "/api/v1/tools", params={"format": format})
-        items: list[Json] = told["items"]
+        """Return the definitions of the tools in the format of one provider."""
+        reply = await self.request("GET", "/api/v1/tools", params={"format": format})
+        items: list[Json] = reply["items"]
         return items
 
     async def invoke(
@@ -212,8 +212,8 @@ class AgentCalls(ServiceRequests):
         session_id: str,
         conversation_id: str,
     ) -> Json:
-        """Call a tool as a model would, and wait for its result, which may take a person's yes:
-        `tool_call_id`, `result`, `is_error`. Raises NotFound, BadRequest, Denied."""
+        """Call a tool as a model does, and wait for its result and, if needed, for an approval.
+        Return `tool_call_id`, `result`, `is_error`. Raise NotFound, BadRequest, Denied."""
         body = {
             "sandbox_session_id": session_id,
             "conversation_id": conversation_id,
@@ -224,18 +224,16 @@ class AgentCalls(ServiceRequests):
         try:
             async with aclosing(events):
                 async for _, kind, data in events:
-                    if kind == "failure":
-                        raise failure(data)
                     if kind == "tool_end":
-                        told = json.loads(data)
-                        return {key: told[key] for key in ("tool_call_id", "result", "is_error")}
+                        end = json.loads(data)
+                        return {key: end[key] for key in ("tool_call_id", "result", "is_error")}
         except ConnectionLost as lost:
-            raise connection_lost(self._wire.address, str(lost)) from lost
-        raise errors.Broken("the call has no result", code="foreign_reply")
+            raise connection_lost(self._wire.address, lost) from lost
+        raise errors.Broken("the service sent no result of the call", code="foreign_reply")
 
 
-class _Following:
-    """One run, followed."""
+class _ChatFollower:
+    """Follows one run of an agent."""
 
     def __init__(
         self, wire: HttpClient, conversation_id: str, after: int = 0, run_id: str | None = None
@@ -246,23 +244,23 @@ class _Following:
         self._run_id = run_id
         self._over = False
 
-    async def begun(self, body: bytes) -> AsyncGenerator[ChatEvent, None]:
-        """Of a run that this begins. Where nothing came of it before the connection was lost, it is
-        not asked for again: it may have begun."""
+    async def start(self, body: bytes) -> AsyncGenerator[ChatEvent, None]:
+        """Start a run and yield its events. If the connection is lost before the first event, do
+        not repeat the request, because the run may have started."""
         try:
             async with aclosing(self._read("POST", target("api", "v1", "chat"), body)) as events:
                 async for event in events:
                     yield event
         except (ConnectionLost, errors.Unavailable) as error:
             if self._run_id is None:
-                raise _told(self._wire, error) from error
+                raise _unavailable(self._wire, error) from error
         if not self._over:
             async with aclosing(self.events()) as events:
                 async for event in events:
                     yield event
 
     async def events(self) -> AsyncGenerator[ChatEvent, None]:
-        """What comes, taken up again when it breaks off."""
+        """Yield the events. Connect again if the connection is lost."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _REATTACH_S
         while not self._over:
@@ -276,7 +274,7 @@ class _Following:
             if self._after > before:
                 deadline = loop.time() + _REATTACH_S
             elif loop.time() > deadline:
-                raise _told(self._wire, lost) from lost
+                raise _unavailable(self._wire, lost) from lost
             if not self._over:
                 await asyncio.sleep(_REATTACH_PAUSE_S)
 
@@ -288,28 +286,20 @@ class _Following:
     async def _read(self, method: str, path: str, body: bytes) -> AsyncGenerator[ChatEvent, None]:
         events = self._wire.events(method, path, body=body, after=self._after)
         async with aclosing(events):
-            async for number, kind, data in events:
-                if kind == "failure":
-                    raise failure(data)
+            async for number, _, data in events:
                 if number > self._after:
-                    event = _event(data)
+                    event = decode("event", _read_event, data)
                     self._after, self._run_id = number, event.run_id
                     self._over = isinstance(event.event, AgentRunEnd)
                     yield event
 
 
-def _told(wire: HttpClient, error: ConnectionLost | errors.Unavailable) -> errors.Unavailable:
-    return connection_lost(wire.address, str(error)) if isinstance(error, ConnectionLost) else error
+def _unavailable(
+    wire: HttpClient, error: ConnectionLost | errors.Unavailable
+) -> errors.Unavailable:
+    return connection_lost(wire.address, error) if isinstance(error, ConnectionLost) else error
 
 
-def _event(data: str) -> ChatEvent:
-    """Raises Broken `foreign_reply`."""
-    try:
-        told = json.loads(data)
-        return ChatEvent(told["seq"], told["run_id"], told["conversation_id"], from_json(told))
-    except (ValueError, KeyError, TypeError) as error:
-        raise errors.Broken(
-            f"the service told of an event that is none: {error}",
-            code="foreign_reply",
-            hint="the client and the service may be of different versions",
-        ) from error
+def _read_event(data: str) -> ChatEvent:
+    event = json.loads(data)
+    return ChatEvent(event["seq"], event["run_id"], event["conversation_id"], from_json(event))

@@ -1,6 +1,6 @@
-"""What a call may not ask for, refused before it is sent: what no address and no JSON can carry.
+"""Checks before a request is sent: values that no URL and no JSON can carry.
 
-The rest is decided by the service alone.
+The service makes all other checks.
 """
 
 import unicodedata
@@ -12,44 +12,44 @@ from sbx.protocol.runs import CODE_MAX
 _NAME_MAX = 255  # bytes
 
 
-def name(given: str) -> str:
-    """A conversation or an upload: one component of an address. Raises InvalidPath."""
-    if not isinstance(given, str) or not given:
+def name(value: str) -> str:
+    """Return the name of a conversation or an upload: one component of a URL. Raise InvalidPath."""
+    if not isinstance(value, str) or not value:
         raise _invalid("empty_path", "the name is empty")
     try:
-        size = len(given.encode())
+        size = len(value.encode())
     except UnicodeEncodeError:
         raise _invalid("not_utf8", "the name cannot be written as UTF-8") from None
-    if any(unicodedata.category(char) == "Cc" for char in given):
+    if any(unicodedata.category(char) == "Cc" for char in value):
         raise _invalid("control_character", "the name contains a control character")
-    if given in (".", ".."):
+    if value in (".", ".."):
         raise _invalid("path_traversal", "'.' and '..' cannot name anything")
-    if "/" in given or "\\" in given:
-        raise _invalid("separator", f"{given!r} must be a plain name, without '/' or '\\'")
+    if "/" in value or "\\" in value:
+        raise _invalid("separator", f"{value!r} must be a plain name, without '/' or '\\'")
     if size > _NAME_MAX:
         raise _invalid("name_too_long", f"a name is at most {_NAME_MAX} bytes long")
-    return given
+    return value
 
 
-def path(given: str) -> str:
-    """Raises InvalidPath for what UTF-8 cannot carry."""
+def path(value: str) -> str:
+    """Return the path. Raise InvalidPath if UTF-8 cannot encode it."""
     try:
-        given.encode()
+        value.encode()
     except (UnicodeEncodeError, AttributeError):
         raise _invalid("not_utf8", "the path cannot be written as UTF-8") from None
-    return given
+    return value
 
 
-def text(given: str, what: str) -> str:
-    """Raises BadRequest `invalid_code`, and TooLarge `code_too_large`: what no service takes need
-    not go there."""
+def text(value: str, what: str) -> str:
+    """Return the text. Raise BadRequest `invalid_code`, and TooLarge `code_too_large` for text that
+    no service accepts."""
     try:
-        size = len(given.encode())
+        size = len(value.encode())
     except (UnicodeEncodeError, AttributeError):
         raise BadRequest(
-            f"the {what} is not text that UTF-8 can carry",
+            f"UTF-8 cannot encode the {what}",
             code="invalid_code",
-            hint="decode bytes with the right encoding, and replace what it cannot",
+            hint="decode bytes with the right encoding, and replace invalid characters",
         ) from None
     if size > CODE_MAX:
         raise TooLarge(
@@ -58,47 +58,47 @@ def text(given: str, what: str) -> str:
             hint="put the data in a file of the workspace and read it from there",
             details={"limit": CODE_MAX},
         )
-    return given
+    return value
 
 
-def timeout(given: float | None) -> float | None:
-    """Raises BadRequest `invalid_timeout`. What is too long is for the service to say."""
-    if given is None:
+def timeout(value: float | None) -> float | None:
+    """Return the time-out. Raise BadRequest `invalid_timeout`. The service checks its maximum."""
+    if value is None:
         return None
-    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise BadRequest(
-            f"a time-out is a number of seconds above 0, not {given!r}",
+            f"a time-out must be a number of seconds above 0, not {value!r}",
             code="invalid_timeout",
             hint="leave it out for the policy's wall_time",
         )
-    return min(given, 1e9)  # JSON has no infinity
+    return min(value, 1e9)  # JSON has no infinity
 
 
-def environment(given: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Raises BadRequest `invalid_env`."""
-    if given is None:
+def environment(variables: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Return the variables. Raise BadRequest `invalid_env`."""
+    if variables is None:
         return None
-    for key, value in given.items():
+    for key, value in variables.items():
         try:
             (key + value).encode()
         except (TypeError, UnicodeEncodeError):
             raise BadRequest(
-                f"no environment can carry the variable {key!r}",
+                f"an environment cannot contain the variable {key!r}",
                 code="invalid_env",
-                hint="names without '=', names and values of text without NUL",
+                hint="use names without '=', and names and values of text without NUL",
             ) from None
-    return dict(given)
+    return dict(variables)
 
 
-def content(given: str | bytes) -> bytes:
-    """Raises BadRequest `invalid_content`."""
+def content(value: str | bytes) -> bytes:
+    """Return the bytes. Raise BadRequest `invalid_content`."""
     try:
-        return given.encode() if isinstance(given, str) else bytes(memoryview(given))
+        return value.encode() if isinstance(value, str) else bytes(memoryview(value))
     except (UnicodeEncodeError, TypeError) as error:
         raise BadRequest(
-            f"the content of a file is text or bytes: {error}",
+            f"the content of a file must be text or bytes: {error}",
             code="invalid_content",
-            hint="encode the text yourself, with the error handler you want",
+            hint="encode the text yourself, with a suitable error handler",
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Background commands of a conversation over there, with the methods of the embedded ones."""
+"""Background commands of a conversation in a service, with the methods of the embedded ones."""
 
 import asyncio
 import builtins
@@ -8,11 +8,12 @@ from contextlib import aclosing
 from typing import Any
 
 from sbx.client import checks
-from sbx.client.errors import failure
-from sbx.client.http import connection_lost, query, target
+from sbx.client.conversation_calls import SandboxState
+from sbx.client.errors import decode
+from sbx.client.http import query, target
 from sbx.client.http_connection import ConnectionLost
-from sbx.client.talk import SandboxState
-from sbx.errors import Broken, Unavailable
+from sbx.client.replies import connection_lost
+from sbx.errors import Unavailable
 from sbx.protocol.commands import (
     LOG_PIECE,
     WAIT_MAX_S,
@@ -25,49 +26,48 @@ from sbx.protocol.events import text_to_json
 
 _REATTACH_S = 55.0
 _REATTACH_PAUSE_S = 0.25
-_BEYOND_S = 10.0  # for an answer, beyond what was asked to be waited for
+_REPLY_S = 10.0  # for a reply, in addition to the requested wait
 _STOP_GRACE_S = 2.0
 
 
 class RemoteCommand:
     """One background command in a service."""
 
-    def __init__(self, held: SandboxState, path: str, command_id: str) -> None:
+    def __init__(self, state: SandboxState, path: str, command_id: str) -> None:
         self.id = command_id
-        self._held = held
+        self._state = state
         self._path = f"{path}{target(command_id)}"
 
     async def status(self) -> CommandStatus:
-        """How it is now. Raises NotFound once it is forgotten."""
-        return status_from(await _call(self._held, "GET", self._path))
+        """Return its status. Raise NotFound if the service has discarded it."""
+        return _status(await _call(self._state, "GET", self._path))
 
     async def logs(self, offset: int = 0, *, limit: int = LOG_PIECE) -> LogPiece:
-        """What it wrote, from this byte on: at most `limit` bytes. Where the piece begins later
-        than was asked for, what lies between is kept no more; an empty one is the end of the log.
+        """Return at most `limit` bytes of its output from `offset` on. A piece with a larger offset
+        means that the bytes in between were discarded; an empty piece is the end of the log.
 
-        Raises BadRequest `invalid_offset`.
+        Raise BadRequest `invalid_offset`.
         """
         path = f"{self._path}/logs{query({'offset': offset, 'limit': limit})}"
-        return _piece(await _call(self._held, "GET", path))
+        reply = await _call(self._state, "GET", path)
+        return decode("piece of a log", piece_from_json, reply)
 
     async def follow(self, offset: int = 0) -> AsyncGenerator[LogPiece, None]:
-        """What it wrote from this byte on, and what it writes, until it has ended. When the
-        connection breaks it is taken up again."""
-        self._held.check()
+        """Yield its past and future output from `offset` on, until its end. Connect again if the
+        connection is lost."""
+        self._state.check()
         loop, at = asyncio.get_running_loop(), offset
         deadline = loop.time() + _REATTACH_S
         while True:
             lost = ConnectionLost("the stream ended before the command did")
             try:
                 path = f"{self._path}/follow{query({'offset': at})}"
-                async with aclosing(self._held.wire.events("GET", path)) as events:
+                async with aclosing(self._state.wire.events("GET", path)) as events:
                     async for _, kind, data in events:
                         deadline = loop.time() + _REATTACH_S
-                        if kind == "failure":
-                            raise failure(data)
                         if kind == "command_end":
                             return
-                        piece = _piece(_decoded(data))
+                        piece = decode("piece of a log", _read_piece, data)
                         at = piece.next_offset
                         yield piece
             except ConnectionLost as error:
@@ -77,29 +77,29 @@ class RemoteCommand:
                     raise
                 lost = ConnectionLost(error.message)
             if loop.time() > deadline:
-                raise connection_lost(self._held.wire.address, str(lost)) from lost
+                raise connection_lost(self._state.wire.address, lost) from lost
             await asyncio.sleep(_REATTACH_PAUSE_S)
 
     async def write(self, text: str | None) -> None:
-        """Feed its standard input, which was left open at the start; None closes it. Does not wait
-        for the command to read: raises Conflict `stdin_full` instead, and `stdin_closed`."""
-        told = None if text is None else text_to_json(checks.text(text, "stdin"))
-        await _call(self._held, "POST", f"{self._path}/stdin", {"text": told})
+        """Write to its standard input, if it was started with `stdin_open`; None closes it. Do not
+        wait until the command reads. Raise Conflict `stdin_full`, `stdin_closed`."""
+        line = None if text is None else text_to_json(checks.text(text, "stdin"))
+        await _call(self._state, "POST", f"{self._path}/stdin", {"text": line})
 
     async def stop(self, *, grace_s: float = _STOP_GRACE_S) -> CommandStatus:
-        """SIGTERM to its process group, and SIGKILL after `grace_s` seconds; how it ended. What has
-        ended stays as it is, and what it left in the background goes on."""
-        path, ask = f"{self._path}/stop", {"grace_s": grace_s}
-        return status_from(await _call(self._held, "POST", path, ask, wait_s=grace_s, again=True))
+        """Send SIGTERM to its process group, and SIGKILL after `grace_s` seconds. Return its final
+        status. Processes that it left in the background continue."""
+        path, body = f"{self._path}/stop", {"grace_s": grace_s}
+        return _status(await _call(self._state, "POST", path, body, wait_s=grace_s, again=True))
 
     async def wait(self, timeout: float | None = None) -> CommandStatus:
-        """Wait for its end, at most `timeout` seconds; how it is then."""
+        """Wait for its end, at most `timeout` seconds, and return its status."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while True:
             left = WAIT_MAX_S if deadline is None else min(WAIT_MAX_S, deadline - loop.time())
             path = f"{self._path}/wait{query({'timeout_s': round(max(0.0, left), 3)})}"
-            status = status_from(await _call(self._held, "GET", path, wait_s=max(0.0, left)))
+            status = _status(await _call(self._state, "GET", path, wait_s=max(0.0, left)))
             if not status.running or (deadline is not None and loop.time() >= deadline):
                 return status
 
@@ -108,9 +108,9 @@ class RemoteCommands:
     """Background commands by their ids. Its methods may be called concurrently from one event
     loop."""
 
-    def __init__(self, held: SandboxState, path: str) -> None:
-        """`path` is that of the conversation."""
-        self._held = held
+    def __init__(self, state: SandboxState, path: str) -> None:
+        """Create the commands of the conversation at `path`."""
+        self._state = state
         self._path = f"{path}/commands"
 
     async def start(
@@ -121,73 +121,51 @@ class RemoteCommands:
         env: Mapping[str, str] | None = None,
         stdin_open: bool = False,
     ) -> RemoteCommand:
-        """Start `/bin/bash -c command` beside the kernel, which is started where there is none.
+        """Start `/bin/bash -c command` next to the kernel. Start the kernel if needed.
 
-        Raises Denied, BadRequest, TooLarge, Closed as a shell command does, Conflict
-        `too_many_commands`, Unavailable `no_space`, and what starting a kernel raises.
+        Raise Denied, BadRequest, TooLarge, Closed as a shell command does, Conflict
+        `too_many_commands`, Unavailable `no_space`, and the errors of a kernel start.
         """
-        ask = {
+        body = {
             "command": checks.text(command, "command"),
             "cwd": cwd if cwd is None else checks.path(cwd),
             "env": checks.environment(env),
             "stdin_open": stdin_open,
         }
-        told = status_from(await _call(self._held, "POST", self._path, ask, wait_s=30.0))
-        return RemoteCommand(self._held, self._path, told.id)
+        status = _status(await _call(self._state, "POST", self._path, body, wait_s=30.0))
+        return RemoteCommand(self._state, self._path, status.id)
 
     async def get(self, command_id: str) -> RemoteCommand:
-        """A command by its id, also one that has ended. Raises NotFound, Closed."""
-        command = RemoteCommand(self._held, self._path, command_id)
+        """Return a command by its id, also one that has ended. Raise NotFound, Closed."""
+        command = RemoteCommand(self._state, self._path, command_id)
         await command.status()
         return command
 
     async def list(self) -> builtins.list[CommandStatus]:
-        """Those that run and those that ended a while ago, the newest first."""
-        told = await _call(self._held, "GET", self._path)
-        return [status_from(one) for one in told["commands"]]
+        """Return the running and the recently ended commands, the newest first."""
+        reply = await _call(self._state, "GET", self._path)
+        return [_status(item) for item in reply["commands"]]
 
 
 async def _call(
-    held: SandboxState,
+    state: SandboxState,
     method: str,
     path: str,
-    ask: Mapping[str, Any] | None = None,
+    fields: Mapping[str, Any] | None = None,
     *,
     wait_s: float = 0.0,
     again: bool | None = None,
 ) -> Any:
-    held.check()
-    body = b"" if ask is None else json.dumps(ask).encode("ascii")
-    timeout_s = max(held.wire.timeout_s, wait_s + _BEYOND_S)
-    reply = await held.wire.call(method, path, body=body, timeout_s=timeout_s, again=again)
+    state.check()
+    body = b"" if fields is None else json.dumps(fields).encode("ascii")
+    timeout_s = max(state.wire.timeout_s, wait_s + _REPLY_S)
+    reply = await state.wire.call(method, path, body=body, timeout_s=timeout_s, again=again)
     return reply.json()
 
 
-def status_from(told: Mapping[str, Any]) -> CommandStatus:
-    """Raises Broken `foreign_reply`."""
-    try:
-        return status_from_json(told)
-    except ValueError as error:
-        raise _foreign(error) from error
+def _status(reply: Any) -> CommandStatus:
+    return decode("command", status_from_json, reply)
 
 
-def _piece(told: Mapping[str, Any]) -> LogPiece:
-    try:
-        return piece_from_json(told)
-    except ValueError as error:
-        raise _foreign(error) from error
-
-
-def _decoded(data: str) -> Any:
-    try:
-        return json.loads(data)
-    except ValueError as error:
-        raise _foreign(error) from error
-
-
-def _foreign(error: ValueError) -> Broken:
-    return Broken(
-        f"the service told of a command in words that are none: {error}",
-        code="foreign_reply",
-        hint="the client and the service may be of different versions",
-    )
+def _read_piece(data: str) -> LogPiece:
+    return piece_from_json(json.loads(data))

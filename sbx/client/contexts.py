@@ -1,12 +1,17 @@
-"""The contexts of a conversation over there, with the methods of the embedded ones."""
+"""The contexts of a conversation in a service, with the methods of the embedded ones."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
+from sbx.client.conversation_calls import (
+    ConversationCalls,
+    RemoteRuns,
+    receipt_of,
+    receipt_or_none,
+)
+from sbx.client.errors import decode
 from sbx.client.http import target
-from sbx.client.talk import ConversationCalls, RemoteRuns, receipt_from
-from sbx.errors import Broken
 from sbx.protocol.contexts import check_context
 from sbx.protocol.receipt import Receipt
 
@@ -15,83 +20,79 @@ class RemoteContext(RemoteRuns):
     """One kernel of a conversation, in a service. Its methods may be called concurrently from one
     event loop."""
 
-    def __init__(self, talk: ConversationCalls, name: str, receipt: Receipt | None = None) -> None:
+    def __init__(self, calls: ConversationCalls, name: str, receipt: Receipt | None = None) -> None:
         self.name = self._context = name
-        self._talk = talk
-        self._path = f"{talk.path}/contexts{target(name)}"
+        self._calls = calls
+        self._path = f"{calls.path}/contexts{target(name)}"
         self._receipt = receipt
 
     @property
     def conversation(self) -> str:
         """The name of its conversation."""
-        return self._talk.conversation
+        return self._calls.conversation
 
     @property
     def receipt(self) -> Receipt | None:
-        """Which walls stand around its live kernel, as last told here: a property cannot ask the
-        service."""
+        """The walls around its live kernel, from the last reply that had them: a property cannot
+        send a request."""
         return self._receipt
 
     async def read_receipt(self) -> Receipt | None:
-        """Which walls stand around its live kernel; None while there is none."""
-        self._receipt = _receipt((await self._talk.call("GET", self._path))["receipt"])
+        """Return the walls around its live kernel, or None without a kernel."""
+        self._receipt = receipt_or_none(await self._calls.call("GET", self._path))
         return self._receipt
 
     async def interrupt(self) -> bool:
-        """Interrupt the cell that runs now; False when none does."""
-        return bool((await self._talk.call("POST", f"{self._path}/interrupt"))["interrupted"])
+        """Interrupt the active cell. Return False if no cell is active."""
+        return bool((await self._calls.call("POST", f"{self._path}/interrupt"))["interrupted"])
 
     async def restart(self) -> Receipt:
-        """End its kernel and what runs or waits in it, and start another: a clean namespace. Files
-        stay."""
-        told = await self._talk.call_until_done(f"{self._path}/restart", b"")
-        self._receipt = receipt_from(told["receipt"])
+        """Stop its kernel with its active and queued runs, and start another one with an empty
+        namespace. Files stay."""
+        self._receipt = receipt_of(await self._calls.call_until_done(f"{self._path}/restart", b""))
         return self._receipt
 
     async def stop(self) -> None:
-        """End its kernel and what runs in it; the next run starts another."""
-        await self._talk.call("POST", f"{self._path}/stop", again=True)
+        """Stop its kernel and its runs. The next run starts another kernel."""
+        await self._calls.call("POST", f"{self._path}/stop", again=True)
         self._receipt = None
 
 
 class RemoteContexts:
-    """Named kernels side by side over the files of one conversation, in a service."""
+    """Named kernels over the files of one conversation, in a service."""
 
-    def __init__(self, talk: ConversationCalls) -> None:
-        self._talk = talk
-        self._path = f"{talk.path}/contexts"
+    def __init__(self, calls: ConversationCalls) -> None:
+        self._calls = calls
+        self._path = f"{calls.path}/contexts"
 
     async def create(self, name: str) -> RemoteContext:
-        """Another context, with its kernel started; where that fails there is none.
+        """Create a context and start its kernel. If the start fails, the context does not exist.
 
-        Raises BadRequest for the name, Conflict `context_exists` and `too_many_contexts`, Denied,
-        Closed, and what starting a kernel raises.
+        Raise BadRequest for the name, Conflict `context_exists` and `too_many_contexts`, Denied,
+        Closed, and the errors of a kernel start.
         """
         body = json.dumps({"name": check_context(name)}).encode("ascii")
-        return self._seen(await self._talk.call_until_done(self._path, body))
+        return self._context(await self._calls.call_until_done(self._path, body))
 
     async def get(self, name: str) -> RemoteContext:
-        """The context of this name. Raises NotFound, BadRequest for the name, Closed."""
+        """Return the context `name`. Raise NotFound, BadRequest for the name, Closed."""
         check_context(name)
-        return self._seen(await self._talk.call("GET", f"{self._path}{target(name)}"))
+        return self._context(await self._calls.call("GET", f"{self._path}{target(name)}"))
 
     async def list(self) -> list[RemoteContext]:
-        """All of them, `default` first, the others by name."""
-        told = await self._talk.call("GET", self._path)
-        return [self._seen(one) for one in told["items"]]
+        """Return all contexts, `default` first, the others by name."""
+        reply = await self._calls.call("GET", self._path)
+        return [self._context(item) for item in reply["items"]]
 
     async def delete(self, name: str) -> None:
-        """End its kernel and what runs or waits in it, for good; files stay. Raises NotFound,
-        BadRequest, Conflict `default_context`, Closed."""
+        """Delete a context with its kernel and its active and queued runs. Files stay. Raise
+        NotFound, BadRequest, Conflict `default_context`, Closed."""
         check_context(name)
-        await self._talk.call("DELETE", f"{self._path}{target(name)}", again=False)
+        await self._calls.call("DELETE", f"{self._path}{target(name)}", again=False)
 
-    def _seen(self, told: Mapping[str, Any]) -> RemoteContext:
-        try:
-            return RemoteContext(self._talk, told["name"], _receipt(told["receipt"]))
-        except (TypeError, KeyError) as error:
-            raise Broken(f"a context that is none: {error}", code="foreign_reply") from error
-
-
-def _receipt(told: Mapping[str, Any] | None) -> Receipt | None:
-    return None if told is None else receipt_from(told)
+    def _context(self, reply: Mapping[str, Any]) -> RemoteContext:
+        return decode(
+            "context",
+            lambda data: RemoteContext(self._calls, data["name"], receipt_or_none(data)),
+            reply,
+        )

@@ -1,4 +1,4 @@
-"""Dry runs and checkpoints of a conversation over there, as the embedded ones."""
+"""Dry runs and checkpoints of a conversation in a service, as the embedded ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,8 +6,9 @@ from typing import Any
 
 from sbx import errors
 from sbx.client import checks
+from sbx.client.conversation_calls import ConversationCalls, encoded
+from sbx.client.errors import decode
 from sbx.client.http import target
-from sbx.client.talk import ConversationCalls, encoded
 from sbx.protocol.dry_runs import FileChange, from_json
 from sbx.protocol.events import run_from_json
 from sbx.protocol.runs import Run
@@ -15,7 +16,7 @@ from sbx.protocol.runs import Run
 
 @dataclass(slots=True, eq=False)
 class RemoteDryRun:
-    """A command that was run on a frozen copy, in a service; see `sbx.runtime.DryRun`."""
+    """A command that ran on a frozen copy, in a service; see `sbx.runtime.DryRun`."""
 
     id: str
     run: Run
@@ -23,92 +24,83 @@ class RemoteDryRun:
     truncated: bool
     left_out: Sequence[str]
     expires_at: float
-    _talk: ConversationCalls = field(repr=False)
+    _calls: ConversationCalls = field(repr=False)
 
     async def commit(self) -> None:
-        """Make the very same changes, all or none. Raises Conflict `workspace_changed` when what it
-        touches is not as it was, NotFound `dry_run_not_found`."""
-        await self._talk.call_until_done(f"{self._path}/commit", b"")
+        """Apply the same changes, all or none. Raise Conflict `workspace_changed` if a file that it
+        touches has changed since, NotFound `dry_run_not_found`."""
+        await self._calls.call_until_done(f"{self._path}/commit", b"")
 
     async def discard(self) -> None:
-        """Nothing of it remains. A second time does nothing."""
-        await _delete(self._talk, self._path)
+        """Delete it. A second call does nothing."""
+        await _delete(self._calls, self._path)
 
     @property
     def _path(self) -> str:
-        return f"{self._talk.path}/dry_runs{target(self.id)}"
+        return f"{self._calls.path}/dry_runs{target(self.id)}"
 
 
 @dataclass(slots=True, eq=False)
 class RemoteCheckpoint:
-    """Files as they were at a moment, in a service."""
+    """The files at one moment, in a service."""
 
     id: str
-    _talk: ConversationCalls = field(repr=False)
+    _calls: ConversationCalls = field(repr=False)
 
     async def restore(self) -> Sequence[FileChange]:
-        """Make the files so again, all or none, and tell what that changed. Raises Conflict
-        `workspace_changed` when somebody writes meanwhile, NotFound `checkpoint_not_found`."""
-        return _changes(await self._talk.call_until_done(f"{self._path}/restore", b""))
+        """Restore the files, all or none. Return the changes. Raise Conflict `workspace_changed` if
+        another program writes meanwhile, NotFound `checkpoint_not_found`."""
+        reply = await self._calls.call_until_done(f"{self._path}/restore", b"")
+        return decode("list of changes", _changes, reply)
 
     async def discard(self) -> None:
-        """Nothing of it remains. A second time does nothing."""
-        await _delete(self._talk, self._path)
+        """Delete it. A second call does nothing."""
+        await _delete(self._calls, self._path)
 
     @property
     def _path(self) -> str:
-        return f"{self._talk.path}/checkpoints{target(self.id)}"
+        return f"{self._calls.path}/checkpoints{target(self.id)}"
 
 
 async def dry_run(
-    talk: ConversationCalls, command: str, timeout: float | None, cwd: str | None
+    calls: ConversationCalls, command: str, timeout: float | None, cwd: str | None
 ) -> RemoteDryRun:
-    """When the caller goes the connection is cut, and the service leaves nothing of it."""
-    ask: dict[str, Any] = {"command": checks.text(command, "command")}
+    """Start a dry run. If the call is cancelled, the connection is closed, and the service deletes
+    the dry run."""
+    request: dict[str, Any] = {"command": checks.text(command, "command")}
     if (seconds := checks.timeout(timeout)) is not None:
-        ask["timeout"] = seconds
+        request["timeout"] = seconds
     if cwd is not None:
-        ask["cwd"] = checks.path(cwd)
-    told = await talk.call_until_done(f"{talk.path}/dry_runs", encoded(ask))
-    try:
+        request["cwd"] = checks.path(cwd)
+
+    def read(data: Mapping[str, Any]) -> RemoteDryRun:
         return RemoteDryRun(
-            str(told["id"]),
-            run_from_json(told["run"]),
-            _changes(told),
-            bool(told["truncated"]),
-            tuple(map(str, told["left_out"])),
-            float(told["expires_at"]),
-            talk,
+            str(data["id"]),
+            run_from_json(data["run"]),
+            _changes(data),
+            bool(data["truncated"]),
+            tuple(map(str, data["left_out"])),
+            float(data["expires_at"]),
+            calls,
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise _foreign(error) from error
+
+    reply = await calls.call_until_done(f"{calls.path}/dry_runs", encoded(request))
+    return decode("dry run", read, reply)
 
 
-async def checkpoint(talk: ConversationCalls) -> RemoteCheckpoint:
-    """The files as they are now."""
-    told = await talk.call_until_done(f"{talk.path}/checkpoints", b"")
+async def checkpoint(calls: ConversationCalls) -> RemoteCheckpoint:
+    """Save the current files."""
+    reply = await calls.call_until_done(f"{calls.path}/checkpoints", b"")
+    return decode("checkpoint", lambda data: RemoteCheckpoint(str(data["id"]), calls), reply)
+
+
+async def _delete(calls: ConversationCalls, path: str) -> None:
     try:
-        return RemoteCheckpoint(str(told["id"]), talk)
-    except (KeyError, TypeError) as error:
-        raise _foreign(error) from error
-
-
-async def _delete(talk: ConversationCalls, path: str) -> None:
-    try:
-        await talk.call("DELETE", path, again=True)
+        await calls.call("DELETE", path, again=True)
     except errors.NotFound as error:
         if error.code not in ("dry_run_not_found", "checkpoint_not_found"):
             raise
 
 
-def _changes(told: Mapping[str, Any]) -> tuple[FileChange, ...]:
-    try:
-        return tuple(map(from_json, told["changes"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise _foreign(error) from error
-
-
-def _foreign(error: Exception) -> errors.Broken:
-    return errors.Broken(
-        f"the service told of changes that are none: {error}", code="foreign_reply"
-    )
+def _changes(data: Mapping[str, Any]) -> tuple[FileChange, ...]:
+    return tuple(map(from_json, data["changes"]))

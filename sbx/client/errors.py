@@ -1,9 +1,12 @@
-"""The error body of a service, turned back into the error that was raised there."""
+"""Errors of a service: its error bodies as exceptions, and replies that the client cannot read."""
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from sbx import errors
+
+T = TypeVar("T")
 
 # By its code where one status stands for several classes; see sbx/api/errors.py for the other way.
 _CLASS_OF_CODE: dict[str, type[errors.SbxError]] = {
@@ -36,33 +39,48 @@ _CLASS_OF_STATUS: dict[int, type[errors.SbxError]] = {
 
 
 def error_of(status: int, body: bytes) -> errors.SbxError:
-    """The same class and code as there; `details["request_id"]` finds it in the service's log."""
+    """Return the error with the class and the code that it had in the service.
+
+    `details["request_id"]` identifies the request in the log of the service.
+    """
     try:
-        told = json.loads(body)["error"]
+        error = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
         return _foreign(status)
-    return _error_from(told, status)
+    return _error_from(error, status)
 
 
 def failure(data: str) -> errors.SbxError:
-    """The same of a stream whose last event tells that it failed."""
+    """Return the error of a stream whose last event reports a failure."""
     try:
-        told = json.loads(data)
-        return _error_from(told["error"], int(told["status"]))
+        event = json.loads(data)
+        return _error_from(event["error"], int(event["status"]))
     except (ValueError, KeyError, TypeError):
         return _foreign(500)
 
 
-def _error_from(told: Any, status: int) -> errors.SbxError:
-    if not isinstance(told, dict) or not isinstance(told.get("code"), str):
+def decode(what: str, read: Callable[[Any], T], data: Any) -> T:
+    """Return `read(data)`. Raise Broken `foreign_reply` for data that `read` does not accept."""
+    try:
+        return read(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise errors.Broken(
+            f"the service sent an invalid {what}: {error}",
+            code="foreign_reply",
+            hint="the client and the service may be of different versions",
+        ) from error
+
+
+def _error_from(error: Any, status: int) -> errors.SbxError:
+    if not isinstance(error, dict) or not isinstance(error.get("code"), str):
         return _foreign(status)
-    code = told["code"]
-    hint, details = told.get("hint"), told.get("details")
+    code = error["code"]
+    hint, details = error.get("hint"), error.get("details")
     details = dict(details) if isinstance(details, dict) else {}
-    if isinstance(request_id := told.get("request_id"), str):
+    if isinstance(request_id := error.get("request_id"), str):
         details["request_id"] = request_id
     return _class_of(code, status)(
-        str(told.get("message")),
+        str(error.get("message")),
         code=code,
         hint=hint if isinstance(hint, str) else None,
         details=details,
@@ -70,16 +88,13 @@ def _error_from(told: Any, status: int) -> errors.SbxError:
 
 
 def _class_of(code: str, status: int) -> type[errors.SbxError]:
-    if (known := _CLASS_OF_CODE.get(code)) is not None:
-        return known
-    if (known := _CLASS_OF_STATUS.get(status)) is not None:
-        return known
-    return errors.Broken if status >= 500 else errors.BadRequest
+    default = errors.Broken if status >= 500 else errors.BadRequest
+    return _CLASS_OF_CODE.get(code) or _CLASS_OF_STATUS.get(status) or default
 
 
 def _foreign(status: int) -> errors.SbxError:
     return errors.Broken(
-        f"the service answered {status} with a body that is not its own",
+        f"the service answered {status} with a body that is not an error body of sbx",
         code="foreign_reply",
         hint="is something else listening at this address?",
     )

@@ -1,11 +1,11 @@
-"""What a service tells of what it keeps, as values. Times in seconds of the epoch."""
+"""Records of a service as values. Times are in seconds of the epoch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sbx.errors import Broken
+from sbx.client.errors import decode
 from sbx.protocol.mounts import Mount
 from sbx.protocol.pages import Page
 
@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """A sandbox as it was when the service was asked. `policy` is the name that was asked for;
-    `status` one of idle, starting, ready, failed, expired."""
+    """The state of a sandbox at the time of the request. `policy` is the requested name; `status`
+    is one of idle, starting, ready, failed, expired."""
 
     id: str
     status: str
@@ -29,7 +29,7 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One user's session with one agent; `status` is pending, running, stopped or error."""
+    """The session of a user with an agent; `status` is pending, running, stopped or error."""
 
     session_id: str
     status: str
@@ -40,8 +40,8 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class ProjectInfo:
-    """`working_directory` is of the service's host; with the sandbox off, tools act on that host
-    itself."""
+    """`working_directory` is a path on the host of the service. If the sandbox is disabled, tools
+    act on that host itself."""
 
     id: str
     name: str
@@ -50,73 +50,60 @@ class ProjectInfo:
     created_at: float
 
 
-def sandbox_info(told: Any) -> SandboxInfo:
-    return _read(
-        "a sandbox",
-        lambda: SandboxInfo(
-            id=told["id"],
-            status=told["status"],
-            policy=told["profile"],
-            workspace_id=told["cargo_id"],
-            capabilities=tuple(told["capabilities"]),
-            created_at=seconds(told["created_at"]),
-            expires_at=_maybe(told["expires_at"]),
-            idle_expires_at=_maybe(told["idle_expires_at"]),
-        ),
+def sandbox_info(reply: Any) -> SandboxInfo:
+    def read(data: Any) -> SandboxInfo:
+        return SandboxInfo(
+            id=data["id"],
+            status=data["status"],
+            policy=data["profile"],
+            workspace_id=data["cargo_id"],
+            capabilities=tuple(data["capabilities"]),
+            created_at=seconds(data["created_at"]),
+            expires_at=_maybe(data["expires_at"]),
+            idle_expires_at=_maybe(data["idle_expires_at"]),
+        )
+
+    return decode("sandbox", read, reply)
+
+
+def mount(reply: Any) -> Mount:
+    return decode(
+        "mount", lambda data: Mount(data["source"], data["target"], bool(data["read_only"])), reply
     )
 
 
-def mount(told: Any) -> Mount:
-    return _read(
-        "a mount",
-        lambda: Mount(told["source"], told["target"], bool(told["read_only"])),
-    )
+def project(reply: Any) -> ProjectInfo:
+    def read(data: Any) -> ProjectInfo:
+        return ProjectInfo(
+            data["id"],
+            data["name"],
+            data["working_directory"],
+            bool(data["sandbox_enabled"]),
+            float(data["created_at"]),
+        )
+
+    return decode("project", read, reply)
 
 
-def project(told: Any) -> ProjectInfo:
-    return _read(
-        "a project",
-        lambda: ProjectInfo(
-            told["id"],
-            told["name"],
-            told["working_directory"],
-            bool(told["sandbox_enabled"]),
-            float(told["created_at"]),
-        ),
-    )
+def session(reply: Any) -> Session:
+    def read(data: Any) -> Session:
+        info = data.get("info") or {}
+        return Session(data["session_id"], data["status"], data["created_at"], data["ttl"], info)
+
+    return decode("session", read, reply)
 
 
-def session(told: Any) -> Session:
-    return _read(
-        "a session",
-        lambda: Session(
-            told["session_id"],
-            told["status"],
-            told["created_at"],
-            told["ttl"],
-            told.get("info") or {},
-        ),
-    )
+def page(reply: Any, read_item: Callable[[Any], T]) -> Page[T]:
+    def read(data: Any) -> Page[T]:
+        return Page(tuple(read_item(item) for item in data["items"]), data.get("next_cursor"))
+
+    return decode("list", read, reply)
 
 
-def page(told: Any, item: Callable[[Any], T]) -> Page[T]:
-    return _read(
-        "a list",
-        lambda: Page(tuple(item(one) for one in told["items"]), told.get("next_cursor")),
-    )
+def seconds(text: str) -> float:
+    """Convert a time in ISO 8601 to seconds of the epoch."""
+    return datetime.fromisoformat(text).timestamp()
 
 
-def seconds(told: str) -> float:
-    """ISO-8601 as seconds of the epoch."""
-    return datetime.fromisoformat(told).timestamp()
-
-
-def _maybe(told: str | None) -> float | None:
-    return None if told is None else seconds(told)
-
-
-def _read(what: str, read: Callable[[], T]) -> T:
-    try:
-        return read()
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Broken(f"the service told of {what} that is none", code="foreign_reply") from error
+def _maybe(text: str | None) -> float | None:
+    return None if text is None else seconds(text)

@@ -1,4 +1,4 @@
-"""Requests to one service: calls, streams of events, downloads; the base of `Client`."""
+"""Requests to one service: calls, streams of events, downloads. `Client` inherits them."""
 
 import asyncio
 import json
@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from sbx import errors
-from sbx.client.errors import failure
-from sbx.client.http import HttpClient, Params, StreamedReply, connection_lost, query
+from sbx.client.http import HttpClient, Params, query
 from sbx.client.http_connection import ConnectionLost
+from sbx.client.replies import StreamedReply, connection_lost
 
 _FOLLOW_PAUSE_S = 0.5
 Json = dict[str, Any]
@@ -25,11 +25,11 @@ class ServiceRequests:
 
     @property
     def address(self) -> str:
-        """The socket's path, or the URL."""
+        """The path of the socket, or the URL."""
         return self._wire.address.shown
 
     async def close(self) -> None:
-        """Cut every connection; the sandboxes stay where they are."""
+        """Close every connection. The sandboxes continue to exist."""
         await self._wire.close()
 
     async def __aenter__(self) -> Self:
@@ -52,8 +52,10 @@ class ServiceRequests:
         json: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """One request as it stands: the JSON of the reply, None for an empty one. `path` is quoted
-        already. Raises the error of the body."""
+        """Send one request. Return the JSON of the reply, or None for an empty one.
+
+        `path` must be quoted. Raise the error of the body.
+        """
         body = b"" if json is None else _encoded(json)
         reply = await self._wire.call(method, path + query(params), body=body, headers=headers)
         return reply.json()
@@ -61,8 +63,8 @@ class ServiceRequests:
     async def follow(
         self, method: str, path: str, *, json: Any = None, after: int = 0
     ) -> AsyncGenerator[tuple[int, Json], None]:
-        """The events of a stream as (id, JSON). A GET that breaks is taken up again after the last
-        one; ends when the service ends it."""
+        """Yield the events of a stream as (id, JSON) until the service ends it. Resume a GET after
+        the last event if its connection is lost."""
         body = b"" if json is None else _encoded(json)
         async with aclosing(self._followed(method, path, after, body)) as events:
             async for number, data in events:
@@ -72,12 +74,12 @@ class ServiceRequests:
     async def download(
         self, path: str, *, params: Params | None = None
     ) -> AsyncIterator[StreamedReply]:
-        """A reply of any size, to be read in pieces: `.size` and `.chunks()`."""
+        """Open a reply of any size, to read it in pieces: `.size` and `.chunks()`."""
         try:
-            async with self._wire.opened("GET", path + query(params)) as incoming:
-                yield incoming
+            async with self._wire.opened("GET", path + query(params)) as reply:
+                yield reply
         except ConnectionLost as lost:
-            raise connection_lost(self._wire.address, str(lost)) from lost
+            raise connection_lost(self._wire.address, lost) from lost
 
     async def _followed(
         self, method: str, path: str, after: int, body: bytes = b""
@@ -87,23 +89,21 @@ class ServiceRequests:
             try:
                 events = self._wire.events(method, path, body=body, after=after)
                 async with aclosing(events):
-                    async for number, kind, data in events:
-                        if kind == "failure":
-                            raise failure(data)
+                    async for number, _, data in events:
                         after, tries = max(after, number), 0
                         yield number, data
                 return
             except ConnectionLost as lost:
                 tries += 1
                 if method != "GET" or tries > 3:
-                    raise connection_lost(self._wire.address, str(lost)) from lost
+                    raise connection_lost(self._wire.address, lost) from lost
             await asyncio.sleep(_FOLLOW_PAUSE_S)
 
     async def _json(self, method: str, path: str, body: Any = None) -> Json:
-        told = await self.request(method, path, json=body)
-        if not isinstance(told, dict):
-            raise errors.Broken("the service answered with no object", code="foreign_reply")
-        return told
+        reply = await self.request(method, path, json=body)
+        if not isinstance(reply, dict):
+            raise errors.Broken("the service did not answer with an object", code="foreign_reply")
+        return reply
 
     async def _post_once(self, path: str, body: Json, key: str | None) -> Any:
         headers = {"idempotency-key": key or secrets.token_hex(16)}
@@ -116,8 +116,13 @@ class ServiceRequests:
 loads = json.loads  # `json` is also the name of an argument
 
 
+def without_none(**fields: Any) -> Json:
+    """Return the fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def _encoded(value: Any) -> bytes:
-    """Raises BadRequest for what JSON cannot carry."""
+    """Encode the value. Raise BadRequest for a value that JSON cannot represent."""
     try:
         return json.dumps(value, allow_nan=False).encode("ascii")
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A run over there, followed from here."""
+"""A run in a service, and the task that follows it."""
 
 import asyncio
 import contextlib
@@ -10,9 +10,10 @@ from typing import Any
 
 from sbx import errors
 from sbx.aio import call_in_daemon_thread
-from sbx.client.errors import failure
-from sbx.client.http import HttpClient, connection_lost, target
+from sbx.client.errors import decode
+from sbx.client.http import HttpClient, target
 from sbx.client.http_connection import ConnectionLost
+from sbx.client.replies import connection_lost
 from sbx.event_log import RETENTION_S, EventLog
 from sbx.protocol.events import event_from_json, text_to_json
 from sbx.protocol.runs import Event, InputRequest, Run, RunEnd, RunStart
@@ -24,9 +25,9 @@ _REATTACH_PAUSE_S = 0.25
 
 
 class RemoteRun:
-    """One run, followed by a task of its own whether or not anybody listens.
+    """One run. Its own task follows it, whether or not a caller reads its events.
 
-    When the connection breaks it is taken up again after the last event that came.
+    If the connection is lost, the task connects again and continues after the last event.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class RemoteRun:
         self.task.add_done_callback(self._over)
 
     async def result(self) -> Run:
-        """Wait for the end of the run; raises why, where it could not even be started."""
+        """Wait for the end of the run. Raise the reason if it could not be started."""
         await self.log.wait_closed()
         assert self._outcome is not None
         if isinstance(self._outcome, BaseException):
@@ -55,17 +56,17 @@ class RemoteRun:
         return self._outcome
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Every event from the first on; ends after the RunEnd."""
+        """Yield every event from the first one to the RunEnd."""
         number = 0
         while (entry := await self.log.next(number)) is not None:
             number, event = entry
             yield event
 
     async def interrupt(self) -> bool:
-        """End this run and no other, also while it waits for its turn."""
+        """Interrupt only this run, also while it is queued."""
         self._given_up = True
         if self.run_id is None or self._outcome is not None:
-            return False  # `_take` sees to it as soon as it has begun
+            return False  # `_take` interrupts it when it starts
         reply = await self._wire.call("POST", self._at("interrupt"), again=True)
         return bool(reply.json()["interrupted"])
 
@@ -73,15 +74,15 @@ class RemoteRun:
 
     async def _follow(self) -> None:
         try:
-            await self._attended()
+            await self._follow_to_end()
         except errors.SbxError as error:
             self._end(error)
         except ConnectionLost as lost:
-            unreachable = connection_lost(self._wire.address, str(lost))
+            unreachable = connection_lost(self._wire.address, lost)
             unreachable.__cause__ = lost
             self._end(unreachable)
 
-    async def _attended(self) -> None:
+    async def _follow_to_end(self) -> None:
         path, body = self._start
         lost: ConnectionLost | None = None
         try:
@@ -89,7 +90,7 @@ class RemoteRun:
         except (ConnectionLost, errors.Unavailable) as error:
             lost = _as_lost(error)
             if self.run_id is None and isinstance(error, errors.Unavailable):
-                raise  # it never began, and the error says why
+                raise  # it did not start, and the error has the reason
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _REATTACH_S
         while self._outcome is None:
@@ -107,9 +108,7 @@ class RemoteRun:
     async def _read(self, method: str, path: str, body: bytes) -> None:
         events = self._wire.events(method, path, body=body, after=self._seen)
         async with aclosing(events):
-            async for number, kind, data in events:
-                if kind == "failure":
-                    raise failure(data)
+            async for number, _, data in events:
                 if number > self._seen and self._outcome is None:
                     self._seen = number
                     self._take(read_event(data))
@@ -118,9 +117,9 @@ class RemoteRun:
         if isinstance(event, RunStart):
             self.run_id = event.run_id
             if self._given_up:
-                self._soon(self._interrupted())
+                self._schedule(self._interrupted())
         elif isinstance(event, InputRequest) and self._on_input is not None:
-            self._soon(self._answer(event.prompt))
+            self._schedule(self._answer(event.prompt))
         self.log.append(event)
         if isinstance(event, RunEnd):
             self._end(event.run)
@@ -142,7 +141,7 @@ class RemoteRun:
 
     # -- answering --------------------------------------------------------------------------------
 
-    def _soon(self, work: Any) -> None:
+    def _schedule(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
@@ -153,7 +152,7 @@ class RemoteRun:
             line = str(await call_in_daemon_thread(self._on_input, prompt))
             body = json.dumps({"text": text_to_json(line)}).encode("ascii")
             await self._wire.call("POST", self._at("input"), body=body)
-        except Exception:  # noqa: BLE001  # the border to the caller's own function
+        except Exception:  # noqa: BLE001  # the boundary to a function of the caller
             if self._outcome is None:
                 _log.exception("input() was not answered; the run is interrupted")
                 await self._interrupted()
@@ -168,19 +167,12 @@ class RemoteRun:
 
 
 def read_event(data: str) -> Event:
-    """Raises Broken `foreign_reply`."""
-    try:
-        return event_from_json(json.loads(data))
-    except ValueError as error:
-        raise errors.Broken(
-            f"the service told of an event that is none: {error}",
-            code="foreign_reply",
-            hint="the client and the service may be of different versions",
-        ) from error
+    """Return the event. Raise Broken `foreign_reply`."""
+    return decode("event", lambda data: event_from_json(json.loads(data)), data)
 
 
 def _as_lost(error: Exception) -> ConnectionLost:
-    """Only what a broken connection raises: what the service itself refuses stays refused."""
+    """Return the error as a lost connection. Raise it if it is a refusal of the service."""
     if isinstance(error, ConnectionLost):
         return error
     if isinstance(error, errors.SbxError) and error.code in ("service_unreachable", "timeout"):

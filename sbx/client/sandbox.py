@@ -1,4 +1,4 @@
-"""A sandbox over there, with the methods of the embedded `AsyncSandbox`."""
+"""A sandbox in a service, with the methods of the embedded `AsyncSandbox`."""
 
 import asyncio
 import json
@@ -10,10 +10,10 @@ from sbx import errors
 from sbx.client.commands import RemoteCommands
 from sbx.client.contexts import RemoteContexts
 from sbx.client.conversation import RemoteConversation
+from sbx.client.conversation_calls import SandboxState
 from sbx.client.files import RemoteFiles, RemoteUploads
 from sbx.client.http import HttpClient, query, target
 from sbx.client.records import SandboxInfo, mount, sandbox_info
-from sbx.client.talk import SandboxState
 from sbx.client.terminals import RemoteTerminals
 from sbx.protocol.mounts import Mount
 from sbx.protocol.receipt import Receipt
@@ -25,22 +25,22 @@ DEFAULT_CONVERSATION = "default"
 class RemoteSandbox:
     """A sandbox of a service: `async with await client.create() as box`.
 
-    Its own methods are those of its conversation `default`; `conversation(name)` gives others. It
-    lives until it is closed, by `close` or the end of `async with`, or until it expires.
+    Its own methods are those of its conversation `default`; `conversation(name)` returns others.
+    It exists until `close` or the end of `async with` deletes it, or until it expires.
     """
 
     def __init__(self, wire: HttpClient, sandbox_id: str, policy: str | None = None) -> None:
         self.id = sandbox_id
         self.policy = policy
         self._wire = wire
-        self._held = SandboxState(wire, sandbox_id)
+        self._state = SandboxState(wire, sandbox_id)
         self._path = target("v1", "sandboxes", sandbox_id)
-        self._operated = target("v1", "admin", "sandboxes", sandbox_id)
+        self._admin_path = target("v1", "admin", "sandboxes", sandbox_id)
         self._conversations: dict[str, RemoteConversation] = {}
         self._closing = asyncio.Lock()
 
     async def info(self) -> SandboxInfo:
-        """How it is now."""
+        """Return its state."""
         return sandbox_info((await self._wire.call("GET", self._path)).json())
 
     # -- the default conversation ---------------------------------------------------------------
@@ -91,72 +91,72 @@ class RemoteSandbox:
     # -- conversations and life -----------------------------------------------------------------
 
     def conversation(self, name: str) -> RemoteConversation:
-        """The conversation of this name; made at its first use when there is none.
+        """Return the conversation `name`; its first use creates it.
 
-        Raises InvalidPath for a name that cannot be one, Closed.
+        Raise InvalidPath for an invalid name, Closed.
         """
-        self._held.check()
-        if (found := self._conversations.get(name)) is None:
-            found = self._conversations[name] = RemoteConversation(self._held, name)
-        return found
+        self._state.check()
+        if (conversation := self._conversations.get(name)) is None:
+            conversation = self._conversations[name] = RemoteConversation(self._state, name)
+        return conversation
 
     async def mount(
         self, source: str | Path, target: str | None = None, *, read_only: bool = True
     ) -> str:
-        """Show one more directory of the service's host inside, also in kernels that live; the path
-        there, /mnt/NAME unless `target` says otherwise. For the operator, and of what the
-        service's setting `mount_dirs` names; until it is unmounted, or the service ends.
+        """Mount a directory of the host of the service, also in live kernels, until it is unmounted
+        or the service ends. Return its path inside: `target`, or /mnt/NAME. Only the operator may
+        do this, and only with the directories of the setting `mount_dirs`.
 
-        Raises Denied `forbidden` and `not_granted`, and as `AsyncSandbox.mount`.
+        Raise Denied `forbidden` and `not_granted`, and the errors of `AsyncSandbox.mount`.
         """
-        self._held.check()
-        asked = {"source": str(source), "target": target, "read_only": read_only}
-        body = json.dumps(asked).encode()
-        reply = await self._wire.call("POST", f"{self._operated}/mounts", body=body)
+        self._state.check()
+        fields = {"source": str(source), "target": target, "read_only": read_only}
+        body = json.dumps(fields).encode()
+        reply = await self._wire.call("POST", f"{self._admin_path}/mounts", body=body)
         return mount(reply.json()).target
 
     async def unmount(self, target: str) -> None:
-        """Show it no more. Raises NotFound `not_mounted`, Denied `forbidden`."""
-        self._held.check()
-        asked = query({"target": target})
-        await self._wire.call("DELETE", f"{self._operated}/mounts{asked}")
+        """Unmount a directory. Raise NotFound `not_mounted`, Denied `forbidden`."""
+        self._state.check()
+        path = f"{self._admin_path}/mounts{query({'target': target})}"
+        await self._wire.call("DELETE", path)
 
     async def mounts(self) -> tuple[Mount, ...]:
-        """What is mounted now, by the path inside. For the operator."""
-        self._held.check()
-        reply = await self._wire.call("GET", f"{self._operated}/mounts")
-        return tuple(mount(one) for one in reply.json()["items"])
+        """Return the current mounts, by the path inside. For the operator."""
+        self._state.check()
+        reply = await self._wire.call("GET", f"{self._admin_path}/mounts")
+        return tuple(mount(item) for item in reply.json()["items"])
 
     async def unfreeze(self) -> bool:
-        """Let kernels start again after a honeytoken was sprung; False where none was. For the
-        operator."""
-        self._held.check()
-        reply = await self._wire.call("POST", f"{self._operated}/unfreeze")
+        """Permit kernels to start again after the use of a honeytoken. Return False if the sandbox
+        was not frozen. For the operator."""
+        self._state.check()
+        reply = await self._wire.call("POST", f"{self._admin_path}/unfreeze")
         return bool(reply.json()["unfrozen"])
 
     async def stop(self) -> None:
-        """End every kernel; files stay, and the next run starts another one."""
-        self._held.check()
+        """Stop every kernel. Files stay, and the next run starts another kernel."""
+        self._state.check()
         await self._wire.call("POST", f"{self._path}/stop", again=True)
-        for one in self._conversations.values():
-            one.forget_receipt()
+        for conversation in self._conversations.values():
+            conversation.forget_receipt()
 
     async def close(self) -> None:
-        """End everything and remove every file; a second call does nothing."""
-        if self._held.closed:
+        """Stop everything and delete every file. A second call does nothing."""
+        if self._state.closed:
             return
         self._wire.check()
-        self._held.closed = True
+        self._state.closed = True
         async with self._closing:
             try:
                 await self._wire.call("DELETE", self._path)
             except errors.NotFound:
-                return  # it is gone already
+                return  # it is already deleted
             finally:
-                await self._let_go()
+                await self._end_following()
 
-    async def _let_go(self) -> None:
-        tasks = [run.task for run in self._held.runs]
+    async def _end_following(self) -> None:
+        tasks = [run.task for run in self._state.runs]
         if tasks:
             _, following = await asyncio.wait(tasks, timeout=1.0)
             for task in following:

@@ -1,4 +1,4 @@
-"""`ensure_session`: one user with one agent has one session; find it, make it, wait for it."""
+"""`ensure_session`: find, create and await the one session of a user with an agent."""
 
 import asyncio
 import contextlib
@@ -11,23 +11,24 @@ from typing import Any
 from sbx import errors
 from sbx.client.http import HttpClient, target
 from sbx.client.records import Session, session
+from sbx.client.requests import without_none
 
 
 class SessionCreateFailed(errors.Unavailable):
-    """The service would not make or wake the session; the cause says why."""
+    """The service did not create or resume the session; the cause has the reason."""
 
     code = "session_create_failed"
 
 
 class SessionNotReady(errors.Unavailable):
-    """It was made, and did not come up in time."""
+    """The session exists, but did not start in time."""
 
     code = "session_not_ready"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose session it is."""
+    """The user and the agent of a session."""
 
     user_id: str
     agent_id: str
@@ -46,25 +47,25 @@ async def ensure(
     max_retries: int,
     retry_interval: float,
 ) -> Session:
-    """See `Client.ensure_session`."""
-    found = await _found(wire, identity)
-    if found is not None and found.status == "running":
+    """Return the session; see `Client.ensure_session`."""
+    existing = await _get(wire, identity)
+    if existing is not None and existing.status == "running":
         with _span(identity, "reuse_existing"):
-            return found
-    with _span(identity, _action(found)):
-        made = await _made(wire, identity, config)
+            return existing
+    with _span(identity, _action(existing)):
+        current = await _create(wire, identity, config)
     for attempt in range(max_retries + 1):
-        if made.status == "running":
-            return made
-        if made.status == "error":
-            raise _not_ready(identity, made)
+        if current.status == "running":
+            return current
+        if current.status == "error":
+            raise _not_ready(identity, current)
         if attempt < max_retries:
             await asyncio.sleep(retry_interval)
-            made = await _found(wire, identity) or made
-    raise _not_ready(identity, made)
+            current = await _get(wire, identity) or current
+    raise _not_ready(identity, current)
 
 
-async def _found(wire: HttpClient, identity: Identity) -> Session | None:
+async def _get(wire: HttpClient, identity: Identity) -> Session | None:
     with _span(identity, "get"):
         try:
             reply = await wire.call("GET", target("api", "v1", "sessions", identity.session_id))
@@ -73,43 +74,46 @@ async def _found(wire: HttpClient, identity: Identity) -> Session | None:
         return session(reply.json())
 
 
-async def _made(wire: HttpClient, identity: Identity, config: Mapping[str, Any] | None) -> Session:
-    asked: dict[str, Any] = {"user_id": identity.user_id, "agent_id": identity.agent_id}
-    if identity.business_domain_id is not None:
-        asked["business_domain_id"] = identity.business_domain_id
-    if config is not None:
-        asked["config"] = dict(config)
-    body = json.dumps(asked).encode("ascii")
+async def _create(
+    wire: HttpClient, identity: Identity, config: Mapping[str, Any] | None
+) -> Session:
+    fields = without_none(
+        user_id=identity.user_id,
+        agent_id=identity.agent_id,
+        business_domain_id=identity.business_domain_id,
+        config=None if config is None else dict(config),
+    )
+    body = json.dumps(fields).encode("ascii")
     try:
-        # One session whatever happens: this POST may be repeated.
+        # The service creates at most one session, so that this POST may be repeated.
         return session((await wire.call("POST", "/api/v1/sessions", body=body, again=True)).json())
     except (errors.BadRequest, errors.Denied):
-        raise  # the call is wrong, and to ask again would not help
+        raise  # the call is wrong: a retry does not help
     except errors.SbxError as error:
         raise SessionCreateFailed(
-            f"the session {identity.session_id} could not be made: {error.message}",
+            f"the session {identity.session_id} could not be created: {error.message}",
             hint=error.hint,
             details={"session_id": identity.session_id, "cause": error.code},
         ) from error
 
 
-def _action(found: Session | None) -> str:
-    if found is None:
+def _action(existing: Session | None) -> str:
+    if existing is None:
         return "create_new"
-    return "recover_from_error" if found.status == "error" else "recreate"
+    return "recover_from_error" if existing.status == "error" else "recreate"
 
 
-def _not_ready(identity: Identity, made: Session) -> SessionNotReady:
+def _not_ready(identity: Identity, current: Session) -> SessionNotReady:
     return SessionNotReady(
-        f"the session {identity.session_id} is {made.status}, not running",
-        hint="ask again, or look at the events of its sandbox",
-        details={"session_id": identity.session_id, "info": dict(made.info)},
+        f"the session {identity.session_id} is {current.status}, not running",
+        hint="try again, or look at the events of its sandbox",
+        details={"session_id": identity.session_id, "info": dict(current.info)},
     )
 
 
 @contextlib.contextmanager
 def _span(identity: Identity, action: str) -> Iterator[None]:
-    """A span, where the program has OpenTelemetry; importing it would cost those that have not."""
+    """Record a span if the program uses OpenTelemetry. Other programs need not import it."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         yield

@@ -1,4 +1,4 @@
-"""A client of a terminal in a service: a WebSocket over the socket of all other calls.
+"""A client of a terminal in a service: a WebSocket to the address of all other requests.
 
 sbx/protocol/terminals.py has its messages and its close codes.
 """
@@ -21,16 +21,15 @@ _CLOSE_S = 1.0
 
 
 class RemoteAttached:
-    """One client of a terminal, until it leaves. `async for piece in attached` ends with the
-    terminal."""
+    """One client of a terminal. `async for piece in attached` ends with the terminal."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
         self.ended: tuple[int | None, str] | None = None
 
     async def read(self) -> bytes:
-        """What is to be shown next: first the screen as it is, then what is written; nothing once
-        the terminal has ended and all of it was told. Raises Unavailable `connection_lost`."""
+        """Return the next output: first the current screen, then new output. Return b"" after the
+        end of the terminal and its output. Raise Unavailable `connection_lost`."""
         while self.ended is None:
             try:
                 message = await self._socket.recv()
@@ -42,13 +41,13 @@ class RemoteAttached:
         return b""
 
     async def write(self, data: bytes) -> None:
-        """Type these bytes. Raises Unavailable `connection_lost`, Conflict `terminal_not_read`.
-        What is typed at a terminal that has ended is lost."""
+        """Type these bytes. Discard them if the terminal has ended. Raise Unavailable
+        `connection_lost`, Conflict `terminal_not_read`."""
         for start in range(0, len(data), TYPED_MAX):
             await self._send(bytes(data[start : start + TYPED_MAX]))
 
     async def resize(self, rows: int, columns: int) -> None:
-        """As `RemoteTerminal.resize`: there is one size for all clients."""
+        """Change the size for all clients, as `RemoteTerminal.resize`."""
         check_size(rows, columns)
         await self._send(json.dumps({"type": "resize", "rows": rows, "columns": columns}))
 
@@ -70,7 +69,7 @@ class RemoteAttached:
 
 @asynccontextmanager
 async def attached(wire: HttpClient, path: str) -> AsyncIterator[RemoteAttached]:
-    """Connect, and leave at the end. Raises the error of the body, Unavailable
+    """Connect, and disconnect at the end. Raise the error of the body, Unavailable
     `service_unreachable`."""
     socket = await _connected(wire, path)
     try:
@@ -111,13 +110,13 @@ async def _connected(wire: HttpClient, path: str) -> ClientConnection:
 
 def _ended(message: str) -> tuple[int | None, str]:
     try:
-        told = json.loads(message)
-        if told["type"] == "ended":
-            code = told["exit_code"]
-            return (code if isinstance(code, int) else None), str(told["reason"])
+        data = json.loads(message)
+        if data["type"] == "ended":
+            code = data["exit_code"]
+            return (code if isinstance(code, int) else None), str(data["reason"])
     except (ValueError, KeyError, TypeError):
         pass
-    raise errors.Broken("a terminal says what none of ours says", code="foreign_reply")
+    raise errors.Broken("the service sent an invalid terminal message", code="foreign_reply")
 
 
 def _is_end(error: ConnectionClosed) -> bool:
@@ -128,17 +127,17 @@ def _lost(error: ConnectionClosed) -> errors.SbxError:
     code = error.rcvd.code if error.rcvd is not None else None
     if code == NOT_READ:
         return errors.Conflict(
-            "what was typed is not read inside",
+            "the program in the terminal does not read its input",
             code="terminal_not_read",
-            hint="interrupt what runs there, or put the data in a file",
+            hint="interrupt the program, or put the data in a file",
         )
     if code == UNKNOWN:
         return errors.Denied(
-            "the key or token opens nothing any more",
+            "the key or token is no longer valid",
             code="unauthorized",
             hint="attach again with another one",
         )
-    said = "the service ended" if code == 1012 else f"the connection was lost: {error}"
+    reason = "the service ended" if code == 1012 else f"the connection was lost: {error}"
     return errors.Unavailable(
-        said, code="connection_lost", hint="attach again: the terminal may be there still"
+        reason, code="connection_lost", hint="attach again: the terminal may still exist"
     )

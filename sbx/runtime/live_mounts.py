@@ -37,12 +37,12 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 class _Mounted:
     """`identity`: (device, inode) of the source."""
 
-    told: Mount
+    mount: Mount
     identity: tuple[int, int]
 
     @property
     def target(self) -> str:
-        return self.told.target
+        return self.mount.target
 
 
 class LiveMounts:
@@ -74,7 +74,7 @@ class LiveMounts:
     @property
     def there(self) -> tuple[Mount, ...]:
         """What is mounted, by the path inside."""
-        return tuple(self._there[target].told for target in sorted(self._there))
+        return tuple(self._there[target].mount for target in sorted(self._there))
 
     async def mount(
         self, source: str | Path, target: str | None = None, *, read_only: bool = True
@@ -106,8 +106,8 @@ class LiveMounts:
                 hint="mount it read-only, or make it the workspace; a policy with"
                 ' host_executables = "allow" allows it',
             )
-        told = Mount(str(path), target, read_only)
-        return await run_to_completion(self._mount(_Mounted(told, identity)))
+        mount = Mount(str(path), target, read_only)
+        return await run_to_completion(self._mount(_Mounted(mount, identity)))
 
     async def unmount(self, target: str) -> None:
         """Show it no more: what is open of it stays open. Raises NotFound `not_mounted`, and what
@@ -120,8 +120,8 @@ class LiveMounts:
         if self._there or self._lock.locked():
             try:
                 async with self._lock:
-                    for one in self._there.values():
-                        await self._show(one, kernel)
+                    for entry in self._there.values():
+                        await self._show(entry, kernel)
             except BaseException:
                 await run_to_completion(kernel.kill())
                 raise
@@ -140,28 +140,30 @@ class LiveMounts:
             try:
                 async with self._lock:
                     mounted = list(self._there.values())
-                    sources = [Path(one.told.source) for one in mounted if not one.told.read_only]
+                    sources = [
+                        Path(entry.mount.source) for entry in mounted if not entry.mount.read_only
+                    ]
                     sources += written
-                    for one in mounted:
-                        if await in_thread(_is_inert, one, sources):
-                            await self._show(one, kernel)
+                    for entry in mounted:
+                        if await in_thread(_is_inert, entry, sources):
+                            await self._show(entry, kernel)
                         else:
-                            left_out.append(one.target)
+                            left_out.append(entry.target)
             except BaseException:
                 await run_to_completion(kernel.kill())
                 raise
         return left_out
 
     def _register(self, kernel: Kernel) -> None:
-        self._kernels = {one: shown for one, shown in self._kernels.items() if one.alive}
+        self._kernels = {entry: shown for entry, shown in self._kernels.items() if entry.alive}
         self._kernels[kernel] = set()
         self._dry_runs &= self._kernels.keys()
 
-    async def _mount(self, one: _Mounted) -> Mount:
+    async def _mount(self, entry: _Mounted) -> Mount:
         async with self._lock:
-            if one.target in self._there:
+            if entry.target in self._there:
                 raise errors.Conflict(
-                    f"something is mounted at {one.target} already",
+                    f"something is mounted at {entry.target} already",
                     code="already_mounted",
                     hint="unmount it first, or choose another name",
                 )
@@ -174,14 +176,14 @@ class LiveMounts:
             try:
                 for kernel in self._live():
                     if kernel not in self._dry_runs:
-                        await self._show(one, kernel)
+                        await self._show(entry, kernel)
             except BaseException:
                 for kernel in self._live():
                     with suppress(errors.SbxError):
-                        await self._hide(one.target, kernel)
+                        await self._hide(entry.target, kernel)
                 raise
-            self._there[one.target] = one
-            return one.told
+            self._there[entry.target] = entry
+            return entry.mount
 
     async def _unmount(self, target: str) -> None:
         async with self._lock:
@@ -191,28 +193,28 @@ class LiveMounts:
                 await self._hide(target, kernel)
             del self._there[target]
 
-    async def _show(self, one: _Mounted, kernel: Kernel) -> None:
+    async def _show(self, entry: _Mounted, kernel: Kernel) -> None:
         shown = self._kernels.get(kernel, set())
-        if one.target in shown:
+        if entry.target in shown:
             return
         try:
-            told = one.told
+            mount = entry.mount
             rule = kernel.jail.plan.unix_sockets
             masked = await kernel.jail.attach(
-                told.source,
-                told.target,
-                read_only=told.read_only,
-                expected=one.identity,
+                mount.source,
+                mount.target,
+                read_only=mount.read_only,
+                expected=entry.identity,
                 mask=rule != "any",
                 partly=rule == "none",
             )
             if masked:
-                _log.info("%d sockets and FIFOs of %s are covered", masked, told.source)
+                _log.info("%d sockets and FIFOs of %s are covered", masked, mount.source)
         except errors.Broken as error:
             if kernel.alive or error.code == "path_replaced":
                 raise
         else:
-            shown.add(one.target)
+            shown.add(entry.target)
 
     async def _hide(self, target: str, kernel: Kernel) -> None:
         shown = self._kernels.get(kernel, set())
@@ -258,11 +260,11 @@ def _name_of(source: Path) -> str:
     return _NOT_IN_A_NAME.sub("-", source.name).lstrip("._-")[:64] or "mounted"
 
 
-def _is_inert(one: _Mounted, written: Sequence[Path]) -> bool:
+def _is_inert(entry: _Mounted, written: Sequence[Path]) -> bool:
     """Return whether a dry run may see it. Below /workspace Landlock lets FIFOs be written to."""
-    if not one.told.read_only or not one.target.startswith(f"{TOP}/"):
+    if not entry.mount.read_only or not entry.target.startswith(f"{TOP}/"):
         return False
-    return is_inert(Path(one.told.source), one.identity, written)
+    return is_inert(Path(entry.mount.source), entry.identity, written)
 
 
 def _identity(
@@ -273,7 +275,7 @@ def _identity(
         fd = os.open(source, how) if sources is None else sources.open(source)
         try:
             check(fd, read_only=read_only, guarded=False)
-            found = os.fstat(fd)
+            status = os.fstat(fd)
         finally:
             os.close(fd)
         mount_source(str(source))
@@ -283,15 +285,15 @@ def _identity(
         raise _unusable(source, os.strerror(error.errno) if error.errno else str(error)) from None
     if not source.is_absolute() or str(source) != os.path.normpath(source):
         raise _unusable(source, "it is no absolute path without . and ..")
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise _unusable(source, "it is no directory")
-    if not read_only and found.st_uid == 0:
+    if not read_only and status.st_uid == 0:
         raise errors.Denied(
             f"{source} belongs to root, and nothing inside may write to it",
             code="source_of_root",
             hint="mount it read-only, or give the directory to another user",
         )
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _unusable(source: Path, why: str) -> errors.BadRequest:

@@ -154,16 +154,15 @@ class RunHistory:
         notes: str | None = None,
     ) -> RunRow:
         """Change the texts that are not None. Raises NotFound, TooLarge."""
-        for text, what in ((description, "description"), (tags, "tags"), (notes, "notes")):
-            check_note(text, what)
-        found = await self.entry(caller, sandbox_id, run_id)
+        check_notes(description=description, tags=tags, notes=notes)
+        row = await self.entry(caller, sandbox_id, run_id)
         if run_id in self._unrecorded:
             await self._pending.flush()
         if run_id in self._unrecorded:
             raise refusal("not_recording")
         await rows.annotate(
             self._store,
-            found.sandbox_id,
+            row.sandbox_id,
             run_id,
             description=description,
             tags=tags,
@@ -187,9 +186,11 @@ def reaches(caller: Caller, view: SandboxView, conversation: str | None) -> bool
     return caller.may("execute") and caller.sees(view.user_id, view.agent_id, conversation)
 
 
-def check_note(text: str | None, what: str) -> None:
-    if text is not None:
-        checks.check_text(text, what, _NOTE_MAX)
+def check_notes(**notes: str | None) -> None:
+    """Raise BadRequest `invalid_code`, TooLarge `code_too_large`."""
+    for name, text in notes.items():
+        if text is not None:
+            checks.check_text(text, name, _NOTE_MAX)
 
 
 def _tags(listed: str | None) -> tuple[str, ...]:

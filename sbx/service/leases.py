@@ -12,7 +12,6 @@ from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Caller
 from sbx.service.hooks import PersistentSandbox
-from sbx.service.ids import check_id
 from sbx.service.lifecycle import Act
 from sbx.service.models import SandboxView
 from sbx.service.sandbox import ServiceSandbox
@@ -141,6 +140,7 @@ class SandboxLease:
     the caller's token. A class, because a generator would cost 2 µs more for each cell.
     """
 
+    id: str
     box: PersistentSandbox
     _sandbox: ServiceSandbox
 
@@ -163,10 +163,6 @@ class SandboxLease:
         self._starts = starts
         self._conversation = conversation
         self._check = check
-
-    @property
-    def id(self) -> str:
-        return self._sandbox.id
 
     async def view(self) -> SandboxView:
         return await self._sandbox.view()
@@ -196,9 +192,7 @@ class SandboxLease:
             self._check()
         sandbox.users += 1
         try:
-            to_start = None
-            if name is not None and self._starts and self._scope == "execute":
-                to_start = check_id("conversation_id", name)
+            to_start = name if self._starts and self._scope == "execute" else None
             self.box = await sandbox.opened(to_start=to_start)
             if self._starts:
                 sandbox.begin_use()
@@ -208,6 +202,7 @@ class SandboxLease:
             await _end_unused(sandbox)
             raise
         self._sandbox = sandbox
+        self.id = sandbox.id
         return self
 
     async def __aexit__(

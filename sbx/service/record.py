@@ -52,6 +52,7 @@ class SandboxRecord:
     """Changes of the row are written to the store; the copy in memory is the current one."""
 
     def __init__(self, dependencies: ServiceDependencies, row: SandboxRow) -> None:
+        self.id = row.id
         self.row = row
         self.dependencies = dependencies
         self.starts = 0  # kernels that are being started
@@ -61,10 +62,6 @@ class SandboxRecord:
         self._workspace = dependencies.workspaces[row.workspace_id]
         self._policies: tuple[Policy, Policy] | None = None
         self.changes = ChangeSignal()  # of its events in the store
-
-    @property
-    def id(self) -> str:
-        return self.row.id
 
     @property
     def now(self) -> float:
@@ -102,6 +99,8 @@ class SandboxRecord:
 
         Only the states `expired` and `deleted` refuse one. They do not depend on live kernels.
         """
+        if self.row.deleted_at is None and not self.expired:
+            return
         state = self.state_with(kernels=0)
         if lifecycle.after(state, act) is None:
             raise lifecycle.refusal(self.id, state, self.row.expires_at)

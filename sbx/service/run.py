@@ -73,13 +73,15 @@ class RunHandle:
         begun: Begun,
         request: RunRequest,
         lease: SandboxLease,
+        timeout_s: float,
+        request_size: int,
         *,
         record: Callable[[Begun], None],
         settle: Callable[["RunHandle"], Coroutine[Any, Any, None]],
         settle_later: Callable[["RunHandle"], None],
     ) -> None:
-        """`record` writes the beginning to the store. `settle` waits for the end and records it;
-        `settle_later` does so in a task."""
+        """`timeout_s`: the checked time-out of a cell. `record` writes the beginning to the store.
+        `settle` waits for the end and records it; `settle_later` does so in a task."""
         self.run_id = begun.id
         self.sandbox_id = begun.sandbox_id
         self.conversation = begun.conversation
@@ -88,6 +90,8 @@ class RunHandle:
         self.live = live
         self.begun = begun
         self.request = request
+        self.request_size = request_size
+        self._timeout_s = timeout_s
         self._context = context
         self._lease: SandboxLease | None = lease
         self._record = record
@@ -169,9 +173,7 @@ class RunHandle:
         on_input = self._line if self.request.interactive else None
         request, live = self.request, self.live
         try:
-            self._context.start_run(
-                request.code, timeout=request.timeout_s, on_input=on_input, live=live
-            )
+            self._context.start_checked(live, request.code, self._timeout_s, on_input)
         except SbxError as error:
             live.fail(error)
         self.record_beginning()
@@ -186,8 +188,9 @@ class RunHandle:
         self._late = loop.call_later(_RECORDED_AFTER_S, self.record_beginning)
         try:
             try:
-                timeout_s = self._context.checked(request.code, request.timeout_s)
-                await self._context.run_inline(kernel, live, request.code, timeout_s, outlives=True)
+                await self._context.run_inline(
+                    kernel, live, request.code, self._timeout_s, outlives=True
+                )
             except SbxError as error:
                 live.fail(error)  # it has ended already, as a rule
             await self._settle(self)
@@ -253,7 +256,7 @@ class RunHandle:
     @property
     def size(self) -> int:
         """Return about how many bytes the ended run keeps in memory."""
-        return _HANDLE_SIZE + self.live.size + 2 * self.request.size
+        return _HANDLE_SIZE + self.live.size + 2 * self.request_size
 
     def _count(self, run: Run) -> None:
         """Report the run to metrics and spans, and an unusual end to the log."""

@@ -27,7 +27,7 @@ from sbx.protocol.languages import LANGUAGES
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.run.active_run import SharedRoom
 from sbx.service.auth import Caller
-from sbx.service.history import RunHistory, check_note, no_conversation, no_run, reaches
+from sbx.service.history import RunHistory, check_notes, no_conversation, no_run, reaches
 from sbx.service.leases import SandboxLease
 from sbx.service.run import RunHandle, RunRequest
 from sbx.service.sandboxes import Sandboxes
@@ -111,8 +111,7 @@ class Runs:
                 hint="ask again once it is back",
                 details={"retry_after_s": _RETRY_AFTER_S},
             )
-        check_note(ask.description, "description")
-        check_note(ask.tags, "tags")
+        check_notes(description=ask.description, tags=ask.tags)
         using = self._sandboxes.using(
             caller, sandbox_id, scope="execute", conversation=conversation
         )
@@ -121,8 +120,7 @@ class Runs:
             within = using.conversation(conversation)
             if ask.kind in LANGUAGES:
                 await within.resolve_interpreter(ask.kind)  # a refusal, not a run that failed
-            self._check_room(using.id, conversation, ask)
-            return self._started(within, using.id, ask, using)
+            return self._started(within, ask, using)
         except BaseException as error:
             await using.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -180,24 +178,19 @@ class Runs:
 
     # -- from its start to its end ---------------------------------------------------------------
 
-    def _check_room(self, sandbox_id: str, conversation: str, ask: RunRequest) -> None:
-        queue = self._queues.get((sandbox_id, conversation, ask.context))
-        most = self._queue_max + (ask.kind == "python")  # and the one that runs
-        if queue is not None and len(queue.of(ask.kind)) >= most:
+    def _started(self, within: Conversation, ask: RunRequest, using: SandboxLease) -> RunHandle:
+        key = (using.id, within.name, ask.context)
+        queue = self._queues.get(key)
+        waiting_max = self._queue_max + (ask.kind == "python")  # and the cell that runs
+        if queue is not None and len(queue.of(ask.kind)) >= waiting_max:
             raise _full(f"{self._queue_max} runs of this conversation wait", self._queue_max)
-        if self._asked + ask.size > _ASKED_MAX:
+        size = ask.size
+        if self._asked + size > _ASKED_MAX:
             raise _full("too much code waits to be run by this service", _ASKED_MAX)
-
-    def _started(
-        self,
-        within: Conversation,
-        sandbox_id: str,
-        ask: RunRequest,
-        using: SandboxLease,
-    ) -> RunHandle:
         talk = within.contexts.find(ask.context)
+        timeout_s = 0.0  # of a cell
         if ask.kind == "python":
-            talk.checked(ask.code, ask.timeout_s)
+            timeout_s = talk.checked(ask.code, ask.timeout_s)
             live = talk.new_run()
         elif ask.kind == "shell":
             live = talk.start_shell(
@@ -215,7 +208,7 @@ class Runs:
             live = talk.start_program(program, within.script_timeout(ask.timeout_s))
         begun = rows.Begun(
             id=live.run_id,
-            sandbox_id=sandbox_id,
+            sandbox_id=using.id,
             conversation=talk.conversation,
             context=talk.name,
             kind=ask.kind,
@@ -231,16 +224,19 @@ class Runs:
             begun,
             ask,
             using,
+            timeout_s,
+            size,
             record=self.history.begin,
             settle=self._settle,
             settle_later=self._settle_later,
         )
-        logs.bind(sandbox=sandbox_id, conversation=talk.conversation, run=live.run_id)
+        logs.bind(sandbox=using.id, conversation=talk.conversation, run=live.run_id)
         live.shared = self._room
-        self._asked += ask.size
+        self._asked += size
         self._running[begun.id] = handle
         self._idle.clear()
-        queue = self._queues.setdefault((sandbox_id, talk.conversation, talk.name), RunQueue())
+        if queue is None:
+            queue = self._queues[key] = RunQueue()
         if ask.kind == "python" and queue.cells:
             handle.enter_queue()
         queue.of(ask.kind)[handle] = None
@@ -282,7 +278,7 @@ class Runs:
 
     def _keep_for_replay(self, handle: RunHandle) -> None:
         handle.live.give_room_back()
-        self._asked -= handle.request.size
+        self._asked -= handle.request_size
         del self._running[handle.run_id]
         if not self._running:
             self._idle.set()

@@ -21,6 +21,7 @@ from sbx.runtime.live_mounts import LiveMounts, not_mounted
 from sbx.runtime.prewarm import PrewarmedSandbox
 from sbx.runtime.run.context import Context
 from sbx.service.hooks import LostContexts, PersistentSandbox, SandboxHooks, kernel_name
+from sbx.service.ids import check_id
 from sbx.service.lifecycle import Act, State
 from sbx.service.models import SandboxView
 from sbx.service.record import SandboxRecord, ServiceDependencies
@@ -101,7 +102,7 @@ class ServiceSandbox(SandboxRecord):
 
     def touch(self) -> None:
         """Put off the idle time-out."""
-        now = self.now
+        now = self.dependencies.clock.now()
         self._idle_at = now + self.dependencies.settings.idle_timeout
         if not 0 <= now - self._touched_at < _TOUCHED_EVERY_S:
             self._touched_at = now
@@ -123,6 +124,8 @@ class ServiceSandbox(SandboxRecord):
         """
         self.check(Act.USE)
         if self.box is None:
+            if to_start is not None:
+                check_id("conversation_id", to_start)
             async with self._lock:
                 self.check(Act.USE)
                 if self.box is None:

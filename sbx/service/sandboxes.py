@@ -141,7 +141,8 @@ class Sandboxes:
         `session_exists`.
         """
         _check_may_create(caller, session)
-        self._check_recording(runs=False)
+        if self._recording is not None:
+            self._recording.check(runs=False)
         parts = {"narrower": narrower, "env": env}
         now = self._clock.now()
         row = SandboxRow(
@@ -238,21 +239,10 @@ class Sandboxes:
         as opening. If the sandbox ends meanwhile, the same is raised instead of Closed.
         """
         check = None
-        if scope == "execute" and starts and not frees:
-            check = self._check_run
-        elif scope == "files:write" and not frees:
-            check = self._check_change
+        new_work = scope == "files:write" or (scope == "execute" and starts)
+        if self._recording is not None and new_work and not frees:
+            check = partial(self._recording.check, runs=scope == "execute")
         return SandboxLease(self.index, caller, sandbox_id, scope, starts, conversation, check)
-
-    def _check_run(self) -> None:
-        self._check_recording(runs=True)
-
-    def _check_change(self) -> None:
-        self._check_recording(runs=False)
-
-    def _check_recording(self, *, runs: bool) -> None:
-        if self._recording is not None:
-            self._recording.check(runs=runs)
 
     async def keepalive(self, caller: Caller, sandbox_id: str) -> SandboxView:
         """Put off the idle time-out, and start nothing. Raises Conflict `sandbox_expired`."""

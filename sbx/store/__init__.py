@@ -137,15 +137,18 @@ class Store:
         """
         return await self._reader.run(act, begin="BEGIN")
 
-    async def rows(self, sql: str, *args: Any) -> list[sqlite3.Row]:
-        """Return all rows of one query. Use LIMIT if a caller can make it grow."""
-        return await self._reader.run(lambda on: on.execute(sql, args).fetchall())
+    async def rows(self, sql: str, *args: Any, **named: Any) -> list[sqlite3.Row]:
+        """Return all rows of one query. Use LIMIT if a caller can make it grow.
 
-    async def row(self, sql: str, *args: Any) -> sqlite3.Row | None:
+        `args` are the values of `?`, or `named` those of `:name`.
+        """
+        return await self._reader.run(lambda on: on.execute(sql, named or args).fetchall())
+
+    async def row(self, sql: str, *args: Any, **named: Any) -> sqlite3.Row | None:
         """Return the first row of one query."""
 
         def first(on: sqlite3.Connection) -> sqlite3.Row | None:
-            row: sqlite3.Row | None = on.execute(sql, args).fetchone()
+            row: sqlite3.Row | None = on.execute(sql, named or args).fetchone()
             return row
 
         return await self._reader.run(first)

@@ -50,8 +50,8 @@ async def begin(store: Store, row: AgentRunRow) -> None:
             )
         begun = on.execute(
             "INSERT INTO agent_runs (id, chat_id, status, model, max_steps, started_at)"
-            " SELECT ?1, id, 'running', ?3, ?4, ?5 FROM chats WHERE id = ?2",
-            (row.id, row.chat_id, row.model, row.max_steps, row.started_at),
+            " SELECT ?, id, 'running', ?, ?, ? FROM chats WHERE id = ?",
+            (row.id, row.model, row.max_steps, row.started_at, row.chat_id),
         )
         if begun.rowcount == 0:
             raise NotFound("the conversation was deleted", code="no_conversation")
@@ -104,11 +104,11 @@ async def of_chat(
 ) -> list[AgentRunRow]:
     """Return the newest first; with `before`, only those with a lower `seq`."""
     rows = await store.rows(
-        "SELECT * FROM agent_runs WHERE chat_id = ?1 AND (?2 IS NULL OR seq < ?2)"
-        " ORDER BY seq DESC LIMIT ?3",
-        chat_id,
-        before,
-        max(1, min(limit, _LIST_MAX)),
+        "SELECT * FROM agent_runs WHERE chat_id = :chat AND (:before IS NULL OR seq < :before)"
+        " ORDER BY seq DESC LIMIT :limit",
+        chat=chat_id,
+        before=before,
+        limit=max(1, min(limit, _LIST_MAX)),
     )
     return [_row(row) for row in rows]
 

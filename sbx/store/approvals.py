@@ -7,7 +7,7 @@ One UPDATE of an undecided row settles which of several decisions is first.
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import asdict
 from typing import Any
 
 from sbx.errors import Conflict, NotFound, TooLarge
@@ -19,6 +19,11 @@ ARGS_MAX = 4 << 20  # characters of JSON: of the arguments of a call, and of its
 DECIDED_MAX = 1000  # kept per chat
 RULES_MAX = 1000  # per chat or project
 _PAGE_MAX = 8 << 20  # characters of JSON in one page, except for a single larger approval
+# The bounds of an `ApprovalScope`, for a chat `c`. Each statement compares the owner itself.
+_IN_SCOPE = (
+    "(:user_id IS NULL OR c.user_id = :user_id) AND (:agent_id IS NULL OR c.agent_id = :agent_id)"
+    " AND (:conversation_id IS NULL OR c.conversation_id = :conversation_id)"
+)
 _APPROVAL = (
     "SELECT a.*, c.owner, c.conversation_id, c.user_id, c.agent_id, c.project_id"
     " FROM approvals AS a JOIN chats AS c ON c.id = a.chat_id"
@@ -55,23 +60,19 @@ class ApprovalStore:
             if _get(on, approval.tool_call_id) is not None:
                 raise Conflict(f"the call {approval.tool_call_id} already has an approval")
             added = on.execute(
-                "INSERT INTO approvals (tool_call_id, chat_id, run_id, tool_name, tool_args,"
-                " dry_run, created_at, expires_at) SELECT ?1, id, ?2, ?3, ?4, ?5, ?6, ?7"
-                " FROM chats WHERE owner = ?8 AND conversation_id = ?9"
-                " AND (?10 IS NULL OR user_id = ?10) AND (?11 IS NULL OR agent_id = ?11)",
-                (
-                    approval.tool_call_id,
-                    approval.run_id,
-                    approval.tool_name,
-                    args,
-                    dry_run,
-                    approval.created_at,
-                    approval.expires_at,
-                    approval.owner,
-                    approval.conversation_id,
-                    approval.user_id,
-                    approval.agent_id,
-                ),
+                "INSERT INTO approvals (tool_call_id, chat_id, run_id, tool_name, tool_args,"  # noqa: S608
+                " dry_run, created_at, expires_at) SELECT :id, c.id, :run, :tool, :args, :dry_run,"
+                f" :created_at, :expires_at FROM chats AS c WHERE c.owner = :owner AND {_IN_SCOPE}",
+                {
+                    "id": approval.tool_call_id,
+                    "run": approval.run_id,
+                    "tool": approval.tool_name,
+                    "args": args,
+                    "dry_run": dry_run,
+                    "created_at": approval.created_at,
+                    "expires_at": approval.expires_at,
+                    **asdict(reach),
+                },
             )
             kept = _get(on, approval.tool_call_id)
             if added.rowcount == 0 or kept is None:
@@ -109,9 +110,10 @@ class ApprovalStore:
 
         def act(on: sqlite3.Connection) -> list[Approval]:
             rows = on.execute(
-                "UPDATE approvals SET approved = ?1, decided_by = ?2, decided_at = ?3"
-                " WHERE decided_by IS NULL AND (?4 IS NULL OR run_id = ?4) RETURNING tool_call_id",
-                (decision.approved, decision.by, decision.at, run_id),
+                "UPDATE approvals SET approved = :approved, decided_by = :by, decided_at = :at"
+                " WHERE decided_by IS NULL AND (:run IS NULL OR run_id = :run)"
+                " RETURNING tool_call_id",
+                {"run": run_id, **asdict(decision)},
             ).fetchall()
             decided = (_get(on, row[0]) for row in rows)
             return sorted(filter(None, decided), key=lambda approval: approval.seq)
@@ -119,43 +121,40 @@ class ApprovalStore:
         return await self._store.write(act)
 
     async def pending(
-        self,
-        reach: ApprovalScope,
-        *,
-        now: float,
-        after: int,
-        limit: int,
+        self, reach: ApprovalScope, *, now: float, after: int, limit: int
     ) -> list[Approval]:
         """Return the undecided approvals with `seq` above `after`, in order. None in `reach`
         selects all. Return fewer than `limit` if they would exceed 8 MiB."""
         rows = await self._store.rows(
-            "SELECT * FROM (SELECT *, sum(size) OVER (ORDER BY seq) - size AS before FROM"
+            "SELECT * FROM (SELECT *, sum(size) OVER (ORDER BY seq) - size AS before FROM"  # noqa: S608
             " (SELECT a.*, c.owner, c.conversation_id, c.user_id, c.agent_id, c.project_id,"
             "  length(tool_args) + coalesce(length(dry_run), 0) AS size"
             "  FROM approvals AS a INDEXED BY approvals_that_wait JOIN chats AS c"
-            "  ON c.id = a.chat_id WHERE c.owner = ?1 AND (?2 IS NULL OR c.user_id = ?2)"
-            "  AND (?3 IS NULL OR c.agent_id = ?3) AND (?4 IS NULL OR c.conversation_id = ?4)"
-            "  AND a.decided_by IS NULL AND a.expires_at > ?5 AND a.seq > ?6"
-            "  ORDER BY a.seq LIMIT ?7)) WHERE before < ?8 ORDER BY seq",
-            *(*astuple(reach), now, after, limit, _PAGE_MAX),
+            "  ON c.id = a.chat_id"
+            f" WHERE c.owner = :owner AND {_IN_SCOPE}"
+            "  AND a.decided_by IS NULL AND a.expires_at > :now AND a.seq > :after"
+            "  ORDER BY a.seq LIMIT :limit)) WHERE before < :page_max ORDER BY seq",
+            **asdict(reach),
+            now=now,
+            after=after,
+            limit=limit,
+            page_max=_PAGE_MAX,
         )
         return [_approval(row) for row in rows]
 
     async def rules(
-        self,
-        reach: ApprovalScope,
-        *,
-        project_id: str | None,
-        after: int,
-        limit: int,
+        self, reach: ApprovalScope, *, project_id: str | None, after: int, limit: int
     ) -> list[StoredApprovalRule]:
         """Return the rules with `seq` above `after`, in order. A user, an agent and a conversation
         have the rules of their conversations, and none of projects."""
         rows = await self._store.rows(
-            f"{_RULE} WHERE r.owner = ?1 AND (?2 IS NULL OR c.user_id = ?2)"
-            " AND (?3 IS NULL OR c.agent_id = ?3) AND (?4 IS NULL OR c.conversation_id = ?4)"
-            " AND (?5 IS NULL OR r.project_id = ?5) AND r.seq > ?6 ORDER BY r.seq LIMIT ?7",
-            *(*astuple(reach), project_id, after, limit),
+            f"{_RULE} WHERE r.owner = :owner AND {_IN_SCOPE}"
+            " AND (:project IS NULL OR r.project_id = :project) AND r.seq > :after"
+            " ORDER BY r.seq LIMIT :limit",
+            **asdict(reach),
+            project=project_id,
+            after=after,
+            limit=limit,
         )
         return self._rules_of(rows)
 
@@ -168,30 +167,27 @@ class ApprovalStore:
         """
         await self._ensure_chat(reach, project_id)
         rows = await self._store.rows(
-            "WITH here AS (SELECT id, conversation_id, project_id FROM chats"
-            "  WHERE owner = ?1 AND (?2 IS NULL OR user_id = ?2)"
-            "  AND (?3 IS NULL OR agent_id = ?3) AND conversation_id = ?4)"
+            "WITH here AS (SELECT id, conversation_id, project_id FROM chats AS c"  # noqa: S608
+            f" WHERE c.owner = :owner AND {_IN_SCOPE})"
             " SELECT r.*, here.conversation_id FROM approval_rules AS r JOIN here"
-            "  ON r.chat_id = here.id WHERE r.tool_name = ?6"
+            "  ON r.chat_id = here.id WHERE r.tool_name = :tool"
             " UNION ALL SELECT r.*, NULL FROM approval_rules AS r JOIN here"
-            "  ON r.project_id = here.project_id WHERE r.tool_name = ?6 AND r.project_id = ?5",
-            *(*astuple(reach), project_id, tool_name),
+            "  ON r.project_id = here.project_id WHERE r.tool_name = :tool"
+            "  AND r.project_id = :project",
+            **asdict(reach),
+            project=project_id,
+            tool=tool_name,
         )
         return self._rules_of(rows)
 
-    async def drop_rule(
-        self,
-        rule_id: str,
-        reach: ApprovalScope,
-    ) -> bool | None:
+    async def drop_rule(self, rule_id: str, reach: ApprovalScope) -> bool | None:
         """Revoke a rule at once; memory keeps the revocation until the store has it. Return whether
         the store has it; None if no such rule is within reach."""
         row = await self._store.row(
-            "SELECT r.id FROM approval_rules AS r LEFT JOIN chats AS c ON c.id = r.chat_id"
-            " WHERE r.id = ?1 AND r.owner = ?2 AND (?3 IS NULL OR c.user_id = ?3)"
-            " AND (?4 IS NULL OR c.agent_id = ?4) AND (?5 IS NULL OR c.conversation_id = ?5)",
-            rule_id,
-            *astuple(reach),
+            "SELECT r.id FROM approval_rules AS r LEFT JOIN chats AS c ON c.id = r.chat_id"  # noqa: S608
+            f" WHERE r.id = :rule AND r.owner = :owner AND {_IN_SCOPE}",
+            **asdict(reach),
+            rule=rule_id,
         )
         if row is None or rule_id in self._dropped:
             return None
@@ -234,10 +230,11 @@ def _prune(on: sqlite3.Connection, tool_call_id: str) -> None:
     """Delete the oldest decided approvals of the chat beyond the limit."""
     on.execute(
         "DELETE FROM approvals WHERE decided_by IS NOT NULL AND chat_id ="
-        " (SELECT chat_id FROM approvals WHERE tool_call_id = ?1) AND seq <= (SELECT seq"
-        "  FROM approvals WHERE chat_id = (SELECT chat_id FROM approvals WHERE tool_call_id = ?1)"
-        "  ORDER BY seq DESC LIMIT 1 OFFSET ?2)",
-        (tool_call_id, DECIDED_MAX),
+        " (SELECT chat_id FROM approvals WHERE tool_call_id = :call) AND seq <="
+        " (SELECT seq FROM approvals WHERE chat_id ="
+        "  (SELECT chat_id FROM approvals WHERE tool_call_id = :call)"
+        "  ORDER BY seq DESC LIMIT 1 OFFSET :decided_max)",
+        {"call": tool_call_id, "decided_max": DECIDED_MAX},
     )
 
 

@@ -135,13 +135,13 @@ def drop_of_conversation(on: sqlite3.Connection, sandbox_id: str, name: str) -> 
     """Delete the chats about a conversation of this sandbox: of each sandbox with the same
     workspace, or with the same user and agent if this one is their session."""
     on.execute(
-        "DELETE FROM chats WHERE conversation_id = ?2"
-        " AND owner = (SELECT owner FROM sandboxes WHERE id = ?1)"
+        "DELETE FROM chats WHERE conversation_id = :name"
+        " AND owner = (SELECT owner FROM sandboxes WHERE id = :sandbox)"
         " AND (sandbox_id IN (SELECT id FROM sandboxes WHERE workspace_id ="
-        "   (SELECT workspace_id FROM sandboxes WHERE id = ?1))"
+        "   (SELECT workspace_id FROM sandboxes WHERE id = :sandbox))"
         "  OR (user_id, agent_id) = (SELECT user_id, agent_id FROM sandboxes"
-        "   WHERE id = ?1 AND session_id IS NOT NULL))",
-        (sandbox_id, name),
+        "   WHERE id = :sandbox AND session_id IS NOT NULL))",
+        {"sandbox": sandbox_id, "name": name},
     )
 
 
@@ -185,10 +185,10 @@ def _named(
     agent_id: str | None,
 ) -> list[ChatRow]:
     rows = on.execute(
-        f"SELECT {_CHAT} FROM chats WHERE owner = ?1 AND conversation_id = ?2"  # noqa: S608
-        " AND (?3 IS NULL OR user_id = ?3) AND (?4 IS NULL OR agent_id = ?4)"
+        f"SELECT {_CHAT} FROM chats WHERE owner = :owner AND conversation_id = :name"  # noqa: S608
+        " AND (:user IS NULL OR user_id = :user) AND (:agent IS NULL OR agent_id = :agent)"
         " ORDER BY user_id, agent_id LIMIT 100",
-        (owner, conversation_id, user_id, agent_id),
+        {"owner": owner, "name": conversation_id, "user": user_id, "agent": agent_id},
     )
     return [ChatRow(*row) for row in rows]
 

@@ -97,9 +97,9 @@ def add_context(on: sqlite3.Connection, row: ContextRow) -> bool:
     """Return False, and do nothing, if its conversation was deleted."""
     added = on.execute(
         "INSERT INTO contexts (sandbox_id, conversation, name, created_at)"
-        " SELECT sandbox_id, name, ?3, ?4 FROM conversations WHERE sandbox_id = ?1 AND name = ?2"
+        " SELECT sandbox_id, name, ?, ? FROM conversations WHERE sandbox_id = ? AND name = ?"
         " ON CONFLICT DO UPDATE SET created_at = excluded.created_at",
-        (row.sandbox_id, row.conversation, row.name, row.created_at),
+        (row.name, row.created_at, row.sandbox_id, row.conversation),
     )
     return added.rowcount == 1
 

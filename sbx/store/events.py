@@ -56,12 +56,14 @@ async def of_sandbox(
     """Return the events with `seq` above `after`, in order. With a `conversation`, return those of
     the whole sandbox and of this conversation."""
     rows = await store.rows(
-        "SELECT * FROM events WHERE sandbox_id = ?1 AND seq > ?2 AND (?3 IS NULL"
-        " OR COALESCE(json_extract(details, '$.conversation'), ?3) = ?3) ORDER BY seq LIMIT ?4",
-        sandbox_id,
-        after,
-        conversation,
-        limit,
+        "SELECT * FROM events WHERE sandbox_id = :sandbox AND seq > :after"
+        " AND (:conversation IS NULL OR :conversation ="
+        "  COALESCE(json_extract(details, '$.conversation'), :conversation))"
+        " ORDER BY seq LIMIT :limit",
+        sandbox=sandbox_id,
+        after=after,
+        conversation=conversation,
+        limit=limit,
     )
     return [_row(row) for row in rows]
 

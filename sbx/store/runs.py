@@ -171,9 +171,10 @@ def size_of(row: RunRow) -> int:
 def prune(on: sqlite3.Connection, sandbox_id: str, history_max: int) -> None:
     """Delete the oldest runs of a sandbox beyond `history_max`."""
     on.execute(
-        "DELETE FROM runs WHERE sandbox_id = ?1 AND status != ?2 AND seq <= ("
-        " SELECT seq FROM runs WHERE sandbox_id = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?3)",
-        (sandbox_id, RUNNING, history_max),
+        "DELETE FROM runs WHERE sandbox_id = :sandbox AND status != :running AND seq <= ("
+        " SELECT seq FROM runs WHERE sandbox_id = :sandbox ORDER BY seq DESC"
+        " LIMIT 1 OFFSET :history_max)",
+        {"sandbox": sandbox_id, "running": RUNNING, "history_max": history_max},
     )
 
 

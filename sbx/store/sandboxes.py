@@ -152,10 +152,11 @@ async def living(store: Store) -> list[SandboxRow]:
 async def of_id(store: Store, owner: str, sandbox_id: str) -> SandboxRow | None:
     """Return the last sandbox with this id or session id, also a deleted one."""
     row = await store.row(
-        f"SELECT {_SANDBOX} FROM sandboxes WHERE owner = ?1 AND (id = ?2 OR session_id = ?2)"  # noqa: S608
+        f"SELECT {_SANDBOX} FROM sandboxes WHERE owner = :owner"  # noqa: S608
+        " AND (id = :id OR session_id = :id)"
         " ORDER BY deleted_at IS NULL DESC, created_at DESC LIMIT 1",
-        owner,
-        sandbox_id,
+        owner=owner,
+        id=sandbox_id,
     )
     return None if row is None else _sandbox(row)
 

@@ -42,7 +42,8 @@ async def of_id(store: Store, token_id: str) -> TokenRecord | None:
 async def every(store: Store, owner: str | None) -> list[TokenRecord]:
     """Return all tokens of an owner, or of all owners, also invalid ones, oldest first."""
     rows = await store.rows(
-        "SELECT * FROM tokens WHERE ?1 IS NULL OR owner = ?1 ORDER BY created_at, rowid", owner
+        "SELECT * FROM tokens WHERE :owner IS NULL OR owner = :owner ORDER BY created_at, rowid",
+        owner=owner,
     )
     return [_record(row) for row in rows]
 

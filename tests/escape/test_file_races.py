@@ -205,7 +205,7 @@ async def test_what_is_written_is_written_inside(race: Race, tmp_path: Path) -> 
     await race.rounds(lambda number: files.write_stream(paths[number % 4], stream()))
     await race.rounds(lambda number: files.make_directory(f"race/x/made{number}/deep"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sbx.client.files.RESUMABLE_MIN", 1)
+        patch.setattr("sbx.client.transfers.RESUMABLE_MIN", 1)
         await race.rounds(upload, ROUNDS // 4)
     await race.rounds(lambda number: race.box.uploads.put_bytes(f"u{number % 5}", b"mine"))
 

@@ -17,7 +17,7 @@ from sbx.isolation import masking
 from sbx.isolation.launch_plan import Bind, LaunchPlan, Seal
 from sbx.isolation.seccomp import Filter
 from sbx.linux import mounts, namespaces, openat2
-from sbx.runtime.host_sockets import refuse_uncovered
+from sbx.runtime.sandbox_kernels import refuse_uncovered
 from tests.unit.in_child import in_child
 
 PLAN = LaunchPlan(

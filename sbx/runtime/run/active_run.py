@@ -100,7 +100,8 @@ class ActiveRun:
 
     async def result(self) -> Run:
         """Wait for the end of the run. Raise the reason if it could not be started."""
-        await self.log.wait_closed()
+        if self._outcome is None:
+            await self.log.wait_closed()
         return self._result_or_error()
 
     async def ended(self) -> None:

@@ -45,12 +45,16 @@ class Context(RunExecutor, RunMethods[ActiveRun]):
         *,
         timeout: float | None = None,
         on_input: OnInput | None = None,
-        live: ActiveRun | None = None,
     ) -> ActiveRun:
-        """Queue a cell, as the run `live` of `new_run` if the caller has one. Raise Denied, Closed,
-        BadRequest (`invalid_timeout`, `limit_widened`, `invalid_code`), TooLarge
-        `code_too_large`."""
+        """Queue a cell. Raise Denied, Closed, BadRequest (`invalid_timeout`, `limit_widened`,
+        `invalid_code`), TooLarge `code_too_large`."""
         timeout_s = self.checked(code, timeout)
+        return self.start_checked(self.new_run(), code, timeout_s, on_input)
+
+    def start_checked(
+        self, live: ActiveRun, code: str, timeout_s: float, on_input: OnInput | None = None
+    ) -> ActiveRun:
+        """Queue a cell that `checked` accepted, as the run `live` of `new_run`. Raise Closed."""
         return self.launch(lambda live: self._run_cell(live, code, timeout_s, on_input), live)
 
     def start_call(self, call: RunCall) -> ActiveRun:
@@ -111,12 +115,11 @@ class Context(RunExecutor, RunMethods[ActiveRun]):
         return await self.start()
 
     def checked(self, code: str, timeout: float | None) -> float:
-        """Check a cell, and return its time-out in seconds. Raise as `start_run` does."""
-        self.require_capability()
+        """Check a cell, and return its time-out in seconds. Raise as `start_run` does, but not
+        Closed: the start of the run raises that."""
+        checks.require_capability(self.policy, "python")
         checks.check_text(code, "code")
-        timeout_s = checks.timeout_s(self.policy, timeout)
-        self.check_open()
-        return timeout_s
+        return checks.timeout_s(self.policy, timeout)
 
     def new_forwarded(self, on_published: OnPublished) -> ForwardedRun:
         """Return a run that passes its output to `on_published`, for `start_request`."""

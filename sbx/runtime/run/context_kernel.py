@@ -26,7 +26,7 @@ from sbx.policy import Policy
 from sbx.protocol.runs import Cause, Quarantined, RunError
 from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.open_files import OpenFiles
-from sbx.runtime.run import checks, termination
+from sbx.runtime.run import termination
 from sbx.telemetry.background import background_context
 from sbx.workspace.quarantine import Quarantine
 
@@ -71,6 +71,7 @@ class ContextKernel:
     ends_with_command: bool = False
 
     def __post_init__(self) -> None:
+        self.output_max = self.policy.limits.output_max  # bytes that one run may write
         self.used_at = time.monotonic()
         self.turn = asyncio.Lock()
         self.gone: ClosedReason | None = None
@@ -83,11 +84,6 @@ class ContextKernel:
         self._borrowed = 0
         self._background = 0
         self._pid = os.getpid()
-
-    @property
-    def output_max(self) -> int:
-        """Bytes that one run may write."""
-        return self.policy.limits.output_max
 
     @property
     def receipt(self) -> Receipt | None:
@@ -122,10 +118,6 @@ class ContextKernel:
     def closed(self, event: str) -> errors.Closed:
         gone = self.gone or SANDBOX_GONE
         return errors.Closed(f"{gone.what} {event}", hint=f"make a new one: {gone.lost}")
-
-    def require_capability(self) -> None:
-        """Raise Denied if the policy allows no cells."""
-        checks.require_capability(self.policy, "python")
 
     async def start(self) -> Receipt:
         """Start the kernel now instead of with the first run, and return its receipt."""

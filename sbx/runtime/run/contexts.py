@@ -13,6 +13,7 @@ from sbx.aio import run_to_completion
 from sbx.errors import Conflict, NotFound
 from sbx.protocol.contexts import CONTEXTS_MAX, DEFAULT_CONTEXT, check_context
 from sbx.protocol.runs import RunError
+from sbx.runtime.run.checks import require_capability
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.context_kernel import ClosedReason
 
@@ -53,7 +54,7 @@ class Contexts:
         """
         self._check_new(name)
         context = self._make(name, True)
-        context.require_capability()
+        require_capability(context.policy, "python")
         self._others[name] = context
         try:
             await context.start()
@@ -88,9 +89,10 @@ class Contexts:
 
     def find(self, name: str) -> Context:
         """Do the same as `get`, synchronously."""
-        check_context(name)
-        self.default.check_open()
         context = self.default if name == DEFAULT_CONTEXT else self._others.get(name)
+        if context is None:
+            check_context(name)
+        self.default.check_open()
         if context is None:
             raise NotFound(f"there is no context {name!r}", hint="create it first")
         return context

@@ -237,6 +237,7 @@ class JupyterFrontend:
         timeout_s: float,
         on_input: OnInput | None = None,
     ) -> tuple[Run, ForwardedRun]:
+        self._context.check_open()
         kernel, between = self._kernel, self._between
         if kernel is None or between is None:
             raise kernel_gone()
