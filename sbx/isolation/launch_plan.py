@@ -38,10 +38,10 @@ CERTIFICATES = "certificates.pem"
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A Python on the host: its executable, and the directories without which it does not run.
+    """A Python on the host: its executable, and the directories that it needs.
 
-    `links` are (path, target) of symlinks between the executable and the real one that lie outside
-    of these: each is made anew inside, because the directory around it may be somebody's home.
+    `links` are (path, target) of symlinks outside of these, between the executable and the real
+    one. They are created again inside, because the directory around them may be a user's home.
     """
 
     executable: str
@@ -51,8 +51,8 @@ class Interpreter:
 
 @dataclass(frozen=True, slots=True)
 class WayOut:
-    """Where the proxy of one sandbox listens: a directory of the host that holds `egress.sock`,
-    and with `certificates` the ones to trust inside. `environment`: placeholders of secrets."""
+    """The directory of the host with `egress.sock` of a sandbox's proxy and, with `certificates`,
+    the ones to trust inside. `environment` has the placeholders of secrets."""
 
     directory: str
     certificates: bool = False
@@ -61,9 +61,9 @@ class WayOut:
 
 @dataclass(frozen=True, slots=True)
 class GuardPaths:
-    """Where the workspace is a directory of the host: the directory of its quarantine, in which
-    the guard finds its rules. `looked_at_most`: the number of entries after which the search for
-    the targets of host executables was cut off."""
+    """For a workspace that is a directory of the host: the directory of its quarantine, with the
+    rules of the guard. `looked_at_most`: the number of entries at which the search for the targets
+    of host executables ended early."""
 
     quarantine: str
     looked_at_most: int | None = None
@@ -71,9 +71,8 @@ class GuardPaths:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The host's directories that one jail is shown. `guest` holds the package `sbx`; `disk` is by
-    which means the files keep to their size. `mapped`: the files belong to another host uid than
-    the jail's, and are shown through an idmapped mount."""
+    """The directories of the host for one jail. `guest` has the package `sbx`; `disk` is the wall
+    that limits the files. `mapped`: an idmapped mount shows the files of another host uid."""
 
     files: str
     uploads: str
@@ -91,11 +90,11 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A host path shown inside.
+    """A host path inside a jail.
 
-    `staged`: the source may lie where the jail's host uid cannot walk (an interpreter or a data
-    directory under root's home), so a root broker first binds it to a place that anyone can reach.
-    `mapped`: through an idmapped mount, which shows the owner of the workspace as the jail's uid.
+    `staged`: the jail's host uid may be unable to reach the source (below root's home), so a root
+    broker first binds it to a reachable place. `mapped`: an idmapped mount shows the owner of the
+    workspace as the jail's uid.
     """
 
     source: str
@@ -124,7 +123,7 @@ Mount = Bind | Tmpfs | Symlink
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A small read-only file made for the jail: the synthetic /etc."""
+    """A small read-only file for the jail: the synthetic /etc."""
 
     target: str
     content: str
@@ -132,7 +131,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Wall:
-    """One limit or layer: what the policy demands, and by which means it stands here."""
+    """One limit or layer: the demand of the policy, and the means that enforces it here."""
 
     name: str
     demanded: str
@@ -142,7 +141,7 @@ class Wall:
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """What the sandbox's cgroup gets; None is no limit. Bytes, tasks, cpus; `io` as `IoLimit`."""
+    """The limits of the sandbox's cgroup; None is unlimited. Bytes, tasks, cpus, `IoLimit`s."""
 
     memory_max: int | None
     tasks_max: int | None
@@ -152,14 +151,14 @@ class GroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What the guest does to itself before it looks at anything of the user's, in plain data.
+    """The restrictions that the guest applies to itself before it reads anything of the user.
 
-    `jail_filter` comes on top of the plan's own in every process, `kernel_filter` on that in the
-    kernel, with a Landlock domain to match: `files_only` names where files can be made then.
-    `guarded` can be read only, but for what the path guard does; `guard` is what that is told.
-    `unix_filter` is for the kernel and the commands, and not for PID 1, whose relay connects to the
-    proxy's socket. Below the paths of `connect` any Unix socket may be connected to, where Landlock
-    has a rule for that (ABI 9); elsewhere only one that was made in the jail.
+    Every process loads `jail_filter` in addition to the filter of the plan, and the kernel also
+    `kernel_filter`, with a Landlock domain in which files can be created only below `files_only`.
+    `guarded` is read-only except for the path guard, whose configuration is `guard`. The kernel and
+    the commands load `unix_filter`; PID 1 does not, because its relay connects to the proxy's
+    socket. Below `connect`, Landlock (ABI 9) allows connections to all Unix sockets; elsewhere only
+    to those that were created in the jail.
     """
 
     landlock: bool
@@ -184,15 +183,13 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """Everything one launch needs.
+    """Everything that one launch needs.
 
-    `mounts` are what every jail of the policy is shown and `own_mounts` what this one is, each in
-    the order in which they are made: the system first, then the files of the conversation on it.
-    With a `way_out` PID 1 listens on the loopback for what is to go to the proxy. With
-    `staged_devpts` the broker mounts a devpts that is limited, for bubblewrap to bind.
-    `host_directories` are directories of the host, by their path inside, that may hold its sockets
-    and FIFOs; with `masks` each of these is covered before code runs. `unix_sockets` is what the
-    policy says of them.
+    `mounts` are common to all jails of the policy, `own_mounts` belong to this one. Both are in the
+    order of their creation. With a `way_out` PID 1 listens on the loopback and relays to the proxy.
+    With `staged_devpts` the broker mounts a limited devpts for bubblewrap to bind.
+    `host_directories` are the paths inside of directories of the host that may have sockets and
+    FIFOs of the host. With `masks` they are covered before code runs.
     """
 
     bwrap: str
@@ -216,10 +213,10 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class ZygotePlan:
-    """What all jails forked from one zygote have in common: plans that are equal may share one.
+    """The common parts of all jails of one zygote: equal plans may share one.
 
-    Nothing of a conversation is in it, and of a request only what it gave up. Files and variables
-    of the jail's own, sizes and limits come when the jail is entered.
+    It has nothing of a conversation. A jail gets its files, variables and limits when it enters a
+    sandbox.
     """
 
     bwrap: str
@@ -232,5 +229,5 @@ class ZygotePlan:
 
     @property
     def tmpfs(self) -> tuple[Tmpfs, ...]:
-        """What each jail has of its own in place of the zygote's."""
+        """Return the mounts of which each jail has its own instance."""
         return tuple(mount for mount in self.mounts if isinstance(mount, Tmpfs))

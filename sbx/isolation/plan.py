@@ -1,9 +1,8 @@
-"""Decide: policy + what this host can do + which paths → everything one launch needs, as a value.
+"""Decide: policy + capabilities of the host + paths → everything that one launch needs, as a value.
 
-Pure: reads no file and asks no clock. `argv.bwrap_argv` turns the plan into bubblewrap's words and
-`broker` acts on it. What the policy demands as `hard` and this host has not is refused here, before
-anything was started; `best-effort` walls fall to the next weaker means, which the plan names and
-the receipt repeats.
+Pure: reads no file and no clock. `argv.bwrap_argv` translates the plan for bubblewrap, and `broker`
+executes it. A `hard` wall that this host cannot enforce is refused here, before anything starts. A
+`best-effort` wall uses the next weaker means, which the plan and the receipt name.
 """
 
 import math
@@ -52,7 +51,7 @@ _SHARED_UID_OPEN_FILES = 512
 
 
 def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filters) -> LaunchPlan:
-    """The plan of one jail. Raises CannotEnforce for the first hard wall this host cannot give."""
+    """Return the plan of one jail. Raise CannotEnforce for the first hard wall that is missing."""
     walls = decide_walls(policy, capabilities)
     weaker = {wall.name for wall in walls if wall.weaker}
     assert capabilities.bwrap is not None  # decide_walls refused otherwise
@@ -101,7 +100,7 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
 
 
 def _walls_of_files(policy: Policy, paths: Paths) -> tuple[Wall, ...]:
-    """The walls that depend on the workspace, for the receipt."""
+    """Return the walls that depend on the workspace, for the receipt."""
     walls = (paths.disk,) if paths.disk is not None else ()
     if not paths.host_directory:
         return walls
@@ -120,11 +119,11 @@ def _walls_of_files(policy: Policy, paths: Paths) -> tuple[Wall, ...]:
 
 
 def _guard(policy: Policy, paths: Paths, filters: Filters) -> Mapping[str, Any] | None:
-    """What the path guard is told, in plain data."""
+    """Return the configuration of the path guard, in plain data."""
     if paths.guard is None:
         return None
-    # Where both inside and the host have the same read-only directories, a link leads to the same.
-    # Not below the workspace: the host may have another directory of this name.
+    # Links into these lead to the same files inside and on the host. Not those into the workspace:
+    # the host may have another directory of this name.
     common = (*policy.filesystem.read, *paths.interpreter.prefixes, "/dev/null")
     return {
         "root": WORKSPACE,
@@ -135,10 +134,10 @@ def _guard(policy: Policy, paths: Paths, filters: Filters) -> Mapping[str, Any] 
 
 
 def zygote_plan(policy: Policy, capabilities: Capabilities, paths: Paths) -> ZygotePlan:
-    """The plan of the zygote from which the jails of a policy are forked.
+    """Return the plan of the zygote from which the jails of a policy are forked.
 
-    `policy` is the one that was loaded, with no more of a request than which parts of the host's
-    file system it gave up: what else a request may tighten is put in force in the jail itself.
+    `policy` is the loaded one, without the parts of the file system that a request gave up. The
+    jail itself enforces everything else that a request may tighten.
     """
     assert capabilities.bwrap is not None  # decide_walls refused otherwise
     home = HOME_BESIDE_A_HOST_DIRECTORY if paths.host_directory else WORKSPACE
@@ -148,7 +147,7 @@ def zygote_plan(policy: Policy, capabilities: Capabilities, paths: Paths) -> Zyg
         bwrap=capabilities.bwrap,
         mounts=_mounts(policy, paths, staged=capabilities.root),
         mount_points=tuple(
-            one for one in dict.fromkeys(targets) if not one.startswith(f"{WORKSPACE}/")
+            target for target in dict.fromkeys(targets) if not target.startswith(f"{WORKSPACE}/")
         ),
         files=_etc(policy.user, home),
         environment=_environment(policy, paths.interpreter, home),
@@ -158,10 +157,9 @@ def zygote_plan(policy: Policy, capabilities: Capabilities, paths: Paths) -> Zyg
 
 
 def decide_walls(policy: Policy, capabilities: Capabilities) -> tuple[Wall, ...]:
-    """By which means each wall of the policy stands on this host; refuses what is hard and missing.
+    """Return the means of each wall on this host. Raise CannotEnforce for a missing hard wall.
 
-    There is nothing weaker than namespaces and seccomp to fall back to, so without them every
-    policy is refused, whatever it demands.
+    Namespaces and seccomp have no weaker means, so without them every policy is refused.
     """
     bwrap = capabilities.layer("bwrap")
     if not bwrap.found:
@@ -185,7 +183,7 @@ _WEAKER_MEANS: Mapping[str, str | None] = {
 
 
 def slows_io(policy: Policy) -> bool:
-    """Whether a limit of the policy speaks of io: without one no wall is asked for."""
+    """Return whether the policy limits io. Without a limit it needs no wall."""
     return min(policy.limits.io_read_max, policy.limits.io_write_max) < math.inf
 
 
@@ -207,11 +205,11 @@ def _cannot(layer: Layer, name: str, wall: str) -> CannotEnforce:
 
 
 def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Mount, ...]:
-    """What every jail of the policy is shown, outermost first: a later mount covers an earlier one.
+    """Return the mounts of all jails of the policy. A later mount covers an earlier one.
 
-    1. The system, read-only; own /tmp and /dev/shm, of limited size, and a home where the
-       workspace is somebody's directory.
-    2. The interpreter, read-only: after /tmp, where a virtual environment may lie.
+    1. The system, read-only; private /tmp and /dev/shm, of limited size, and a home if the
+       workspace is a directory of the host.
+    2. The interpreter, read-only: after /tmp, because a virtual environment may be there.
     3. Our guest, read-only: exactly the packages that run inside.
     """
     view: list[Mount] = [Bind(path, path, optional=True) for path in policy.filesystem.read]
@@ -240,14 +238,14 @@ def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Mount, ...]:
 
 
 def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
-    """What is this conversation's alone.
+    """Return the mounts of this conversation.
 
-    1. The workspace, and in it what must stay where it is: `uploads` is bound onto itself, because
-       a mount point cannot be renamed away and replaced, and on it the uploads, read-only.
-       With a host directory, the uploads are at /uploads: nothing in that directory may be pinned
-       for them, and code inside could replace a mount point's parent that is not pinned.
+    1. The workspace. `uploads` is bound onto itself, because code inside cannot rename or replace a
+       mount point, and on it the uploads, read-only. With a host directory, the uploads are at
+       /uploads: that directory must stay unpinned, and code inside could replace an unpinned
+       parent of a mount point.
     2. For a directory of the host, its quarantine (`sbx.guest.path_guard`).
-    3. The directory of the proxy's socket, read-only: to connect to one is no write.
+    3. The directory of the proxy's socket, read-only: a connection does not write to it.
     """
     own: dict[str, Any] = {"staged": staged, "mapped": paths.mapped}
     view = [Bind(paths.files, WORKSPACE, writable=True, **own)]
@@ -268,10 +266,9 @@ def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
 
 
 def _connectable(policy: Policy, paths: Paths, own_home: tuple[str, ...]) -> tuple[str, ...]:
-    """Where Landlock lets Unix sockets be connected to that were not made in the jail itself.
+    """Return the paths below which Landlock allows connections to Unix sockets of other processes.
 
-    Kernels of one sandbox may talk by sockets in its own workspace, which holds none of the host's.
-    A directory of the host is not among these.
+    Kernels of one sandbox may connect in its private workspace, which has no sockets of the host.
     """
     if policy.unix_sockets == "any":
         return ("/",)
@@ -281,10 +278,9 @@ def _connectable(policy: Policy, paths: Paths, own_home: tuple[str, ...]) -> tup
 
 
 def _shown_of_host(policy: Policy, paths: Paths) -> tuple[str, ...]:
-    """The directories of the host that a jail is shown, apart from the system and the interpreter.
+    """Return the directories of the host in a jail, except for the system and the interpreter.
 
-    In them may be sockets and FIFOs of programs of the host, which a read-only mount does not keep
-    anybody from using.
+    They may have sockets and FIFOs of the host, which can be used despite a read-only mount.
     """
     uploads = UPLOADS_BESIDE_A_HOST_DIRECTORY if paths.host_directory else TEMPAREA
     return (
@@ -295,7 +291,7 @@ def _shown_of_host(policy: Policy, paths: Paths) -> tuple[str, ...]:
 
 
 def _etc(user: str, home: str) -> tuple[DataFile, ...]:
-    """A synthetic /etc: no account, host name or resolver of the host is in it."""
+    """Return a synthetic /etc, without accounts, host name and resolver of the host."""
     return (
         DataFile(
             "/etc/passwd",
@@ -313,8 +309,8 @@ def _etc(user: str, home: str) -> tuple[DataFile, ...]:
 def _environment(
     policy: Policy, interpreter: Interpreter, home: str, way_out: WayOut | None = None
 ) -> tuple[tuple[str, str], ...]:
-    """What every process inside starts with. Caches and configuration go to /tmp, never to $HOME:
-    a file planted there would otherwise be read before the seal, or run in the next kernel."""
+    """Return the environment of every process inside. Caches and configuration are in /tmp, never
+    in $HOME: otherwise a planted file would be read before the seal, or run in the next kernel."""
     binaries = interpreter.executable.rpartition("/")[0]
     ours = {
         "HOME": home,
@@ -336,7 +332,7 @@ def _environment(
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "npm_config_cache": "/tmp/.cache/npm",
         "PYTHONDONTWRITEBYTECODE": "1",
-        # BLAS would start one thread for each cpu of the host, whatever share the jail has of them
+        # BLAS would start one thread for each cpu of the host, whatever the quota of the jail
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
@@ -344,19 +340,19 @@ def _environment(
 
 
 def _way_to_the_proxy(policy: Policy, way_out: WayOut | None) -> dict[str, str]:
-    """How programs find the proxy, and trust it where it ends their TLS; each reads another name.
+    """Return the variables for the proxy and its certificates; each program reads another name.
 
-    The address is the same for every jail, and a zygote's environment has it; certificates and
-    placeholders are a sandbox's own, and come with it.
+    The address is the same for every jail, so a zygote has it. Certificates and placeholders belong
+    to a sandbox.
     """
     if policy.network.mode != "proxy":
         return {}
     names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-    found = dict.fromkeys([*names, *map(str.lower, names)], _PROXY)
-    found |= {"NO_PROXY": _NO_PROXY, "no_proxy": _NO_PROXY}
+    variables = dict.fromkeys([*names, *map(str.lower, names)], _PROXY)
+    variables |= {"NO_PROXY": _NO_PROXY, "no_proxy": _NO_PROXY}
     if way_out is not None and way_out.certificates:
-        found |= dict.fromkeys(_TRUST, f"{WAY_OUT}/{CERTIFICATES}")
-    return found | dict(way_out.environment if way_out is not None else ())
+        variables |= dict.fromkeys(_TRUST, f"{WAY_OUT}/{CERTIFICATES}")
+    return variables | dict(way_out.environment if way_out is not None else ())
 
 
 _TRUST = (
@@ -370,7 +366,7 @@ _TRUST = (
 
 
 def _network(policy: Policy) -> str:
-    """The rule, as a receipt says it."""
+    """Return the network rule as text for the receipt."""
     if policy.network.mode == "none":
         return "none"
     hosts = len(policy.network.allow)
@@ -378,15 +374,15 @@ def _network(policy: Policy) -> str:
 
 
 def _command(interpreter: Interpreter, script: str) -> tuple[str, ...]:
-    """-I: no PYTHON* variable, no user site, no working directory on sys.path."""
+    """Use -I: no PYTHON* variable, no user site, no working directory on sys.path."""
     return (interpreter.executable, "-I", f"{GUEST}/sbx/guest/{script}.py")
 
 
 def _rlimits(policy: Policy, weaker: set[str], *, own_uid: bool) -> tuple[tuple[str, int], ...]:
-    """`own_uid`: no process of the host has the uid of the jail."""
+    """Return the rlimits. `own_uid`: no process of the host has the uid of the jail."""
     limits = policy.limits
     rlimits = {
-        # Not 0: that stops a core file, but where core_pattern names a program, linux would still
+        # Not 0: that stops a core file, but where core_pattern names a program, Linux would still
         # start it, as root and on the host, for every crash inside. 1 stops both: core(5).
         "CORE": 1,
         "NOFILE": limits.open_files if own_uid else min(limits.open_files, _SHARED_UID_OPEN_FILES),

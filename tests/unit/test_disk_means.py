@@ -94,7 +94,7 @@ def test_without_a_disk_there_is_no_io_to_be_slowed() -> None:
     io = with_layer(FOUND, kind="overlay", source="overlay", device=None).layer("io")
     assert (io.found, io.cause) == (
         False,
-        "/data lies on overlay (overlay), which is no disk to be slowed",
+        "/data lies on overlay (overlay), which is not a disk that can be slowed",
     )
     assert with_layer(MISSING).layer("disk") == MISSING
 
