@@ -46,8 +46,25 @@ async def run_to_completion(work: Awaitable[T]) -> T:
     if cancelled is None:
         return task.result()
     if not task.cancelled():
-        task.exception()  # told to nobody: the waiter has gone
+        task.exception()  # the caller is cancelled: mark the error as seen
     raise cancelled
+
+
+async def outcome(task: asyncio.Task[T], discard: Callable[[T], Awaitable[None]]) -> T | None:
+    """Wait for a task and return its result; None if another task cancelled it. If the waiter is
+    cancelled, cancel the task, and discard the result that it may have by then."""
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        waiter = asyncio.current_task()
+        assert waiter is not None
+        if task.cancelled() and not waiter.cancelling():
+            return None
+        task.cancel()
+        await run_to_completion(asyncio.wait([task]))
+        if not task.cancelled() and task.exception() is None:
+            await run_to_completion(discard(task.result()))
+        raise
 
 
 async def in_thread(act: Callable[..., T], *arguments: Any) -> T:

@@ -115,7 +115,7 @@ class Conversation(ScriptMethods[ActiveRun]):
     @property
     def alive(self) -> bool:
         """Whether any of its contexts has a live kernel."""
-        return any(one.alive for one in self.ending)
+        return any(context.alive for context in self.ending)
 
     @property
     def processes(self) -> list[int]:
@@ -127,7 +127,7 @@ class Conversation(ScriptMethods[ActiveRun]):
         """Whether anything runs, waits to run, or a kernel is being started, in any context; or
         somebody is attached to a terminal."""
         return (
-            any(one.busy for one in self.contexts.ending)
+            any(context.busy for context in self.contexts.ending)
             or self.terminals.attached > 0
             or self.dry_runs.busy
             or self.checkpoints.busy
@@ -186,11 +186,11 @@ class Conversation(ScriptMethods[ActiveRun]):
 
         Raises BadRequest `unknown_language` and `language_unavailable`, Denied, Closed.
         """
-        known = check_language(language)
+        name = check_language(language)
         checks.require_processes(self._policy)
         checks.require_capability(self._policy, "shell")
         self._default.check_open()
-        return await self._languages.tool(known, self._has_file)
+        return await self._languages.tool(name, self._has_file)
 
     async def _has_file(self, path: str) -> bool:
         return (await self.files.stat(path)).kind == "file"
@@ -226,7 +226,7 @@ class Conversation(ScriptMethods[ActiveRun]):
 
     async def give_up(self, live: ActiveRun, /) -> None:
         """Nobody waits for this run any more: interrupt it, or forget it if it has not begun."""
-        await _all(one.give_up(live) for one in self.contexts.ending)
+        await _all(context.give_up(live) for context in self.contexts.ending)
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -250,30 +250,30 @@ class Conversation(ScriptMethods[ActiveRun]):
         if self._opened is not None:
             if self._opened.busy:
                 return False
-            for one in self.contexts.ending:
-                one.release_files()
+            for context in self.contexts.ending:
+                context.release_files()
             opened, self._opened = self._opened, None
             opened.close_if_idle()
         return True
 
     async def stop(self) -> None:
         """End every kernel and what runs in it; files stay, and the next run starts another."""
-        await _all(one.stop() for one in self.ending)
+        await _all(context.stop() for context in self.ending)
 
-    async def halt(self, told: RunError) -> None:
+    async def halt(self, reason: RunError) -> None:
         """`stop`, and runs that wait to begin end too; `told` says why, in the results."""
-        await _all(one.halt(told) for one in self.ending)
+        await _all(context.halt(reason) for context in self.ending)
 
     async def close(self) -> None:
         """`stop`, for good: every later call raises Closed."""
         ending = self.contexts.ending
-        for one in ending:
-            one.leave(SANDBOX_GONE)
+        for context in ending:
+            context.leave(SANDBOX_GONE)
         await run_to_completion(self._end(ending))
 
     async def _end(self, ending: list[Context]) -> None:
         try:
-            await _all(one.close() for one in ending)
+            await _all(context.close() for context in ending)
         finally:
             try:
                 await _all((self.commands.close(), self.terminals.end()))

@@ -39,18 +39,18 @@ class DataDirLock:
         Raises Conflict `data_dir_in_use`.
         """
         self._temporary = path is None
-        with ExitStack() as held, translated(str(path or tempfile.gettempdir())):
+        with ExitStack() as stack, translated(str(path or tempfile.gettempdir())):
             if path is None:
                 top = Path(tempfile.gettempdir())
                 _sweep()
                 path = _make_temporary(top)
-                held.callback(_remove, path)
+                stack.callback(_remove, path)
                 if (record := _recorded(path)) is not None:
-                    held.callback(record.unlink, missing_ok=True)
+                    stack.callback(record.unlink, missing_ok=True)
             self.directory = DataDirectory(path)
-            held.callback(self.directory.close)
+            stack.callback(self.directory.close)
             name = path / (_UNHELD if self._temporary else LOCK)
-            held.enter_context(locked(name))
+            stack.enter_context(locked(name))
             self.directory.sweep_egress(_SWEEP_S)
             if self._temporary:
                 # Sweepers remove a directory whose file of this name is unlocked.
@@ -60,7 +60,7 @@ class DataDirLock:
                     if self.directory.recover(sandbox):
                         self.directory.remove(sandbox, deadline_s=_SWEEP_S)
                 self.directory.sweep(_SWEEP_S)
-            self._held = held.pop_all()
+            self._held = stack.pop_all()
 
     def close(self) -> None:
         self._held.close()
@@ -112,11 +112,11 @@ def _records() -> Path:
 def _recorded(path: Path) -> Path | None:
     """Write the record of a temporary directory and return its path; None if the user has no
     place for it: then no later runtime removes the directory."""
-    found = path.stat()
+    status = path.stat()
     with suppress(OSError, RuntimeError):
         records = _records()
         records.mkdir(mode=0o700, parents=True, exist_ok=True)
-        record = records / f"{found.st_dev}-{found.st_ino}"
+        record = records / f"{status.st_dev}-{status.st_ino}"
         record.write_text(str(path))
         return record
     return None
@@ -133,11 +133,11 @@ def _sweep() -> None:
 def _sweep_one(record: Path) -> None:
     path = Path(record.read_text())
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         record.unlink()
         return
-    if record.name != f"{found.st_dev}-{found.st_ino}" or found.st_uid != os.geteuid():
+    if record.name != f"{status.st_dev}-{status.st_ino}" or status.st_uid != os.geteuid():
         return  # another file system is mounted there now
     lock = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

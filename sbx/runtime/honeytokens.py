@@ -122,10 +122,10 @@ class Honeytokens:
         """Which of them this holds."""
         if self._search is None:
             return None
-        found = self._search(_unbroken(text).encode(errors="replace"))
-        if found is None:
+        match = self._search(_unbroken(text).encode(errors="replace"))
+        if match is None:
             return None
-        return self._needles[found[1].decode().lower()] if found[1] is not None else self._host
+        return self._needles[match[1].decode().lower()] if match[1] is not None else self._host
 
     def at_proxy(self, text: str) -> str | None:
         """Which of them a host name, a header or a piece of a body holds; it springs by that."""
@@ -218,8 +218,8 @@ class _Output:
             case frames.Exited():
                 for key in [key for key in self._tails if key[0] == frame.id]:
                     del self._tails[key]
-        told = "\n".join(_texts(msgspec.structs.astuple(content)))
-        return self._found(told)
+        text = "\n".join(_texts(msgspec.structs.astuple(content)))
+        return self._found(text)
 
     def _goes_on(self, key: tuple[str | None, str], text: str) -> bool:
         text = self._tails.pop(key, "") + _unbroken(text)
@@ -259,19 +259,19 @@ def _texts(value: Any) -> Iterator[str]:
             loose = frames.loose(value)
             yield loose if isinstance(loose, str) else json.dumps(loose, ensure_ascii=False)
         case dict():
-            for name, one in value.items():
+            for name, item in value.items():
                 yield name
-                yield from _texts(one)
+                yield from _texts(item)
         case list() | tuple():
-            for one in value:
-                yield from _texts(one)
+            for item in value:
+                yield from _texts(item)
 
 
 def _drawn(key: bytes, sandbox: str, name: str, length: int) -> str:
     """Letters and digits that only this key gives for this sandbox and name. None of them is
     written otherwise in JSON or a URL."""
-    made = hashlib.shake_256(hmac.digest(key, f"{sandbox}\0{name}".encode(), "sha256"))
-    return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in made.digest(length))
+    stream = hashlib.shake_256(hmac.digest(key, f"{sandbox}\0{name}".encode(), "sha256"))
+    return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in stream.digest(length))
 
 
 def _value_of(name: str, secret: str, host: str) -> tuple[str, str]:

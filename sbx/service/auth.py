@@ -165,9 +165,9 @@ class Authenticator:
             raise _unauthorized()
         digest = hashlib.sha256(bearer.encode("utf-8", "surrogatepass")).digest()
         now = self._clock.now()
-        known = self._known.get(digest)
-        if known is not None and now < known[1]:
-            return known[0]
+        cached = self._known.get(digest)
+        if cached is not None and now < cached[1]:
+            return cached[0]
         revocations = self._revocations
         caller, until = await self._of_key(digest.hex(), now) or await self._of_token(bearer, now)
         if revocations == self._revocations:  # else it may have been revoked while we looked
@@ -273,7 +273,7 @@ class Authenticator:
         on_done(stored)
         return stored
 
-    async def first_key(self, given: str | None, keep_at: Path) -> str | None:
+    async def first_key(self, text: str | None, keep_at: Path) -> str | None:
         """See that somebody can call. The clear text of a key that was made now, to show once.
 
         `given` is the operator's own (SBX_API_KEY): it becomes the key of the owner `default`, and
@@ -283,8 +283,8 @@ class Authenticator:
         Raises BadRequest `invalid_settings` for a `given` that no header can carry, Unavailable
         `secret_unusable` when nothing can be kept at `keep_at`; then no key was made.
         """
-        if given:
-            await self._adopt(given)
+        if text:
+            await self._adopt(text)
             return None
         if await keys.every(self._store):
             return None
@@ -295,24 +295,24 @@ class Authenticator:
         await keys.add(self._store, key, _digest(text))
         return text
 
-    async def _adopt(self, given: str) -> None:
-        if len(given) > _BEARER_MAX or not given.isprintable() or given != given.strip():
+    async def _adopt(self, text: str) -> None:
+        if len(text) > _BEARER_MAX or not text.isprintable() or text != text.strip():
             raise BadRequest(
                 f"{_GIVEN_NAME} must be printable, without space around it,"
                 f" and at most {_BEARER_MAX} characters",
                 code="invalid_settings",
             )
-        if len(given) < _GIVEN_WEAK:
+        if len(text) < _GIVEN_WEAK:
             _log.warning("%s is short, and may be guessed", _GIVEN_NAME)
-        digest = _digest(given)
-        known = await keys.of_digest(self._store, digest)
+        digest = _digest(text)
+        stored = await keys.of_digest(self._store, digest)
         for key in await keys.every(self._store):
-            if key.name == _GIVEN_NAME and key.revoked_at is None and key != known:
+            if key.name == _GIVEN_NAME and key.revoked_at is None and key != stored:
                 await self.revoke_key(key.id)
-        if known is None:
+        if stored is None:
             await keys.add(self._store, self._new_key("default", _GIVEN_NAME, True), digest)
-        elif known.revoked_at is not None:
-            _log.warning("%s gives the key %s, which was revoked", _GIVEN_NAME, known.id)
+        elif stored.revoked_at is not None:
+            _log.warning("%s gives the key %s, which was revoked", _GIVEN_NAME, stored.id)
 
     def _new_key(self, owner: str, name: str | None, operator: bool) -> KeyRecord:
         _check_name("owner", owner)
@@ -443,13 +443,13 @@ def _claims_of(token: TokenRecord) -> dict[str, Any]:
 
 
 def _checked_scopes(scopes: Iterable[str]) -> frozenset[str]:
-    wanted = frozenset(scopes)
-    if unknown := sorted(wanted - set(SCOPES)):
+    scope_set = frozenset(scopes)
+    if unknown := sorted(scope_set - set(SCOPES)):
         raise BadRequest(
             f"there is no scope {unknown[0]!r}; scopes are {', '.join(SCOPES)}",
             details={"field": "scopes", "available": list(SCOPES)},
         )
-    return wanted
+    return scope_set
 
 
 def _check_name(field: str, value: str) -> None:

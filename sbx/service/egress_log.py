@@ -81,7 +81,7 @@ class EgressLog:
 def _details(decision: "EgressDecision") -> dict[str, Any]:
     """Its fields, but for what is empty, and for the path's query, where people put keys."""
     path = decision.path and decision.path.partition("?")[0]
-    told = {
+    details = {
         "host": decision.host[:_TEXT_MAX],
         "port": decision.port,
         "method": decision.method[:_TEXT_MAX],
@@ -92,4 +92,4 @@ def _details(decision: "EgressDecision") -> dict[str, Any]:
         "bytes_in": decision.bytes_in,
         "bytes_out": decision.bytes_out,
     }
-    return {name: value for name, value in told.items() if value not in (None, "", 0)}
+    return {name: value for name, value in details.items() if value not in (None, "", 0)}

@@ -94,9 +94,9 @@ class GarbageCollector:
     async def _orphans(self, sweep_s: float) -> TaskReport:
         """Directories that no row knows, what earlier removals left, and what ended long ago."""
         failed: tuple[str, ...] = ()
-        found = 0
+        removed = 0
         try:
-            found = await self._removed_later() + await self.clear_unknown()
+            removed = await self._removed_later() + await self.clear_unknown()
             swept = await in_thread(self._runtime.data.sweep, sweep_s)
             if not swept:
                 failed = ("not everything could be removed yet",)
@@ -105,7 +105,7 @@ class GarbageCollector:
         before = self._clock.now() - self._settings.tombstones_kept
         await self._store.write(partial(rows.bury, before=before))
         await tokens.forget_ended(self._store, before)
-        return TaskReport("orphan_container", found, 0, failed)
+        return TaskReport("orphan_container", removed, 0, failed)
 
     async def _removed_later(self) -> int:
         """Finish the removals that failed, or that a kill cut off; how many those were."""
@@ -127,19 +127,19 @@ class GarbageCollector:
         """
         there = await in_thread(self._listed)
         homes, copies = self._runtime.homes, self._runtime.copies
-        known = await rows.directories(self._store)
+        directories = await rows.directories(self._store)
         removing = set(await rows.removals(self._store))
-        found = 0
+        removed = 0
         for sandbox, conversations in there.items():
             if sandbox in homes or (sandbox, "") in removing:
                 continue
-            if sandbox not in known:
-                found += await self._cleared(sandbox)
+            if sandbox not in directories:
+                removed += await self._cleared(sandbox)
                 continue
-            for conversation in conversations - known[sandbox] - copies:
+            for conversation in conversations - directories[sandbox] - copies:
                 if (sandbox, conversation) not in removing:
-                    found += await self._cleared(sandbox, conversation)
-        return found
+                    removed += await self._cleared(sandbox, conversation)
+        return removed
 
     async def _cleared(self, *names: str) -> bool:
         data = self._runtime.data

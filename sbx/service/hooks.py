@@ -284,7 +284,7 @@ class PersistentSandbox(AsyncSandbox):
             if context.state_is_kept
         }
 
-    def known(self, name: str) -> Conversation | None:
+    def existing(self, name: str) -> Conversation | None:
         """Return the conversation if it was used since this was opened."""
         return self._conversations.get(name)
 

@@ -159,14 +159,14 @@ def _reused(key: str) -> Conflict:
 
 
 def _unknown(key: str, kept: StoredReply) -> Conflict:
-    known = {"run_id": kept.run_id, "status": kept.run_status}
+    run_details = {"run_id": kept.run_id, "status": kept.run_status}
     where = "list the resources" if kept.run_id is None else "find the run in the history"
     return _conflict(
         "an earlier call with this key was begun, and its reply is unknown",
         key,
         f"{where} to see whether it was done, and use a new key to make the call again",
         code="outcome_unknown",
-        details={name: value for name, value in known.items() if value is not None},
+        details={name: value for name, value in run_details.items() if value is not None},
     )
 
 
@@ -178,5 +178,5 @@ def _conflict(
     code: str | None = None,
     details: Mapping[str, str] | None = None,
 ) -> Conflict:
-    told = {"key": key[:_SHOWN], "hint": hint, **(details or {})}
-    return Conflict(message, code=code, hint=hint, details=told)
+    all_details = {"key": key[:_SHOWN], "hint": hint, **(details or {})}
+    return Conflict(message, code=code, hint=hint, details=all_details)

@@ -34,10 +34,19 @@ class SandboxIndex:
     def every(self) -> list[ServiceSandbox]:
         return list(self._by_id.values())
 
-    def sorted(self, after: str | None = None) -> list[ServiceSandbox]:
-        """Return those with an id after this one, by id."""
+    def visible(
+        self, caller: Caller, after: str | None = None, *, all_owners: bool = False
+    ) -> Iterator[ServiceSandbox]:
+        """Yield the sandboxes that the caller may see with an id after this one, by id.
+        `all_owners` has an effect for operators only."""
         ids = sorted(self._by_id)
-        return [self._by_id[name] for name in ids[bisect_right(ids, after) if after else 0 :]]
+        for sandbox_id in ids[bisect_right(ids, after) if after else 0 :]:
+            sandbox = self._by_id[sandbox_id]
+            row = sandbox.row
+            if row.owner != caller.owner and not (all_owners and caller.operator):
+                continue
+            if caller.sees(row.user_id, row.agent_id):
+                yield sandbox
 
     def of_id(self, sandbox_id: str) -> ServiceSandbox | None:
         return self._by_id.get(sandbox_id)
@@ -176,7 +185,7 @@ class SandboxLease:
     async def existing(self, name: str) -> Conversation:
         """As `conversation`, but raise NotFound for a new one."""
         if not self._sees(name) or (
-            self.box.known(name) is None and not await self._sandbox.hooks.exists(name)
+            self.box.existing(name) is None and not await self._sandbox.hooks.exists(name)
         ):
             raise errors.NotFound(f"there is no conversation {name[:80]!r}")
         return self.box.conversation(name)

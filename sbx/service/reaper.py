@@ -68,8 +68,8 @@ class Reaper:
     async def round(self) -> None:
         """Everything that is due now; a collection goes on beside later rounds."""
         every = self._sandboxes.every()
-        await _all(one.expire() for one in every if one.expired and not one.over)
-        await _all(one.stop_idle() for one in every if one.idle)
+        await _all(sandbox.expire() for sandbox in every if sandbox.expired and not sandbox.over)
+        await _all(sandbox.stop_idle() for sandbox in every if sandbox.idle)
         if self._projects is not None:
             await self._projects.close_idle()
         await self._make_room()

@@ -123,11 +123,11 @@ class Sessions:
                 hint="leave session_id out, or give this one",
                 details={"field": "config.session_id", "session_id": key},
             )
-        made = self._decided(caller, ask)
+        decision = self._decided(caller, ask)
         async with self._turn(caller, key):
             view = await self._living(caller, key)
             if view is None:
-                return await self._made(caller, made), "created"
+                return await self._made(caller, decision), "created"
             if (view.user_id, view.agent_id) != (ask.user_id, ask.agent_id):
                 raise Conflict(
                     f"the session {key} is that of another user and agent",
@@ -138,8 +138,8 @@ class Sessions:
                 # Nobody can use it any more: whoever may have a session may have it replaced.
                 freely = replace(caller, scopes=None, conversation_id=None)
                 await self._service.sandboxes.delete(freely, view.id, cause="expired")
-                again = replace(made.identity, recreated_because="expired")
-                return await self._made(caller, replace(made, identity=again)), "created"
+                again = replace(decision.identity, recreated_because="expired")
+                return await self._made(caller, replace(decision, identity=again)), "created"
             if view.stopped or view.state is State.FAILED:
                 freely = replace(caller, scopes=None)
                 return await self._service.sandboxes.resume(freely, view.id), "resumed"

@@ -124,7 +124,7 @@ class Workspaces:
     ) -> Page[WorkspaceView]:
         """Return a page by id; with `managed` those that sandboxes manage, else the others."""
         limit = max(1, min(limit, _LIST_MAX))
-        found = [
+        matches = [
             row
             for workspace_id, row in sorted(self.by_id.items())
             if row.owner == caller.owner
@@ -132,8 +132,8 @@ class Workspaces:
             and (row.managed_by is not None) == bool(managed)
             and (cursor is None or workspace_id > cursor)
         ]
-        views = [_view(row) for row in found[:limit]]
-        return Page(views, views[-1].id if len(found) > limit else None)
+        views = [_view(row) for row in matches[:limit]]
+        return Page(views, views[-1].id if len(matches) > limit else None)
 
     async def delete(self, caller: Caller, workspace_id: str) -> None:
         """Delete it with its files. Raises NotFound, Conflict while a sandbox uses it."""

@@ -158,19 +158,19 @@ class Archives:
 
 async def _send(command: Command, chunks: AsyncIterable[bytes], ahead: asyncio.Semaphore) -> None:
     """Feed all of `chunks`, a block at a time, as far ahead as it may be."""
-    held = bytearray()
+    pending = bytearray()
 
     async def block(data: bytes) -> None:
         await ahead.acquire()
         await command.write(base64.b64encode(data).decode("ascii") + "\n")
 
     async for chunk in chunks:
-        held += chunk
-        while len(held) >= _BLOCK:
-            await block(bytes(held[:_BLOCK]))
-            del held[:_BLOCK]
-    if held:
-        await block(bytes(held))
+        pending += chunk
+        while len(pending) >= _BLOCK:
+            await block(bytes(pending[:_BLOCK]))
+            del pending[:_BLOCK]
+    if pending:
+        await block(bytes(pending))
     await command.write("\n")
 
 
@@ -191,8 +191,8 @@ async def _taken(
                 except ValueError:
                     raise _failed("it took what was not sent") from None
             elif line.startswith("{"):
-                told = _told(line, path, limits)
-                return Unpacked(told["entries"], told["bytes"], told["skipped"])
+                report = _told(line, path, limits)
+                return Unpacked(report["entries"], report["bytes"], report["skipped"])
             else:
                 raise _failed("it said what it should not")
     raise _failed("it ended without a word")
@@ -203,14 +203,14 @@ async def _lines(
 ) -> AsyncGenerator[str, None]:
     """What it says, line by line, until it ends. It may be silent while `sending` still waits for
     whoever sends; what that raises is raised. Raises KernelDied, Conflict `archive_failed`."""
-    held = ""
-    while (told := await _heard(command, sending)) is not None:
-        await command.took(len(told.text.encode()))
-        if told.name != "stdout":
+    rest = ""
+    while (frame := await _heard(command, sending)) is not None:
+        await command.took(len(frame.text.encode()))
+        if frame.name != "stdout":
             continue
-        held += told.text
-        *lines, held = held.split("\n")
-        if len(held) > _LINE_MAX:
+        rest += frame.text
+        *lines, rest = rest.split("\n")
+        if len(rest) > _LINE_MAX:
             raise _failed("it said more than a line holds")
         for line in lines:
             yield line
@@ -231,8 +231,8 @@ async def _heard(
             await asyncio.wait({hearing}, timeout=_SILENCE_S)
         if not hearing.done():
             raise _failed(f"it said nothing for {_SILENCE_S:g} s")
-        told = hearing.result()
-        return None if isinstance(told, frames.Exited) else told
+        frame = hearing.result()
+        return None if isinstance(frame, frames.Exited) else frame
     finally:
         if not hearing.done():
             hearing.cancel()
@@ -249,11 +249,11 @@ def _decoded(line: str) -> bytes:
 def _told(line: str, path: str, limits: ArchiveLimits) -> dict[str, Any]:
     """What it says of its work; raises what it says of its failure, in words of ours only."""
     try:
-        told = json.loads(line)
-        if "error" not in told:
-            counted = {name: int(told[name]) for name in ("entries", "bytes", "skipped")}
+        report = json.loads(line)
+        if "error" not in report:
+            counted = {name: int(report[name]) for name in ("entries", "bytes", "skipped")}
             return {name: min(max(0, count), _COUNT_MAX) for name, count in counted.items()}
-        word = str(told["error"])
+        word = str(report["error"])
     except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise _failed("its last word is none of ours") from None
     match word:
@@ -268,7 +268,7 @@ def _told(line: str, path: str, limits: ArchiveLimits) -> dict[str, Any]:
                 hint="uploads are read-only inside; choose another directory",
             )
         case "too_large":
-            raise limits.exceeded(told.get("limit"))
+            raise limits.exceeded(report.get("limit"))
         case "not_an_archive":
             raise errors.BadRequest(
                 "what was sent is no archive that can be read, or not all of one",

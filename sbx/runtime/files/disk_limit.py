@@ -250,10 +250,10 @@ class FreeSpaceProbe:
         trees = _limited(opened)
         fd = trees[0].fd if trees else _quarantine(opened).fd
         try:
-            told = await opened.call(lambda: os.fstatvfs(fd))
+            status = await opened.call(lambda: os.fstatvfs(fd))
         except OSError:
             return False
-        free = told.f_bfree * told.f_frsize, told.f_ffree
+        free = status.f_bfree * status.f_frsize, status.f_ffree
         if self._at_first is None:
             self._at_first = free
         taken, files_taken = (a - b for a, b in zip(self._at_first, free, strict=True))
@@ -344,9 +344,9 @@ def _look(
         for some in (trees, aside)
     )
     used = DiskUsage(
-        max((one.bytes for one in looks), default=0) + sum(one.bytes for one in extra),
-        max((one.inodes for one in looks), default=0) + sum(one.inodes for one in extra),
-        complete=all(one.complete for one in (*looks, *extra)),
+        max((look.bytes for look in looks), default=0) + sum(look.bytes for look in extra),
+        max((look.inodes for look in looks), default=0) + sum(look.inodes for look in extra),
+        complete=all(look.complete for look in (*looks, *extra)),
     )
     if not trees:  # files without a name may be of the directory, which has no limit
         return used, quiet, (0, 0)

@@ -330,6 +330,6 @@ def _encoded(content: str | bytes) -> bytes:
 
 
 def _upload_limits(policy: Policy) -> UploadLimits:
-    asked = policy.uploads
-    types = None if asked.allowed_types == "any" else frozenset(asked.allowed_types)
-    return UploadLimits(asked.max_file_size, asked.max_file_count, asked.total_max, types)
+    limits = policy.uploads
+    types = None if limits.allowed_types == "any" else frozenset(limits.allowed_types)
+    return UploadLimits(limits.max_file_size, limits.max_file_count, limits.total_max, types)

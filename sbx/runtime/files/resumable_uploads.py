@@ -213,7 +213,7 @@ class Partials:
                 hint="finish one, or abort it",
                 details={"limit": PARTIALS_MAX},
             )
-        total = size + sum(one.size for one in self._partials.values())
+        total = size + sum(upload.size for upload in self._partials.values())
         if total > max(most, self._limits.workspace_max):
             raise resumable_uploads.file_too_large(path, max(most, self._limits.workspace_max))
 

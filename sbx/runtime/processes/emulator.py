@@ -146,8 +146,8 @@ class Emulator:
         out.append(_rendition(cursor.attrs))
         return out
 
-    def _repeat(self, found: re.Match[str]) -> str:
-        return found[1] * (1 + min(int(found[2]), self._screen.columns))
+    def _repeat(self, match: re.Match[str]) -> str:
+        return match[1] * (1 + min(int(match[2]), self._screen.columns))
 
 
 class _Main:
@@ -244,23 +244,23 @@ class _Stream(pyte.Stream):
     events = pyte.Stream.events | frozenset(_SCROLLED.values())
 
 
-def _pass(found: re.Match[str]) -> str:
+def _pass(match: re.Match[str]) -> str:
     """A sequence as the emulator may get it; nothing for the rest."""
-    if (final := found["final"]) is not None:
-        private, numbers = found["private"], found["numbers"]
-        if found["between"] or ":" in numbers or private not in ("", "?"):
+    if (final := match["final"]) is not None:
+        private, numbers = match["private"], match["numbers"]
+        if match["between"] or ":" in numbers or private not in ("", "?"):
             return ""
         if private and final not in "hl":
             return ""
-        given = numbers.split(";")
+        values = numbers.split(";")
         if not private and final in "hl":  # the library knows private ones by other numbers
-            given = [one for one in given if one in ("4", "20")] or ["0"]
-        if len(given) > _NUMBERS_OF.get(final, 0):
+            values = [number for number in values if number in ("4", "20")] or ["0"]
+        if len(values) > _NUMBERS_OF.get(final, 0):
             return ""
-        return f"\x1b[{private}{';'.join(one[:4] for one in given)}{final}"
-    if found["set"] or found["single"]:
-        return found[0]
-    if keypad := found["keypad"]:
+        return f"\x1b[{private}{';'.join(number[:4] for number in values)}{final}"
+    if match["set"] or match["single"]:
+        return match[0]
+    if keypad := match["keypad"]:
         return "\x1b[?66h" if keypad == "=" else "\x1b[?66l"
     return ""
 

@@ -92,23 +92,23 @@ def view_of(policy: Policy, interpreter: Interpreter) -> VisiblePrograms:
 
 
 def serving(
-    language: Language, found: InstalledPrograms, *, compiler: bool = False
+    language: Language, programs: InstalledPrograms, *, compiler: bool = False
 ) -> ScriptInterpreter | None:
     """What runs this language; None when nothing does. `compiler`: the workspace has one for
     TypeScript. Node.js goes before Deno, because that is what most scripts are written for."""
     match language:
         case "bash":
-            return _tool("bash", found.bash)
+            return _tool("bash", programs.bash)
         case "javascript":
-            return _tool("node", found.node) or _tool("deno", found.deno)
+            return _tool("node", programs.node) or _tool("deno", programs.deno)
         case "typescript":
-            strips = found.node_version is not None and found.node_version >= STRIPS_TYPES
-            node = found.node if strips or compiler else None
-            return _tool("node", node) or _tool("deno", found.deno)
+            strips = programs.node_version is not None and programs.node_version >= STRIPS_TYPES
+            node = programs.node if strips or compiler else None
+            return _tool("node", node) or _tool("deno", programs.deno)
         case "java":
-            return _tool("java", found.java)
+            return _tool("java", programs.java)
         case "go":
-            return _tool("go", found.go)
+            return _tool("go", programs.go)
 
 
 def _tool(name: str, path: str | None) -> ScriptInterpreter | None:
@@ -196,10 +196,10 @@ def _runs(path: str) -> bool:
 def _version(real: str) -> tuple[int, ...] | None:
     """Only of a file that nobody but root and this user can have written: it is run here."""
     try:
-        said = os.stat(real)
-        if said.st_uid not in (0, os.geteuid()) or said.st_mode & _WRITABLE_BY_OTHERS:
+        status = os.stat(real)
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & _WRITABLE_BY_OTHERS:
             return None
-        told = subprocess.run(
+        output = subprocess.run(
             [real, "--version"],
             env={},
             cwd="/",
@@ -211,7 +211,7 @@ def _version(real: str) -> tuple[int, ...] | None:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    match = re.match(rb"v(\d{1,4})\.(\d{1,4})\.(\d{1,4})", told)
+    match = re.match(rb"v(\d{1,4})\.(\d{1,4})\.(\d{1,4})", output)
     return tuple(int(part) for part in match.groups()) if match else None
 
 
@@ -231,13 +231,13 @@ class Cache:
             kept = self._found.get(view)
             if kept is not None and now - kept[0] < self._kept_s:
                 return kept[1]
-        found = find(view)
+        programs = find(view)
         with self._changing:
-            self._found[view] = (now, found)
+            self._found[view] = (now, programs)
             self._found.move_to_end(view)
             while len(self._found) > self._most:
                 self._found.popitem(last=False)
-        return found
+        return programs
 
     def kept(self, view: VisiblePrograms) -> InstalledPrograms | None:
         """What is known without looking."""
@@ -258,8 +258,8 @@ def available(policy: Policy, environments: Environments) -> dict[Language, Scri
     interpreter = _interpreter_of(policy, environments)
     if interpreter is None:
         return {}
-    found = _cache.find(view_of(policy, interpreter))
-    tools = {language: serving(language, found) for language in LANGUAGES}
+    programs = _cache.find(view_of(policy, interpreter))
+    tools = {language: serving(language, programs) for language in LANGUAGES}
     return {language: tool for language, tool in tools.items() if tool is not None}
 
 
@@ -287,16 +287,16 @@ class Languages:
 
         Raises BadRequest `language_unavailable`.
         """
-        found = _cache.kept(self._view)
-        if found is None:
-            found = await asyncio.to_thread(_cache.find, self._view)
-        tool = serving(language, found)
-        if tool is None and language == "typescript" and found.node is not None:
+        programs = _cache.kept(self._view)
+        if programs is None:
+            programs = await asyncio.to_thread(_cache.find, self._view)
+        tool = serving(language, programs)
+        if tool is None and language == "typescript" and programs.node is not None:
             for path in COMPILERS:
                 if await _is_there(has_file, path):
-                    return ScriptInterpreter("node", found.node)
+                    return ScriptInterpreter("node", programs.node)
         if tool is None:
-            raise unavailable(language, [one for one in LANGUAGES if serving(one, found)])
+            raise unavailable(language, [other for other in LANGUAGES if serving(other, programs)])
         return tool
 
 

@@ -90,7 +90,7 @@ class ScreenBuffer:
         async with self._drawing:
             taken = list(self._since)
             self._since.clear()
-            held, self._held = self._held, 0
+            kept_size, self._held = self._held, 0
             modes, self._modes = b"".join(self._modes), {}
             unfinished = _unfinished(taken)
             before, size = self._drawn, self._drawn_size
@@ -100,7 +100,7 @@ class ScreenBuffer:
             except asyncio.CancelledError:
                 # The next one draws it anew, from what there was.
                 self._since.extendleft(reversed(taken))
-                self._held += held
+                self._held += kept_size
                 self._modes = {**_modes_of(modes), **self._modes}
                 if unfinished:
                     self._since.insert(len(taken), bytearray(unfinished))
@@ -114,7 +114,7 @@ class ScreenBuffer:
                 self._held += len(unfinished)
             return result.data + self._later(), result.shown
 
-    async def told(self) -> bytes:
+    async def restored(self) -> bytes:
         """As `drawn`, for whoever comes to a terminal of which there is little to tell: then it is
         told as it was written, which leaves what stands on his own screen."""
         raw = self._later()
@@ -135,9 +135,9 @@ class ScreenBuffer:
                 self._held -= _RESIZED
                 continue
             self._held -= len(part)
-            for found in _MODE.finditer(part):
-                self._modes.pop(found[0], None)
-                self._modes[bytes(found[0])] = None
+            for match in _MODE.finditer(part):
+                self._modes.pop(match[0], None)
+                self._modes[bytes(match[0])] = None
             while len(self._modes) > _MODES_MAX:
                 del self._modes[next(iter(self._modes))]
         if dropped and self._since and isinstance(first := self._since[0], bytearray):
@@ -148,7 +148,7 @@ class ScreenBuffer:
 
 
 def _modes_of(data: bytes) -> dict[bytes, None]:
-    return {bytes(found[0]): None for found in _MODE.finditer(data)}
+    return {bytes(match[0]): None for match in _MODE.finditer(data)}
 
 
 def _unfinished(parts: _Parts) -> bytes:

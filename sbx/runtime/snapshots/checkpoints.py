@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from sbx import errors
-from sbx.aio import run_to_completion
+from sbx.aio import outcome, run_to_completion
 from sbx.protocol.dry_runs import CHECKPOINTS_MAX, FileChange
 from sbx.runtime.files.open_files import OpenFiles
-from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots, outcome
+from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots
 
 
 @dataclass(slots=True, eq=False)
@@ -65,37 +65,37 @@ class Checkpoints:
             self._check_open()
             self._task = asyncio.create_task(self._make())
             try:
-                made = await outcome(self._task, self.discard)
+                checkpoint = await outcome(self._task, self.discard)
             finally:
                 self._task = None
-            if made is None:
+            if checkpoint is None:
                 raise _closed()
-            return made
+            return checkpoint
 
     def get(self, checkpoint_id: str) -> Checkpoint:
         """The one of this id. Raises NotFound `checkpoint_not_found`, Closed."""
         self._check_open()
-        found = self._there.get(checkpoint_id)
-        if found is None:
+        checkpoint = self._there.get(checkpoint_id)
+        if checkpoint is None:
             raise _not_found(checkpoint_id)
-        return found
+        return checkpoint
 
-    async def restore(self, one: Checkpoint) -> Sequence[FileChange]:
+    async def restore(self, checkpoint: Checkpoint) -> Sequence[FileChange]:
         """See `Checkpoint.restore`."""
         async with self._at_work:
             self._check_open()
-            if one.id not in self._there:
-                raise _not_found(one.id)
+            if checkpoint.id not in self._there:
+                raise _not_found(checkpoint.id)
             opened = await self._opened()
             with opened.in_use():
-                effect = await self._copies.way_back(opened, one._copy)
-                await self._copies.commit(opened, one._copy, effect, effect.before)
-            return effect.told
+                effect = await self._copies.way_back(opened, checkpoint._copy)
+                await self._copies.commit(opened, checkpoint._copy, effect, effect.before)
+            return effect.summary
 
-    async def discard(self, one: Checkpoint) -> None:
+    async def discard(self, checkpoint: Checkpoint) -> None:
         """See `Checkpoint.discard`."""
-        if self._there.pop(one.id, None) is not None:
-            await run_to_completion(self._copies.remove(one._copy.name))
+        if self._there.pop(checkpoint.id, None) is not None:
+            await run_to_completion(self._copies.remove(checkpoint._copy.name))
 
     async def close(self) -> None:
         """Discard all of them, for good."""
@@ -103,18 +103,18 @@ class Checkpoints:
         if self._task is not None:
             self._task.cancel()
         async with self._at_work:
-            for one in list(self._there.values()):
-                await self.discard(one)
+            for checkpoint in list(self._there.values()):
+                await self.discard(checkpoint)
 
     async def _make(self) -> Checkpoint:
         opened = await self._opened()
         with opened.in_use():
             copy = await self._copies.make(opened)
-        made = Checkpoint(f"checkpoint-{secrets.token_hex(8)}", self, copy)
-        self._there[made.id] = made
+        checkpoint = Checkpoint(f"checkpoint-{secrets.token_hex(8)}", self, copy)
+        self._there[checkpoint.id] = checkpoint
         while len(self._there) > CHECKPOINTS_MAX:
             await self.discard(next(iter(self._there.values())))
-        return made
+        return checkpoint
 
     def _check_open(self) -> None:
         if self._closed:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sbx import errors
-from sbx.aio import run_to_completion
+from sbx.aio import outcome, run_to_completion
 from sbx.policy import Policy
 from sbx.protocol.dry_runs import CHANGES_MAX, DRY_RUNS_MAX, LIFETIME_S, FileChange
 from sbx.protocol.runs import Run
@@ -30,7 +30,8 @@ from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.run import checks
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.context_kernel import ClosedReason, StartKernel
-from sbx.runtime.snapshots.snapshots import Changes, Snapshot, Snapshots, outcome
+from sbx.runtime.snapshots.changes import Changes
+from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots
 from sbx.telemetry.background import background_context
 from sbx.workspace.quarantine import drop_all
 
@@ -143,30 +144,30 @@ class DryRuns:
         task = asyncio.create_task(self._create(command, timeout, cwd))
         self._making.add(task)
         task.add_done_callback(self._making.discard)
-        if (made := await outcome(task, self.discard)) is None:
+        if (dry_run := await outcome(task, self.discard)) is None:
             raise _closed()
-        return made
+        return dry_run
 
     def get(self, dry_run_id: str) -> DryRun:
         """The one of this id. Raises NotFound `dry_run_not_found`, Closed."""
         self._check_open()
-        found = self._there.get(dry_run_id)
-        if found is None:
+        entry = self._there.get(dry_run_id)
+        if entry is None:
             raise _not_found(dry_run_id)
-        return found[0]
+        return entry[0]
 
-    async def commit(self, one: DryRun) -> None:
+    async def commit(self, dry_run: DryRun) -> None:
         """See `DryRun.commit`."""
         async with self._committing:
             self._check_open()
-            if not self._forget(one):
-                raise _not_found(one.id)
-            await run_to_completion(self._commit(one))
+            if not self._forget(dry_run):
+                raise _not_found(dry_run.id)
+            await run_to_completion(self._commit(dry_run))
 
-    async def discard(self, one: DryRun) -> None:
+    async def discard(self, dry_run: DryRun) -> None:
         """See `DryRun.discard`."""
-        if self._forget(one):
-            await run_to_completion(self._remove(one._copy, one._quarantine))
+        if self._forget(dry_run):
+            await run_to_completion(self._remove(dry_run._copy, dry_run._quarantine))
 
     async def close(self) -> None:
         """Discard all of them, for good; what is being made ends."""
@@ -176,8 +177,8 @@ class DryRuns:
         if self._making:
             await asyncio.wait(list(self._making))
         async with self._committing:
-            for one, _ in list(self._there.values()):
-                await self.discard(one)
+            for dry_run, _ in list(self._there.values()):
+                await self.discard(dry_run)
         if self._leaving:
             await asyncio.wait(list(self._leaving))
 
@@ -194,10 +195,10 @@ class DryRuns:
                 await run_to_completion(self._remove(copy, quarantine))
                 raise
         left_out = (*effect.left_out, *unseen)
-        made = DryRun(
+        dry_run = DryRun(
             name,
             run,
-            effect.told,
+            effect.summary,
             effect.truncated or len(left_out) > CHANGES_MAX,
             left_out[:CHANGES_MAX],
             time.time() + self._lifetime_s,
@@ -206,8 +207,8 @@ class DryRuns:
             effect,
             quarantine,
         )
-        self._keep(made)
-        return made
+        self._keep(dry_run)
+        return dry_run
 
     async def _run(
         self,
@@ -258,45 +259,45 @@ class DryRuns:
             finally:
                 self.contexts.discard(context)
 
-    async def _commit(self, one: DryRun) -> None:
+    async def _commit(self, dry_run: DryRun) -> None:
         try:
             opened = await self._opened()
             with opened.in_use():
-                base = one._copy.base.nodes
-                await self._copies.commit(opened, one._copy, one._effect, base)
+                base = dry_run._copy.base.nodes
+                await self._copies.commit(opened, dry_run._copy, dry_run._effect, base)
         except errors.Unavailable:
-            self._keep(one)
+            self._keep(dry_run)
             raise
         except BaseException:
-            await self._remove(one._copy, one._quarantine)
+            await self._remove(dry_run._copy, dry_run._quarantine)
             raise
-        await self._copies.remove(one._copy.name)
+        await self._copies.remove(dry_run._copy.name)
 
     async def _remove(self, copy: Snapshot, quarantine: Path | None) -> None:
         """Remove a copy whose changes are dropped, with what is in its quarantine."""
         await self._copies.remove(copy.name)
         await _drop(quarantine)
 
-    def _keep(self, one: DryRun) -> None:
-        left_s = max(0.0, one.expires_at - time.time())
-        timer = asyncio.get_running_loop().call_later(left_s, self._expire, one)
-        self._there[one.id] = one, timer
+    def _keep(self, dry_run: DryRun) -> None:
+        left_s = max(0.0, dry_run.expires_at - time.time())
+        timer = asyncio.get_running_loop().call_later(left_s, self._expire, dry_run)
+        self._there[dry_run.id] = dry_run, timer
 
-    def _forget(self, one: DryRun) -> bool:
+    def _forget(self, dry_run: DryRun) -> bool:
         """Whether it was there; it is the caller's to remove then."""
-        found = self._there.pop(one.id, None)
-        if found is not None:
-            found[1].cancel()
-        return found is not None
+        entry = self._there.pop(dry_run.id, None)
+        if entry is not None:
+            entry[1].cancel()
+        return entry is not None
 
-    def _expire(self, one: DryRun) -> None:
-        task = asyncio.create_task(self._leave(one), context=background_context())
+    def _expire(self, dry_run: DryRun) -> None:
+        task = asyncio.create_task(self._leave(dry_run), context=background_context())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _leave(self, one: DryRun) -> None:
+    async def _leave(self, dry_run: DryRun) -> None:
         try:
-            await self.discard(one)
+            await self.discard(dry_run)
         except (errors.SbxError, OSError) as error:
             _log.warning("the copy of a dry run is left over: %s", error)
 

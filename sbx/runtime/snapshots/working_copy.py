@@ -23,7 +23,7 @@ from dataclasses import replace
 from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.policy import Policy
-from sbx.protocol.dry_runs import CHANGES_MAX, FileChange
+from sbx.protocol.dry_runs import FileChange
 from sbx.protocol.runs import Run, RunError
 from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.open_files import OpenFiles
@@ -31,15 +31,14 @@ from sbx.runtime.processes.scripts import Program
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.context_kernel import ClosedReason, StartKernel
+from sbx.runtime.snapshots.changes import Changes, effect_of, protected
 from sbx.runtime.snapshots.dry_run import dry_run_name, offline
-from sbx.runtime.snapshots.snapshots import Changes, Snapshot, Snapshots, protected
+from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots
 from sbx.workspace.mirroring import Mirror
 from sbx.workspace.quarantine import Quarantine
 from sbx.workspace.snapshots.copy import take
-from sbx.workspace.snapshots.diff import FILE_MAX, plain, shown_in, tell
 from sbx.workspace.snapshots.manifest import PlannedChange, within
 from sbx.workspace.snapshots.scan import Bounds
-from sbx.workspace.tree import Tree
 
 _log = logging.getLogger(__name__)
 _TRIES = 3  # to restore a copy that live code writes to
@@ -110,7 +109,7 @@ class WorkingCopy:
 
     @property
     def busy(self) -> bool:
-        return self._lock.locked() or any(one.busy for one in self.contexts)
+        return self._lock.locked() or any(context.busy for context in self.contexts)
 
     async def files(self) -> OpenFiles:
         """The copy, made where there is none.
@@ -166,15 +165,15 @@ class WorkingCopy:
     async def close(self) -> None:
         """End what runs on the copy, and remove it, for good."""
         self._closed = True
-        for one in self.contexts:
-            await one.close()
+        for context in self.contexts:
+            await context.close()
         async with self._making:
             await run_to_completion(self._held.aclose())
 
     def jail(self) -> Context:
         """A new jail over the copy, without network, for one command or script."""
         assert self._files is not None
-        made = Context(
+        context = Context(
             dry_run_name(secrets.token_hex(8)),
             self._conversation,
             self._policy,
@@ -183,8 +182,8 @@ class WorkingCopy:
             self._grace_s,
             disk=DiskLimit(self._policy.limits),
         )
-        self._jails.add(made)
-        return made
+        self._jails.add(context)
+        return context
 
     async def leave(self, jail: Context) -> None:
         """End a jail: no process of it writes to the copy from then on."""
@@ -203,7 +202,7 @@ class WorkingCopy:
             original, _ = self._copies.original(opened)
             with self._copies.tree(copy.name) as tree, self._copies.tree(stage) as staged:
                 changed, left_out = mirror.compare(original, tree, bounds)
-                changed = [one for one in changed if not protected(opened, one)]
+                changed = [change for change in changed if not protected(opened, change)]
                 changed = take(changed, tree, staged, mirror.scope, bounds)
                 return effect_of(changed, left_out, original, staged)
 
@@ -251,23 +250,23 @@ class WorkingCopy:
     async def _make(self) -> None:
         if self._refusal is not None and time.monotonic() < self._refusal[1]:
             raise self._refusal[0]
-        async with AsyncExitStack() as held:
+        async with AsyncExitStack() as stack:
             opened = await self._opened()
-            held.enter_context(opened.in_use())
+            stack.enter_context(opened.in_use())
             try:
                 copy = await self._copies.make(opened)
             except (errors.TooLarge, errors.Unavailable) as error:
                 self._refusal = error, time.monotonic() + _RETRY_S
                 raise
-            held.push_async_callback(self._copies.remove, copy.name)
-            held.callback(self._forget)
-            files = await held.enter_async_context(self._copies.shown(opened, copy))
-            held.push_async_callback(self.drop_items)
+            stack.push_async_callback(self._copies.remove, copy.name)
+            stack.callback(self._forget)
+            files = await stack.enter_async_context(self._copies.shown(opened, copy))
+            stack.push_async_callback(self.drop_items)
             self._items = frozenset()
             self._mirror = Mirror(copy.base, copy.frozen, copy.scope)
             self._copy, self._files = copy, files
             self._refusal = None
-            self._held = held.pop_all()
+            self._held = stack.pop_all()
 
     def _forget(self) -> None:
         self._copy = self._files = self._mirror = None
@@ -318,9 +317,9 @@ class Transaction:
         return live
 
     async def give_up(self, live: ActiveRun) -> None:
-        for one in (self.python, self._jail):
-            if one is not None:
-                await one.give_up(live)
+        for context in (self.python, self._jail):
+            if context is not None:
+                await context.give_up(live)
 
     async def compare(self) -> "ChangeSet":
         """What the call changed, once all that it started has ended; cells that still run are
@@ -382,37 +381,16 @@ class ChangeSet:
     ) -> None:
         self.run = run
         self.host_executables = host_executables or {}
-        self.changes: Sequence[FileChange] = effect.told
+        self.changes: Sequence[FileChange] = effect.summary
         self.truncated = effect.truncated
         self.left_out: Sequence[str] = effect.left_out
-        self.made: Sequence[PlannedChange] = effect.changed
+        self.planned: Sequence[PlannedChange] = effect.changed
 
     @property
     def is_empty(self) -> bool:
         """Whether no file of the project would change."""
-        return not self.made
+        return not self.planned
 
     def within(self, prefixes: Sequence[str]) -> bool:
         """Whether every change lies below one of these directories."""
-        return within(self.made, prefixes)
-
-
-def effect_of(
-    changed: Sequence[PlannedChange], left_out: Sequence[str], original: Tree, staged: Tree
-) -> Changes:
-    """These changes, told by the content that the original has now and that is staged."""
-    told, truncated = tell(
-        changed,
-        shown_in(original),
-        lambda one: _content(original, one),
-        lambda one: _content(staged, one),
-    )
-    named = tuple(plain(shown_in(original)(path)) for path in left_out[:CHANGES_MAX])
-    return Changes(changed, {}, told, truncated or len(left_out) > len(named), named)
-
-
-def _content(tree: Tree, change: PlannedChange) -> bytes | None:
-    try:
-        return tree.read(change.relative, max_bytes=FILE_MAX)
-    except errors.SbxError:
-        return None
+        return within(self.planned, prefixes)

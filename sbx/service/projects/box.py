@@ -57,7 +57,7 @@ class ProjectSession:
     def stateful(self) -> bool:
         """Whether Python has, or had, variables that would be missed."""
         every = (self._python, self._talk.computing, self._talk.working.python)
-        return any(one.state_is_kept for one in every)
+        return any(context.state_is_kept for context in every)
 
     @property
     def asks_about_host_executables(self) -> bool:

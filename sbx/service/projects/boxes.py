@@ -27,8 +27,9 @@ from sbx.runtime.files.files import WorkspaceUploads
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service.projects.box import ProjectSession, python_in
-from sbx.service.projects.client import ProjectRemoteUploads, ProjectServerLink, RemoteBox
+from sbx.service.projects.client import ProjectRemoteUploads, RemoteBox
 from sbx.service.projects.host_mode import HostSession
+from sbx.service.projects.link import ProjectServerLink
 from sbx.service.projects.sandbox import open_project
 from sbx.store.projects import ProjectRow
 from sbx.workspace import UploadLimits
@@ -316,7 +317,8 @@ class ProjectBoxes:
         spec: BoxSpec,
         uploads: Conversation | None,
     ) -> RemoteBox:
-        box = await server.open(
+        box = await RemoteBox.open(
+            server,
             spec.walls.policy,
             Path(spec.directory),
             narrower=spec.walls.narrower,

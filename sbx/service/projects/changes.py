@@ -19,8 +19,9 @@ from sbx.runtime.files.files import WorkspaceFiles
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.honeytokens import look
 from sbx.runtime.run.active_run import ActiveRun
-from sbx.runtime.snapshots.snapshots import Changes, Snapshot, Snapshots
-from sbx.runtime.snapshots.working_copy import COMMAND_ENV, ChangeSet, Transaction, effect_of
+from sbx.runtime.snapshots.changes import Changes, effect_of
+from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots
+from sbx.runtime.snapshots.working_copy import COMMAND_ENV, ChangeSet, Transaction
 from sbx.service.projects.sandbox import ProjectConversation, in_project
 from sbx.workspace.errors import translate, wrong_path
 from sbx.workspace.snapshots.diff import plain
@@ -64,16 +65,16 @@ class CodeChanges:
 
     def start_run(self, code: str, *, timeout: float | None = None) -> ActiveRun:
         """A cell in the kernel over the copy. Raises as `Conversation.start_run`."""
-        made = self._transaction.python.start_run(code, timeout=timeout)
-        return self._transaction.follow(made)
+        run = self._transaction.python.start_run(code, timeout=timeout)
+        return self._transaction.follow(run)
 
     def start_shell(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> ActiveRun:
         """A command on the copy, without network. Raises as `Conversation.start_shell`."""
         jail = self._transaction.jail
-        made = jail.start_shell(command, timeout=timeout, cwd=cwd, env=COMMAND_ENV)
-        return self._transaction.follow(made)
+        run = jail.start_shell(command, timeout=timeout, cwd=cwd, env=COMMAND_ENV)
+        return self._transaction.follow(run)
 
     def start_script(self, code: str, language: str, *, timeout: float | None = None) -> ActiveRun:
         """A script on the copy, without network. Raises as `Conversation.start_script`."""
@@ -318,9 +319,9 @@ class _StagedFiles:
         mode = before.mode if before is not None and before.kind == "file" else 0o644
         with self._copies.tree(stage) as tree:
             size = tree.write(parts, data, max_bytes=self._most, mode=mode | 0o600)
-            made = node_at(tree, parts)
-            assert made is not None
-            after = FileNode("file", mode, made.size, made.mtime_ns, sha256=digest(tree, parts))
+            node = node_at(tree, parts)
+            assert node is not None
+            after = FileNode("file", mode, node.size, node.mtime_ns, sha256=digest(tree, parts))
         self._changed[name] = PlannedChange(name, before, after)
         return size
 
@@ -337,15 +338,15 @@ class _StagedFiles:
     def _compared(self, stage: str) -> Changes:
         changed: list[PlannedChange] = []
         for name in sorted(self._changed, key=lambda path: path.replace("/", "\0")):
-            one = self._changed[name]
-            before, after = one.before, one.after
+            change = self._changed[name]
+            before, after = change.before, change.after
             if before is not None and after is not None and before.kind != after.kind:
                 changed += (PlannedChange(name, before, None), PlannedChange(name, None, after))
             elif before is None or after is None or before.sha256 != after.sha256:
-                changed.append(one)
+                changed.append(change)
         host = self._opened.host_directory
         if self._asks and host is not None:
-            created = host.created_by_all([one.relative for one in changed])
+            created = host.created_by_all([change.relative for change in changed])
             self._created = {path: match.program for path, match in created.items()}
         with self._copies.tree(stage) as tree:
             return effect_of(changed, (), self._tree, tree)

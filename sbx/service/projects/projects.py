@@ -19,7 +19,7 @@ from sbx.runtime.conversation import Conversation
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service.projects.boxes import Box, BoxWalls, ProjectBoxes
-from sbx.service.projects.client import ProjectServerLink
+from sbx.service.projects.link import ProjectServerLink
 from sbx.store import Store
 from sbx.store import projects as rows
 from sbx.store.projects import ProjectRow as Project
@@ -93,9 +93,9 @@ class Projects:
     ) -> Page[Project]:
         """By id."""
         limit = max(1, min(limit, _LIST_MAX))
-        found = await rows.of_owner(self._store, owner, cursor, limit + 1)
-        more = len(found) > limit
-        return Page(found[:limit], found[limit - 1].id if more else None)
+        page = await rows.of_owner(self._store, owner, cursor, limit + 1)
+        more = len(page) > limit
+        return Page(page[:limit], page[limit - 1].id if more else None)
 
     async def change(
         self,
@@ -152,13 +152,13 @@ class Projects:
         while the conversation is used by another run in another project, and what a sandbox raises.
         """
 
-        async def wanted() -> Project:
+        async def open_project() -> Project:
             project = await self.get(owner, project_id)
             self._check(project.sandbox_enabled)
             return project
 
         walls = BoxWalls(policy, narrower or {}, env or {})
-        return self._boxes.using((owner, conversation_id), wanted, walls, uploads)
+        return self._boxes.using((owner, conversation_id), open_project, walls, uploads)
 
     def commands_allowed(self, owner: str, conversation_id: str) -> bool:
         """Whether a person has allowed the commands of this conversation in its project."""
@@ -179,10 +179,10 @@ class Projects:
         if (why := self._refusal(sandbox_enabled)) is not None:
             raise why
 
-    async def _directory(self, asked: str) -> str:
+    async def _directory(self, path: str) -> str:
         if self._server is not None:
-            return str(await self._server.resolve(asked))
-        return str(await in_thread(self._directories.resolve, asked))
+            return str(await self._server.resolve(path))
+        return str(await in_thread(self._directories.resolve, path))
 
 
 def refusal(

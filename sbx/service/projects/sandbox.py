@@ -124,8 +124,8 @@ class ProjectSandbox(AsyncSandbox):
 
     async def _open_files_in(self, directory: str, *, new: bool = True) -> OpenFiles:
         opened = await super()._open_files_in(directory, new=new)
-        held = opened.host_directory
-        if held is None or held.path != self._named:
+        host_directory = opened.host_directory
+        if host_directory is None or host_directory.path != self._named:
             await opened.close()
             raise replaced(self._named)
         return opened
@@ -231,8 +231,8 @@ class ProjectConversation(Conversation):
 
     async def give_up(self, live: ActiveRun) -> None:
         await super().give_up(live)
-        for one in (*self.working.contexts, *self._jails):
-            await one.give_up(live)
+        for context in (*self.working.contexts, *self._jails):
+            await context.give_up(live)
 
     async def _end(self, ending: list[Context]) -> None:
         try:
