@@ -1,9 +1,9 @@
 """asyncio: work that must end, worker threads, an event loop in a thread, and the clock.
 
-Some work would leave something behind if its caller just went away. A thread cannot be stopped, and
-no caller owns the descriptors that it opens until it returns. Half a clean-up is worse than a late
-one. Therefore a cancelled caller of `run_to_completion` waits for the work and is cancelled
-afterwards. All work that is awaited in this way has a time limit of its own.
+Some work would leave something behind if its caller were cancelled. A thread cannot be stopped, and
+no caller owns the descriptors that it opens before it returns. An incomplete clean-up is worse than
+a late one. Therefore a cancelled caller of `run_to_completion` waits for the work, and is cancelled
+afterwards. All such work has a time limit.
 """
 
 import asyncio
@@ -193,7 +193,7 @@ class _Workers(ThreadPoolExecutor):
 
 
 class Loop:
-    """An event loop in a thread of its own. After a fork the child has no such thread: calls there
+    """An event loop in a separate thread. A forked child does not have this thread: calls there
     raise Broken `used_after_fork`."""
 
     def __init__(self, name: str) -> None:

@@ -1,12 +1,13 @@
-"""Where a runtime's workspaces lie, held by a lock so that nobody else uses or sweeps them.
+"""The directory with the workspaces of a runtime. A lock keeps other runtimes away from it.
 
-A runtime without a `data_dir` has a temporary directory of its own. One that was killed leaves it
-behind; the next runtime of the same user finds that nobody holds its lock any more and removes it,
-once what it was committing to a directory of the host is undone. It finds it by a record in the
-user's own data directory: code in a sandbox can make a directory that looks like one, with a
-journal of its choice in it, and a user may have a directory of such a name.
-In one with a `data_dir` sandboxes are left over by a killed runtime too, and removed by the next
-one: unless it keeps them, or there is a store, which names those that are kept.
+Without a `data_dir`, a runtime has a temporary directory. A killed runtime leaves it behind. The
+next runtime of the same user finds it without its lock, undoes unfinished commits to directories of
+the host, and removes it. It finds the directory by a record in the data directory of the user: code
+in a sandbox can create a directory that looks the same, with a hostile journal in it, and a user
+may have a directory of such a name.
+
+In a `data_dir`, the next runtime also removes the sandboxes of a killed one, unless it keeps files,
+or a store names the kept sandboxes.
 """
 
 import os
@@ -105,7 +106,8 @@ def _make_temporary(top: Path) -> Path:
 
 
 def _records() -> Path:
-    """Raises RuntimeError where there is neither HOME nor an account."""
+    """Return the directory of the records. Raise RuntimeError without HOME and without an
+    account."""
     return user_data_path("sbx") / "temporary"
 
 

@@ -1,9 +1,9 @@
-"""Who calls, and what they may: keys, tokens, and the peer of a Unix socket.
+"""Callers and their rights: keys, tokens, and the peer of a Unix socket.
 
-A key speaks for its owner without bounds. A token is a signed promise made from a key's side to a
-front end: one user, perhaps one agent and one conversation, perhaps a few scopes, until a time.
-Its signature says that it is ours; the store says what it reaches and whether it was revoked.
-Nothing here is anonymous.
+A key has all rights of its owner. A token is a signed permission that a holder of a key gives to a
+front end: for one user, perhaps one agent and one conversation, perhaps a few scopes, until a time.
+Its signature proves that sbx made it; the store decides about its bounds and its revocation. There
+are no anonymous callers.
 """
 
 import asyncio
@@ -48,11 +48,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls. `user_id`, `agent_id` and `conversation_id` are a token's bounds; None: unbound.
+    """A caller. `user_id`, `agent_id` and `conversation_id` are the bounds of a token; None:
+    unbound.
 
-    `operator`: may use the admin routes, and sees all owners where a route says so.
-    `scopes`: None is all of them. `via_id`: which key or token it is, for the record; None for a
-    peer. It gives no right, so callers who differ in nothing else are equal.
+    `operator`: may use the admin routes, and sees all owners where a route offers that. `scopes`:
+    None is all of them. `via_id`: the key or token, for the record; None for a peer. It gives no
+    right, so callers that differ in nothing else are equal.
     """
 
     owner: str
@@ -75,10 +76,11 @@ class Caller:
     def sees(
         self, user_id: str | None, agent_id: str | None, conversation: str | None = None
     ) -> bool:
-        """Whether a sandbox of this user and agent lies within the bounds, and this conversation.
+        """Return whether a sandbox of this user and agent, and this conversation, lie within the
+        bounds.
 
-        Without a conversation the question is of the sandbox itself; whoever then reaches all of
-        its conversations at once (delete, stop, list) must also ask `whole_sandbox`.
+        Without a conversation, this is about the sandbox itself. For an act on all its
+        conversations at once (delete, stop, list), check `whole_sandbox` too.
         """
         return (
             (self.user_id is None or self.user_id == user_id)
@@ -141,8 +143,8 @@ class Authenticator:
     def from_peer(self, uid: int) -> Caller:
         """Return the other end of a Unix socket, by the uid that Linux reports.
 
-        Raises Denied `unauthorized` for the uid that stands for all users without one of their own
-        in the user namespace of the service: they would be one owner.
+        Raise Denied `unauthorized` for the uid that stands for all users without a uid in the user
+        namespace of the service: they would be one owner.
         """
         if uid == self._shared_uid:
             raise Denied(
@@ -223,7 +225,8 @@ class Authenticator:
     async def make_key(
         self, owner: str, name: str | None = None, *, operator: bool = False
     ) -> tuple[KeyRecord, str]:
-        """A new key of `owner`, and its clear text, which is not kept and cannot be shown again."""
+        """Return a new key of `owner`, and its clear text, which is not stored and cannot be shown
+        again."""
         text = f"sk-sbx-{secrets.token_hex(32)}"
         key = self._new_key(owner, name, operator)
         if not await keys.add(self._store, key, _digest(text)):
@@ -237,9 +240,9 @@ class Authenticator:
         ]
 
     async def revoke_key(self, key_id: str) -> bool:
-        """From now on the key opens nothing; again does nothing. Raises NotFound.
+        """Revoke a key from now on; a second call does nothing. Raise NotFound.
 
-        Return whether the store has it. Until it does, the revocation holds as long as this process
+        Return whether the store has the revocation. Until then it holds as long as this process
         lives.
         """
         return await run_to_completion(self._revoke(key_id, keys.of_id, keys.revoke))
@@ -274,14 +277,14 @@ class Authenticator:
         return stored
 
     async def first_key(self, text: str | None, keep_at: Path) -> str | None:
-        """See that somebody can call. The clear text of a key that was made now, to show once.
+        """Ensure that there is a key. Return the clear text of a new key, to show it once.
 
-        `given` is the operator's own (SBX_API_KEY): it becomes the key of the owner `default`, and
-        one that was given before ends. Without it, a store that never had a key gets one, which is
-        also kept at `keep_at`, mode 0600. Both are keys of an operator.
+        `text` is the operator's own key (SBX_API_KEY): it becomes the key of the owner `default`,
+        and replaces an earlier one. Without it, a store that never had a key gets one, which is
+        also written to `keep_at`, mode 0600. Both are keys of an operator.
 
-        Raises BadRequest `invalid_settings` for a `given` that no header can carry, Unavailable
-        `secret_unusable` when nothing can be kept at `keep_at`; then no key was made.
+        Raise BadRequest `invalid_settings` for a `text` that no header can carry, Unavailable
+        `secret_unusable` if `keep_at` cannot be written; then there is no new key.
         """
         if text:
             await self._adopt(text)
@@ -333,9 +336,9 @@ class Authenticator:
         scopes: Iterable[str] | None = None,
         ttl_s: float,
     ) -> tuple[TokenRecord, str]:
-        """A token within these bounds, and its text, which is not kept.
+        """Return a token within these bounds, and its text, which is not stored.
 
-        Raises BadRequest for a bound that is no id, an unknown scope, or a `ttl_s` that is not
+        Raise BadRequest for a bound that is not an id, an unknown scope, or a `ttl_s` that is not
         within (0, a year].
         """
         _check_name("owner", owner)
@@ -364,7 +367,7 @@ class Authenticator:
         return token, text
 
     async def tokens(self, owner: str | None = None) -> list[TokenRecord]:
-        """The tokens of one owner, or of everyone; revoked and expired ones too."""
+        """Return the tokens of one owner, or of all; revoked and expired ones too."""
         return [
             replace(token, revoked_at=self._revoked[token.id])
             if token.id in self._revoked
@@ -373,8 +376,7 @@ class Authenticator:
         ]
 
     async def revoke_token(self, token_id: str) -> bool:
-        """From now on the token opens nothing; again does nothing. Raises and returns as
-        `revoke_key`."""
+        """Revoke a token from now on. Raise and return as `revoke_key`."""
         return await run_to_completion(self._revoke(token_id, tokens.of_id, tokens.revoke))
 
     async def _signing_secret(self) -> bytes:
@@ -396,7 +398,7 @@ def _unauthorized() -> Denied:
 
 
 def _claims_in(bearer: str, secret: bytes) -> dict[str, Any]:
-    """What a token of ours says. Its times are left to the injected clock."""
+    """Return the claims of a token of sbx. The caller checks the times, by the injected clock."""
     if bearer.count(".") != 2:
         raise _unauthorized()
     try:
@@ -426,7 +428,7 @@ def _claims_in(bearer: str, secret: bytes) -> dict[str, Any]:
 
 
 def _claims_of(token: TokenRecord) -> dict[str, Any]:
-    """The bounds are for whoever reads the token; the store has the word."""
+    """Return the claims of a token. The bounds in it are for its readers; the store decides."""
     claims = {
         "iss": _ISSUER,
         "aud": _AUDIENCE,

@@ -36,7 +36,7 @@ class GarbageCollector:
         self._remove_s = _REMOVE_S
 
     async def remove(self, row: SandboxRow, workspace: WorkspaceRow) -> None:
-        """The files of a sandbox that was deleted a moment ago, unless they are kept a while."""
+        """Remove the files of a sandbox that was just deleted, unless they are kept for a while."""
         assert row.deleted_at is not None
         await self._remove_of(
             EndedSandbox(
@@ -70,10 +70,10 @@ class GarbageCollector:
                 self._store.write_later(done)
 
     async def collect(self, *, briefly: bool = False) -> list[TaskReport]:
-        """What a collection does here: `orphan_workspace` and `orphan_container` of the contract.
+        """Collect `orphan_workspace` and `orphan_container` of the contract.
 
-        With `briefly`, before a service takes calls, all of it is out of reach, and what takes long
-        to remove is left to the next one.
+        With `briefly`, before a service accepts requests, only move all of it out of reach; the
+        next collection removes the parts that take long.
         """
         self._remove_s = _BRIEFLY_S if briefly else _REMOVE_S
         try:
@@ -119,11 +119,11 @@ class GarbageCollector:
         return done
 
     async def clear_unknown(self) -> int:
-        """Remove or set apart each directory that the store does not name; how many those were.
+        """Remove or set apart each directory that the store does not name, and return their number.
 
-        Safe beside whatever goes on: a directory is known before it is made, and what is there is
-        listed before the store is asked. Homes that nobody owns yet are asked for in between, as
-        are frozen copies: one that got an owner before is known to the store by now.
+        This is safe next to other work: the store names a directory before it is made, and the
+        directories are listed before the store is read. Prewarmed sandboxes without an owner, and
+        frozen copies, are read in between: the store already names one that got an owner earlier.
         """
         there = await in_thread(self._listed)
         homes, copies = self._runtime.homes, self._runtime.copies
@@ -160,7 +160,7 @@ class GarbageCollector:
         return True
 
     async def _rolled_back(self, sandbox: str) -> bool:
-        """Undo what a killed service left half done in directories of the host."""
+        """Revert the unfinished commits of a killed service to directories of the host."""
         return await in_thread(self._runtime.data.recover, sandbox)
 
     def _listed(self) -> dict[str, frozenset[str]]:
@@ -168,7 +168,7 @@ class GarbageCollector:
         return {name: frozenset(data.conversations(name)) for name in data.sandboxes()}
 
     async def _remove_of(self, ended: EndedSandbox) -> bool:
-        """True when the files are gone now."""
+        """Return whether the files are gone now."""
         grace = self._settings.files_grace if ended.cause == "expired" else 0.0
         since = ended.deleted_at if ended.expires_at is None else ended.expires_at
         if self._clock.now() < since + grace and grace > 0:
@@ -179,7 +179,7 @@ class GarbageCollector:
         return True
 
     async def _removed(self, *names: Any) -> bool:
-        """Whether it is out of reach; what is left of it then goes with a later round."""
+        """Return whether it is out of reach; a later round removes the rest."""
         try:
             await in_thread(partial(self._runtime.data.remove, *names, deadline_s=self._remove_s))
         except (SbxError, OSError) as error:

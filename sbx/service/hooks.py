@@ -206,7 +206,8 @@ class SandboxHooks:
 
 
 class PersistentSandbox(AsyncSandbox):
-    """Its files, id and host uid outlive it: `close` ends everything and leaves the files."""
+    """A sandbox whose files, id and host uid outlive it: `close` ends everything and leaves the
+    files."""
 
     def __init__(
         self,
@@ -240,7 +241,7 @@ class PersistentSandbox(AsyncSandbox):
         self._mounts = mounts
 
     async def prepare(self) -> None:
-        """As in any sandbox, but open no conversation."""
+        """Prepare as any sandbox does, but open no conversation."""
         record = self._hooks.record
         await self._make_group(record.workspace.uid)
         paths = self._means.paths_of_any(self._interpreter, self.policy)

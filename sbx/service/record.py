@@ -33,7 +33,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ServiceDependencies:
-    """What every sandbox of a service uses.
+    """The parts of a service that every sandbox uses.
 
     `make_room` ends idle kernels until a kernel of this owner may start. `workspaces`, by id, are
     those that were not deleted.
@@ -138,7 +138,7 @@ class SandboxRecord:
         )
 
     def begin_use(self) -> None:
-        """A stop on request counts until the next use."""
+        """End a stop on request, which counts until the next use."""
         if self.row.stopped:
             self.set_stopped(stopped=False, failure=self.row.failure)
 
@@ -276,7 +276,8 @@ class SandboxRecord:
 
 
 def _within_workspace(policy: Policy, workspace: WorkspaceRow) -> Policy:
-    """The size limit of a workspace narrows what each of its conversations may keep."""
+    """Narrow the policy by the size limit of a workspace, which applies to each of its
+    conversations."""
     if workspace.size_limit_mb is None:
         return policy
     limit = min(policy.limits.workspace_max, workspace.size_limit_mb * _MIB)

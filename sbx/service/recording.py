@@ -20,7 +20,7 @@ _TEXT_MAX = 1000  # characters of a detail; a line whose details are too long wo
 
 
 def problems(*, full: bool, audit_waits: bool, store_waits: bool) -> Sequence[str]:
-    """Return the codes of what is wrong, the first one to solve first."""
+    """Return the codes of the present problems, the first one to solve first."""
     codes = []
     if full:
         codes.append("no_space")
@@ -56,7 +56,7 @@ class Recording:
 
     @property
     def problems(self) -> Sequence[str]:
-        """Return the codes of what is wrong now."""
+        """The codes of the present problems."""
         return problems(
             full=self.reserve.full,
             audit_waits=self.audit.refused,

@@ -100,7 +100,7 @@ class Reserve:
             self.full = full
 
     def _grow(self, missing: int) -> bool:
-        """Return whether the disk has room. Where the file cannot be allocated for another reason
+        """Return whether the disk has room. If the file cannot be allocated for another reason,
         there is no reserve, and the disk may still have room."""
         disk = os.fstatvfs(self._fd)
         if not has_room(disk.f_bavail * disk.f_frsize, missing, self._size):

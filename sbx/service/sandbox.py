@@ -186,8 +186,7 @@ class ServiceSandbox(SandboxRecord):
         return home
 
     def forget_conversation(self, name: str) -> Conversation | None:
-        """Forget a conversation that was deleted; return what is open of it, for the caller to
-        end."""
+        """Forget a deleted conversation. Return it if it is open, for the caller to end."""
         self.hooks.forget(name)
         return self.box.forget(name) if self.box is not None else None
 
@@ -259,8 +258,8 @@ class ServiceSandbox(SandboxRecord):
             return True
 
     async def delete(self, cause: str) -> bool:
-        """Leave a tombstone, and end what lives; the caller removes the files. False if it was
-        deleted before. A cancelled call completes it."""
+        """Leave a tombstone, and end all kernels; the caller removes the files. Return False if it
+        was deleted before. A cancelled call still completes."""
         return await run_to_completion(self._delete(cause))
 
     async def _delete(self, cause: str) -> bool:
@@ -283,7 +282,7 @@ class ServiceSandbox(SandboxRecord):
             return True
 
     async def shut(self, reason: RunError) -> None:
-        """End what lives because the service ends; files stay."""
+        """End all kernels because the service ends; the files stay."""
         async with self._lock:
             await run_to_completion(self._end_box(reason))
         self.shut_down = True

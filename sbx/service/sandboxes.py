@@ -50,7 +50,7 @@ _FORGOTTEN = RunError("ConversationDeleted", "the conversation was deleted meanw
 
 
 class Sandboxes:
-    """Its methods may be called concurrently from one event loop."""
+    """The sandboxes of a service. Call the methods from one event loop; calls may be concurrent."""
 
     def __init__(
         self,
@@ -263,8 +263,7 @@ class Sandboxes:
         await sandbox.stop()
 
     async def delete(self, caller: Caller, sandbox_id: str, *, cause: str = "requested") -> None:
-        """End a sandbox, with the files that it manages; a second time does nothing. Raises
-        NotFound only if this caller never had it."""
+        """End a sandbox and its own files. Raise NotFound only if the caller never had it."""
         scope = "execute" if cause == "expired" else "admin"
         if not caller.whole_sandbox or not caller.may(scope):
             raise unknown(sandbox_id)

@@ -1,10 +1,10 @@
-"""A service: everything that one `sbx serve` process holds, over one data directory.
+"""A service: all parts of one `sbx serve` process, over one data directory.
 
-{data}/store.sqlite        what is remembered
-{data}/store_mark.json     which store that is (store/marks.py)
-{data}/audit.jsonl         who did what
-{data}/audit_key           what signs it
-{data}/token_secret        what signs tokens
+{data}/store.sqlite        all records
+{data}/store_mark.json     the identity of the store (store/marks.py)
+{data}/audit.jsonl         the audit log
+{data}/audit_key           the key that signs it
+{data}/token_secret        the key that signs tokens
 {data}/reserve             space for records on a full disk
 {data}/sandboxes/ removed/ files (workspace/layout.py)
 """
@@ -56,9 +56,9 @@ _log = logging.getLogger(__name__)
 class Service:
     """`async with Service(settings) as service`. Its parts exist until it is closed.
 
-    Raises what they raise when they open: Conflict `data_dir_in_use`, Unavailable `store_corrupt`,
-    `store_newer`, `store_missing`, `store_older`, `store_of_another`, `no_space` and what a broker
-    says. What opened is closed again then.
+    Raise the errors of its parts when they open: Conflict `data_dir_in_use`, Unavailable
+    `store_corrupt`, `store_newer`, `store_missing`, `store_older`, `store_of_another`, `no_space`
+    and the errors of a broker. The opened parts are closed again then.
     """
 
     runtime: Runtime
@@ -195,11 +195,11 @@ class Service:
         )
 
     def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Await this before anything of the service is closed: the last one told comes first."""
+        """Await this before any part of the service is closed, the last one first."""
         self._held.push_async_callback(close)
 
     async def close(self) -> None:
-        """End what runs, which is recorded as interrupted, and close everything; files stay."""
+        """End all runs, which are recorded as interrupted, and close everything. The files stay."""
         stack, self._held = self._held, AsyncExitStack()
         await run_to_completion(stack.aclose())
 
@@ -222,10 +222,10 @@ async def _cancelled(task: "asyncio.Task[None]") -> None:
 
 
 async def recover(store: Store, clock: Clock, runtime: Runtime) -> None:
-    """Mark interrupted runs, clear the kernels of all rows, remove partial files, and undo
+    """Mark interrupted runs, clear the kernels of all rows, remove partial files, and revert
     interrupted commits.
 
-    `GarbageCollector.collect` removes what the store does not know, and finishes deletions.
+    `GarbageCollector.collect` removes files that the store does not name, and finishes deletions.
     """
     interrupted = await runs.mark_interrupted(store, clock.now())
     agents = await agent_runs.mark_interrupted(store, clock.now())

@@ -1,9 +1,9 @@
-"""Archives of a directory, down and up: made and read inside the walls, by a command of the guest.
+"""Archives of a directory, packed and unpacked inside the walls by a command of the guest.
 
-No archive is looked into on this side. Its bytes cross as text on the command's own streams (see
-sbx/guest/tools/archive.py), paced by whoever takes them, so there is no file in between: nothing to
-bound on a disk, nothing in the workspace, nothing to sweep after a crash. What the command says is
-bounded and checked like everything from inside.
+The host never parses an archive. The bytes cross as text on the streams of the command (see
+sbx/guest/tools/archive.py) at the pace of the reader. So there is no file in between that needs a
+limit, or that a crash would leave. The replies of the command are bounded and checked, as all data
+from inside.
 """
 
 import asyncio
@@ -73,14 +73,15 @@ class ArchiveLimits:
 
 
 class Archives:
-    """Packs and unpacks in one conversation; `beside` gives the kernel in whose jail it is done."""
+    """Packs and unpacks in one conversation. `beside` lends the kernel in whose jail this
+    happens."""
 
     def __init__(self, policy: Policy, beside: Beside) -> None:
         self._policy = policy
         self._beside = beside
 
     def check(self, form: str = "tar.gz") -> None:
-        """Raises Denied `processes_denied`, `capability_not_supported`, BadRequest
+        """Raise Denied `processes_denied`, `capability_not_supported`, BadRequest
         `unknown_format`."""
         require_capability(self._policy, "filesystem")
         require_processes(self._policy)
@@ -93,10 +94,10 @@ class Archives:
             )
 
     async def pack(self, path: str, form: ArchiveFormat) -> AsyncGenerator[bytes, None]:
-        """The bytes of an archive of the directory `path` (as the code inside sees it).
+        """Yield the bytes of an archive of the directory `path` (as the code inside sees it).
 
-        Raises NotFound, InvalidPath `not_a_directory`, Conflict `stopped`, and whatever it is, when
-        the archive is not whole.
+        Raise NotFound, InvalidPath `not_a_directory`, Conflict `stopped`, and any other error if
+        the archive is not complete.
         """
         limits = ArchiveLimits(PACKED_MAX, _ENTRIES_MAX, PACKED_MAX)
         words = ("pack", path, form, *limits.words)
@@ -118,10 +119,10 @@ class Archives:
         raise _failed("it ended without a word")
 
     async def unpack(self, path: str, chunks: AsyncIterable[bytes]) -> Unpacked:
-        """Unpack what `chunks` brings into the directory `path`, which is made where it is missing.
+        """Unpack `chunks` into the directory `path`, and create the directory if it is missing.
 
-        What was unpacked before a failure stays. Raises BadRequest `not_an_archive`, TooLarge
-        `archive_too_large`, Denied `file_not_permitted`, Unavailable `no_space`, Conflict
+        A failure leaves the files that were unpacked before. Raise BadRequest `not_an_archive`,
+        TooLarge `archive_too_large`, Denied `file_not_permitted`, Unavailable `no_space`, Conflict
         `stopped`.
         """
         most = self._policy.limits
@@ -181,8 +182,8 @@ async def _taken(
     path: str,
     limits: ArchiveLimits,
 ) -> Unpacked:
-    """Listen until it says what it did. A sender that fails ends it; one that is merely slow is
-    for whoever sends to time."""
+    """Read until the command reports its work. A sender that fails ends this; the caller limits the
+    time of a slow one."""
     async with aclosing(_lines(command, sending)) as lines:
         async for line in lines:
             if line == "+":
@@ -201,8 +202,8 @@ async def _taken(
 async def _lines(
     command: Command, sending: "asyncio.Future[None] | None" = None
 ) -> AsyncGenerator[str, None]:
-    """What it says, line by line, until it ends. It may be silent while `sending` still waits for
-    whoever sends; what that raises is raised. Raises KernelDied, Conflict `archive_failed`."""
+    """Yield the lines of the command up to its end. It may be silent while `sending` waits for the
+    sender. Raise the error of `sending`, KernelDied, Conflict `archive_failed`."""
     rest = ""
     while (frame := await _heard(command, sending)) is not None:
         await command.took(len(frame.text.encode()))
@@ -219,7 +220,7 @@ async def _lines(
 async def _heard(
     command: Command, sending: "asyncio.Future[None] | None"
 ) -> frames.OutputFrame | None:
-    """What it says next; None at its end."""
+    """Return the next output; None at the end."""
     hearing = asyncio.ensure_future(command.next())
     try:
         if sending is not None:
@@ -247,7 +248,7 @@ def _decoded(line: str) -> bytes:
 
 
 def _told(line: str, path: str, limits: ArchiveLimits) -> dict[str, Any]:
-    """What it says of its work; raises what it says of its failure, in words of ours only."""
+    """Return the report of the command. Raise its failure as an error with our own words only."""
     try:
         report = json.loads(line)
         if "error" not in report:

@@ -19,7 +19,7 @@ class Terminals:
     """Call the methods from one event loop; calls may be concurrent."""
 
     def __init__(self, policy: Policy, context: Context) -> None:
-        """The terminals run in the jail of `context`."""
+        """Run the terminals in the jail of `context`."""
         self._policy = policy
         self._context = context
         self._terminals: dict[str, Terminal] = {}  # the oldest first

@@ -293,7 +293,7 @@ class JupyterFrontend:
 
 
 def _check_comm(message: object, buffers: Sequence[bytes]) -> None:
-    """Raises BadRequest `invalid_comm`, TooLarge `comm_too_large`."""
+    """Raise BadRequest `invalid_comm`, TooLarge `comm_too_large`."""
     try:
         encoded = msgspec.json.encode(message)
         bad = frames.nested_deeper(encoded, frames.DEPTH_MAX)

@@ -1,7 +1,7 @@
-"""The end of a run: how it is stopped, and which status and cause it then has.
+"""The end of a run: how it is stopped, and its status and cause.
 
 GracefulTermination   stops a run in steps: interrupt, wait a little, kill
-ending_of_…           pure functions: the status and the cause from what was observed
+ending_of_…           pure functions: the status and the cause from the observations
 explanation           the same as a sentence
 """
 

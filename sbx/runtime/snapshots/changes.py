@@ -1,4 +1,4 @@
-"""The changes of a tree: what a dry run or a restore would do to the files of a conversation."""
+"""The changes of a tree: the effect of a dry run or a restore on the files of a conversation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

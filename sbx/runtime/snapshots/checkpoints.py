@@ -1,8 +1,8 @@
-"""The files of a conversation as they were at a moment, to be put back: what `/undo` is made of.
+"""Earlier files of a conversation, to restore: `/undo` uses them.
 
-A checkpoint is a frozen copy. To restore it is to compare it with what is there now, and to make
-the difference undone by the same steps that commit a dry run: all or none. It is there until it
-is discarded, until so many newer ones are made, and no longer than its conversation is open.
+A checkpoint is a frozen copy. A restore compares it with the present files, and reverts the
+difference by the same steps that commit a dry run: all or none. A checkpoint exists until it is
+discarded, until there are too many newer ones, or until its conversation is closed.
 """
 
 import asyncio
@@ -19,19 +19,20 @@ from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
-    """The files as they were when it was made; uploads, and what is shared, are not of it."""
+    """The files at the time of the checkpoint, without uploads and shared files."""
 
     id: str
     _of: "Checkpoints" = field(repr=False)
     _copy: Snapshot = field(repr=False)
 
     async def restore(self) -> Sequence[FileChange]:
-        """Make the files so again, all or none, and tell what that changed. It may be done again.
+        """Restore the files, all or none, and return the changes. It may be called again.
 
-        Left as it is: what could not be read then, or cannot now; FIFOs, sockets and devices that
-        were there; what was moved about while the checkpoint was made; and in a directory of the
-        host what a program of the host would run. Changes of others since are undone, too. Raises
-        Conflict `workspace_changed` when somebody writes meanwhile, NotFound when it is gone.
+        These stay as they are: files that were not readable then, or are not now; earlier FIFOs,
+        sockets and devices; files that were moved while the checkpoint was made; and in a directory
+        of the host the files that a program of the host would run. Later changes of other writers
+        are reverted too. Raise Conflict `workspace_changed` for a concurrent write, NotFound if the
+        checkpoint does not exist.
         """
         return await self._of.restore(self)
 
@@ -41,7 +42,8 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Those of one conversation. Its methods may be called concurrently from one event loop."""
+    """The checkpoints of one conversation. Call the methods from one event loop; calls may be
+    concurrent."""
 
     def __init__(self, opened: Callable[[], Awaitable[OpenFiles]], copies: Snapshots) -> None:
         self._opened = opened
@@ -73,7 +75,7 @@ class Checkpoints:
             return checkpoint
 
     def get(self, checkpoint_id: str) -> Checkpoint:
-        """The one of this id. Raises NotFound `checkpoint_not_found`, Closed."""
+        """Return the checkpoint of this id. Raise NotFound `checkpoint_not_found`, Closed."""
         self._check_open()
         checkpoint = self._there.get(checkpoint_id)
         if checkpoint is None:

@@ -1,15 +1,16 @@
-"""A command run on a frozen copy of the files, without network: a person sees what it would do.
+"""A command that runs on a frozen copy of the files, without network: the user sees its effect
+first.
 
-    copy      the files as they are, by blocks that are shared where the file system can do that
-    run       in a jail of its own, by the same policy, that shows no live directory with a socket
-              or FIFO in it: /workspace/shared is a frozen copy, and a mount is shown only
-              where it is read-only and holds files alone
-    compare   what the command changed, with a digest of each new content; nothing of it is real yet
-    commit    the very same changes, all or none, where nobody else changed the same files, and
-              where every content still has the digest that was recorded
+    copy      the files as they are, by shared blocks where the file system supports that
+    run       in a separate jail by the same policy, which sees no live directory with a socket or
+              FIFO in it: /workspace/shared is a frozen copy, and a mount is visible only if it is
+              read-only and has only files
+    compare   the changes of the command, with a digest of each new content; none is real yet
+    commit    the same changes, all or none, if no other writer changed the same files, and if every
+              content still has the recorded digest
 
-Nothing is run twice. A dry run is gone once it was committed or discarded, after ten minutes, and
-with its conversation.
+Nothing runs twice. A dry run ends with its commit or discard, after ten minutes, and with its
+conversation.
 """
 
 import asyncio
@@ -46,21 +47,21 @@ def is_dry_run(context: str) -> bool:
 
 
 def dry_run_name(suffix: str) -> str:
-    """The name of the context of a jail that is one of a dry run."""
+    """Return the name of the context for a jail of a dry run."""
     return f"{_PREFIX}{suffix}"
 
 
 def offline(policy: Policy) -> Policy:
-    """The policy of a dry run's jail: what goes out cannot be undone."""
+    """Return the policy of the jail of a dry run: network traffic cannot be reverted."""
     return policy.model_copy(update={"network": policy.network.model_copy(update={"mode": "none"})})
 
 
 @dataclass(slots=True, eq=False)
 class DryRun:
-    """What a command did on a copy, and would change. `truncated`: there is more than is told, and
-    a commit makes that, too. `left_out`: what the copy lacks, or is not committed: FIFOs, sockets
-    and the like, what could not be read, and mounts that the dry run did not see.
-    `expires_at` in seconds of the epoch."""
+    """The effect of a command on a copy, and its changes. `truncated`: there are more changes than
+    listed, and a commit makes those too. `left_out`: paths that the copy lacks, or that are not
+    committed: FIFOs, sockets and the like, unreadable files, and mounts that the dry run did not
+    see. `expires_at` in seconds of the epoch."""
 
     id: str
     run: Run
@@ -74,11 +75,11 @@ class DryRun:
     _quarantine: Path | None = field(repr=False)
 
     async def commit(self) -> None:
-        """Make the very same changes, all or none. Once begun it is done to its end.
+        """Make the same changes, all or none. A cancelled call still completes.
 
-        Raises Conflict `workspace_changed` when what it touches is not as it was, Denied
-        `file_not_permitted` and `runs_on_the_host`: it is gone then, and nothing was changed.
-        Unavailable `no_space`, which leaves it for another try; NotFound when it is gone.
+        Raise Conflict `workspace_changed` if the affected files have changed, Denied
+        `file_not_permitted` and `runs_on_the_host`: then the dry run ends, and nothing was changed.
+        Raise Unavailable `no_space`, which keeps it for another try; NotFound if it does not exist.
         """
         await self._of.commit(self)
 
@@ -88,7 +89,8 @@ class DryRun:
 
 
 class DryRuns:
-    """Those of one conversation. Its methods may be called concurrently from one event loop."""
+    """The dry runs of one conversation. Call the methods from one event loop; calls may be
+    concurrent."""
 
     def __init__(
         self,
@@ -149,7 +151,7 @@ class DryRuns:
         return dry_run
 
     def get(self, dry_run_id: str) -> DryRun:
-        """The one of this id. Raises NotFound `dry_run_not_found`, Closed."""
+        """Return the dry run of this id. Raise NotFound `dry_run_not_found`, Closed."""
         self._check_open()
         entry = self._there.get(dry_run_id)
         if entry is None:
@@ -170,7 +172,7 @@ class DryRuns:
             await run_to_completion(self._remove(dry_run._copy, dry_run._quarantine))
 
     async def close(self) -> None:
-        """Discard all of them, for good; what is being made ends."""
+        """Discard all of them finally, and cancel those in progress."""
         self._closed = True
         for task in self._making:
             task.cancel()
@@ -219,11 +221,11 @@ class DryRuns:
         timeout: float | None,
         cwd: str | None,
     ) -> tuple[Run, Sequence[str], Path | None]:
-        """Run it in a jail that has ended when this returns, and name what the jail did not see and
-        where its quarantine lies.
+        """Run the command in a jail that has ended at the return. Return the result, the paths that
+        the jail did not see, and its quarantine.
 
-        A process elsewhere may hold a descriptor of a file of the copy even then, so the contents
-        are digested next, and compared at the commit.
+        A process elsewhere may still have a descriptor of a file of the copy, so the contents are
+        digested next, and compared at the commit.
         """
         quarantine: Path | None = None
         try:
@@ -274,7 +276,7 @@ class DryRuns:
         await self._copies.remove(dry_run._copy.name)
 
     async def _remove(self, copy: Snapshot, quarantine: Path | None) -> None:
-        """Remove a copy whose changes are dropped, with what is in its quarantine."""
+        """Remove a copy whose changes are dropped, with its quarantine."""
         await self._copies.remove(copy.name)
         await _drop(quarantine)
 

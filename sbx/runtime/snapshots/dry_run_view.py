@@ -1,7 +1,7 @@
 """Directories that the jail of a dry run may see live, although they are not part of its copy.
 
-A dry run must change nothing outside. Read-only access to regular files does that; a Unix socket or
-a FIFO does not, because connect(2) and a read of a FIFO are no writes to the file system.
+A dry run must change nothing outside. Read-only access to regular files ensures that. A Unix socket
+or a FIFO does not, because connect(2) and a read of a FIFO do not write to the file system.
 """
 
 import os

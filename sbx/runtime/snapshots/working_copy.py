@@ -1,15 +1,15 @@
 """The copy of a project on which the tools of one conversation act.
 
-    begin       make the copy what the project is: whatever else was written to it is dropped
-    act         a cell in the kernel over the copy, a command or script in a jail of its own
-    compare     take out of the copy what was changed: nothing of it is in the project yet
+    begin       make the copy equal to the project: all other writes to it are dropped
+    act         a cell in the kernel over the copy, a command or script in a separate jail
+    compare     take the changes out of the copy; none of them is in the project yet
     commit      make exactly these changes in the project, all or none
     rollback    drop them
 
-The kernel lives as long as the conversation, so variables stay whatever becomes of the changes.
-A thread of an earlier cell can write to the copy at any time. `begin` drops what it wrote between
-two calls, so that no permission of the next call covers it.
-Commands have no network: what goes out cannot be dropped. One transaction has the copy at a time.
+The kernel lives as long as the conversation, so variables stay, whether or not the changes are
+committed. A thread of an earlier cell can write to the copy at any time. `begin` drops its writes
+between two calls, so that no permission of the next call covers them. Commands have no network:
+traffic cannot be reverted. One transaction has the copy at a time.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ class WorkingCopy:
 
     @property
     def contexts(self) -> list[Context]:
-        """Whatever may have a kernel."""
+        """The contexts that may have a kernel."""
         return [self.python, *self._jails]
 
     @property
@@ -112,10 +112,10 @@ class WorkingCopy:
         return self._lock.locked() or any(context.busy for context in self.contexts)
 
     async def files(self) -> OpenFiles:
-        """The copy, made where there is none.
+        """Return the files of the copy, and make the copy if there is none.
 
-        Raises TooLarge `workspace_too_large`, Unavailable `no_space` and `too_many_searches`; for
-        some minutes after that it is not tried again.
+        Raise TooLarge `workspace_too_large`, Unavailable `no_space` and `too_many_searches`; the
+        next try comes some minutes later.
         """
         async with self._making:
             if self._closed:
@@ -126,10 +126,10 @@ class WorkingCopy:
             return self._files
 
     async def begin(self) -> "Transaction":
-        """Bring the copy up to date, and give it to the caller until the transaction ends.
+        """Update the copy, and lend it to the caller until the transaction ends.
 
-        Raises as `files`. Where the copy cannot be brought up to date it is made anew; the
-        variables of its kernel are lost then.
+        Raise as `files`. If the copy cannot be updated, replace it; then the variables of its
+        kernel are lost.
         """
         await self._lock.acquire()
         try:
@@ -155,7 +155,7 @@ class WorkingCopy:
             raise
 
     async def drop(self) -> None:
-        """End the kernel and remove the copy; the next use makes both anew."""
+        """End the kernel and remove the copy; the next use makes new ones."""
         if self.python.state_is_kept:
             self.python.mark_state_lost()
         await self.python.halt(_RENEWED)
@@ -163,7 +163,7 @@ class WorkingCopy:
             await run_to_completion(self._held.aclose())
 
     async def close(self) -> None:
-        """End what runs on the copy, and remove it, for good."""
+        """End all runs on the copy, and remove it finally."""
         self._closed = True
         for context in self.contexts:
             await context.close()
@@ -171,7 +171,7 @@ class WorkingCopy:
             await run_to_completion(self._held.aclose())
 
     def jail(self) -> Context:
-        """A new jail over the copy, without network, for one command or script."""
+        """Return a new jail over the copy, without network, for one command or script."""
         assert self._files is not None
         context = Context(
             dry_run_name(secrets.token_hex(8)),
@@ -193,7 +193,7 @@ class WorkingCopy:
             self._jails.discard(jail)
 
     async def taken(self, opened: OpenFiles, stage: str) -> Changes:
-        """What was changed in the copy; the new content is in the tree `stage` from then on."""
+        """Return the changes in the copy, and move the new content to the tree `stage`."""
         copy, mirror = self._copy, self._mirror
         assert copy is not None
         assert mirror is not None
@@ -236,7 +236,7 @@ class WorkingCopy:
         return None if self._files is None else self._files.quarantine
 
     async def end(self, stage: str | None) -> None:
-        """Whoever had the copy leaves it."""
+        """End the use of the copy by a transaction."""
         try:
             await self.drop_items()
             if stage is not None:
@@ -322,8 +322,8 @@ class Transaction:
                 await context.give_up(live)
 
     async def compare(self) -> "ChangeSet":
-        """What the call changed, once all that it started has ended; cells that still run are
-        interrupted. Raises as `Snapshots.effect`."""
+        """Wait for the end of all runs of the call, interrupt cells that still run, and return the
+        changes. Raise as `Snapshots.effect`."""
         await self._over()
         self._stage = await self._of.stage(self._opened)
         self._effect = await self._of.taken(self._opened, self._stage)
@@ -342,7 +342,7 @@ class Transaction:
             await self.rollback()
 
     async def rollback(self) -> None:
-        """Drop what was not committed. A second time does nothing."""
+        """Drop the changes that were not committed. A second call does nothing."""
         if not self._ended:
             self._ended = True
             await run_to_completion(self._end())
@@ -355,7 +355,7 @@ class Transaction:
             await self._of.end(self._stage)
 
     async def _over(self) -> None:
-        """End what the call started."""
+        """End all runs of the call."""
         for live in self._runs:
             await self.give_up(live)
             with suppress(errors.SbxError):

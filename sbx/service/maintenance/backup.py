@@ -272,8 +272,8 @@ def _brought_back(data: Path, recorded: Directories) -> tuple[str, ...]:
 
 
 def _write(source: BinaryIO, target: Path, *, force: bool, of: Path) -> int:
-    """The new file has one name for all backups of a data directory, of which there is one at a
-    time: so each of them removes what a killed one left."""
+    """Write the new file under one name for all backups of a data directory. There is one backup at
+    a time, so each removes the file of a killed one."""
     fresh = target.with_name(f".{FILE_NAME}.backup-{os.stat(of).st_ino:x}")
     fresh.unlink(missing_ok=True)
     parent = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
-"""What a tool acts on in a project, so that nothing it changes is in the project before a decision.
+"""The targets of tools in a project: no change is in the project before a decision.
 
     CodeChanges    code and commands, on the working copy (working_copy.py)
-    WriteChanges   a file that a tool writes whole: compared with the project itself, without a copy
+    WriteChanges   a file that a tool writes as a whole: compared with the project, without a copy
 
 Both end by `commit` or `rollback`.
 """
@@ -30,7 +30,7 @@ from sbx.workspace.snapshots.scan import ScanScope, digest, node_at
 
 
 class Beside(Protocol):
-    """What a project's box has beside its files."""
+    """The parts of a project's sandbox in addition to its files."""
 
     @property
     def files(self) -> WorkspaceFiles: ...
@@ -64,20 +64,20 @@ class CodeChanges:
         return self
 
     def start_run(self, code: str, *, timeout: float | None = None) -> ActiveRun:
-        """A cell in the kernel over the copy. Raises as `Conversation.start_run`."""
+        """Start a cell in the kernel over the copy. Raise as `Conversation.start_run`."""
         run = self._transaction.python.start_run(code, timeout=timeout)
         return self._transaction.follow(run)
 
     def start_shell(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> ActiveRun:
-        """A command on the copy, without network. Raises as `Conversation.start_shell`."""
+        """Start a command on the copy, without network. Raise as `Conversation.start_shell`."""
         jail = self._transaction.jail
         run = jail.start_shell(command, timeout=timeout, cwd=cwd, env=COMMAND_ENV)
         return self._transaction.follow(run)
 
     def start_script(self, code: str, language: str, *, timeout: float | None = None) -> ActiveRun:
-        """A script on the copy, without network. Raises as `Conversation.start_script`."""
+        """Start a script on the copy, without network. Raise as `Conversation.start_script`."""
         make = self._talk.prepare_script(code, language, env=COMMAND_ENV)
         time_s = self._talk.script_timeout(timeout)
         return self._transaction.follow(self._transaction.jail.start_program(make, time_s))
@@ -173,7 +173,7 @@ class WriteChanges:
 
 
 class _StagedFiles:
-    """The files of the project, with the files that were written staged beside them."""
+    """The files of the project, with the written files staged outside of it."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class _StagedFiles:
         return await self._project.find(pattern, path, kind=kind, max_results=max_results)
 
     async def compare(self) -> ChangeSet:
-        """What was written, as a person decides by it."""
+        """Return the writes, for the decision of the user."""
         stage = self._stage
         if stage is None:
             self._effect = Changes((), {}, (), False, ())
@@ -271,7 +271,7 @@ class _StagedFiles:
             await self._copies.remove(stage)
 
     def _name(self, path: str) -> str | None:
-        """The path relative to the project; None for one that lies elsewhere."""
+        """Return the path relative to the project; None for one elsewhere."""
         where = in_project(self._opened, path)
         return None if where is None else "/".join(where)
 
@@ -288,7 +288,8 @@ class _StagedFiles:
     # -- in a worker thread -----------------------------------------------------------------------
 
     def _expect(self, name: str) -> FileNode | None:
-        """What the project holds there, as of the first look: a commit demands that it is so."""
+        """Return the file of the project at the first look: a commit requires that it is
+        unchanged."""
         if name in self._expected:
             return self._expected[name]
         tree = self._tree

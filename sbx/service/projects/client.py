@@ -45,7 +45,7 @@ class ProjectRun:
             after += len(events)
 
     async def result(self) -> Run:
-        """As `LiveRun.result`. Raises Broken `run_lost`."""
+        """Return the result as `ActiveRun.result` does. Raise Broken `run_lost`."""
         async for event in self.events():
             if isinstance(event, RunEnd):
                 return event.run
@@ -58,7 +58,7 @@ class ProjectRun:
 
 
 class _Remote:
-    """What a sandbox over a project, and the copy that a tool call acts on, have in common."""
+    """The common part of a sandbox over a project, and of the copy that a tool call acts on."""
 
     sandboxed = True
     commands_allowed = False
@@ -117,7 +117,8 @@ class RemoteBox(_Remote):
         commands_allowed: bool,
         lost: bool,
     ) -> Self:
-        """Raises as `Runtime.open_project`, and as `look_at`."""
+        """Open the sandbox of a project. Raise as `ProjectServerLink.look_at`, and the errors of
+        its start."""
         request = calls.Open(
             str(directory), policy, dict(narrower), dict(env), commands_allowed, lost
         )
@@ -133,7 +134,7 @@ class RemoteBox(_Remote):
         self.commands_allowed = True
 
     async def begin(self, effect: Literal["write", "code", "command"]) -> "RemoteChanges":
-        """Raises as `ProjectSession.begin`."""
+        """Begin a tool call. Raise as `ProjectSession.begin`."""
         begun = self.call(calls.Begin(self.number, effect), int)
         return RemoteChanges(self, await self.link.obtain(begun, calls.Rollback))
 

@@ -91,7 +91,7 @@ class ProjectServerLink:
         return self._why()
 
     async def call(self, request: calls.Request, result_type: type[T]) -> T:
-        """The result of a request. Raises what the server raised."""
+        """Return the result of a request. Raise the error of the server."""
         result, _ = await self.ask(request, result_type)
         return result
 
@@ -102,8 +102,8 @@ class ProjectServerLink:
         await self.call(calls.Look(str(directory)), type(None))
 
     async def obtain(self, call: Awaitable[int], undo: Callable[[int], calls.Request]) -> int:
-        """Return the number of what the server opens in this call. If the caller is cancelled, the
-        server opens it all the same, and is asked to `undo` it then."""
+        """Return the number of the thing that the server opens in this call. If the caller is
+        cancelled, the server still opens it; then send `undo`."""
         reply = asyncio.ensure_future(call)
 
         def give_back(done: "asyncio.Future[int]") -> None:
@@ -117,7 +117,7 @@ class ProjectServerLink:
             raise
 
     async def ask(self, request: calls.Request, result_type: type[T]) -> tuple[T, bool]:
-        """The result, and whether Python in the sandbox of the request has variables."""
+        """Return the result, and whether Python in the sandbox of the request has variables."""
         number = next(self._ids)
         if (failure := self.failure) is not None:
             raise failure

@@ -1,12 +1,12 @@
 """The process that has the directories of projects, for a service that was started as root.
 
     service (parses HTTP, no right on these directories)
-        │ project_calls.py, over a socket pair
-    project server (its own runtime and broker, no HTTP, no network of its own)
+        │ calls.py, over a socket pair
+    project server (a separate runtime and broker, no HTTP, no network)
         │ map_owner, beneath project_dirs, of project_owners
     broker ── jails
 
-Everything of it ends with the socket, and so with the service.
+All of it ends with the socket, and so with the service.
 """
 
 import asyncio
