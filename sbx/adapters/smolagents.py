@@ -9,7 +9,7 @@ It is a remote executor of smolagents. Tools, variables and final answers work a
 
 from typing import Any
 
-from sbx.agent.tools.execution import plain, told
+from sbx.agent.tools.execution import describe_run, plain
 from sbx.errors import BadRequest, needs_extra
 from sbx.protocol.runs import Run, quarantine_notice
 from sbx.sync.blocking import BlockingConversation
@@ -115,4 +115,6 @@ class SbxExecutor(RemotePythonExecutor):  # type: ignore[misc]  # smolagents shi
 
 def _failure(run: Run) -> str:
     """Return the error text for the model. The output is passed separately."""
-    return told(Run(run.run_id, run.status, run.cause, error=run.error, state_lost=run.state_lost))
+    return describe_run(
+        Run(run.run_id, run.status, run.cause, error=run.error, state_lost=run.state_lost)
+    )

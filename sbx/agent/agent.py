@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, TypedDict, Unpack
 
 from sbx.agent.approvals import AgentContext, Approvals
-from sbx.agent.calls import HERE, AgentToolCalls, Tell
+from sbx.agent.calls import HERE, AgentToolCalls, EmitEvent
 from sbx.agent.changing import ReadSetting, ask_always
 from sbx.agent.compaction import WHEN_LONG, Compaction
 from sbx.agent.history import MemoryHistory, MessageHistory, Thread
@@ -152,7 +152,7 @@ class Agent:
         if self._task is not None:
             raise Conflict("this agent is answering already", code="run_in_progress")
         self._aborted, events = False, _EventQueue()
-        self._task = asyncio.create_task(self._run(request, events.tell))
+        self._task = asyncio.create_task(self._run(request, events.emit))
         try:
             async for event in events.until(self._task):
                 yield event
@@ -173,26 +173,26 @@ class Agent:
 
     # -- the loop --------------------------------------------------------------------------------
 
-    async def _run(self, request: "_Request", tell: Tell) -> None:
+    async def _run(self, request: "_Request", emit: EmitEvent) -> None:
         self._is_started = True
         thread = Thread(self.history)
-        answers = ModelAnswers(self._model, self._prompt, self._tools.definitions(), thread, tell)
+        answers = ModelAnswers(self._model, self._prompt, self._tools.definitions(), thread, emit)
         calls = AgentToolCalls(
             self._sandbox,
             self._tools,
-            tell=tell,
+            emit=emit,
             run_id=request.run_id,
             permissions=self._permissions,
             approvals=self._approvals,
             place=self._place,
             changes=self._changes,
         )
-        tell(AgentRunStart(self._model.name, request.max_steps, self._sandboxed))
+        emit(AgentRunStart(self._model.name, request.max_steps, self._sandboxed))
         try:
-            reason, error = await self._ended(self._loop(request, thread, answers, calls, tell))
+            reason, error = await self._ended(self._loop(request, thread, answers, calls, emit))
         finally:
             await thread.close()
-        tell(AgentRunEnd(reason, answers.content, answers.usage.to_dict(), error))
+        emit(AgentRunEnd(reason, answers.content, answers.usage.to_dict(), error))
 
     async def _loop(
         self,
@@ -200,7 +200,7 @@ class Agent:
         thread: Thread,
         answers: ModelAnswers,
         calls: AgentToolCalls,
-        tell: Tell,
+        emit: EmitEvent,
     ) -> Reason:
         await thread.open()
         if request.message is not None:
@@ -214,7 +214,7 @@ class Agent:
                 return "budget"
             response = await answers.next(self._compaction)
             results = await results_of(response, calls, thread)
-            tell(StepEnd(number, response.usage.to_dict()))
+            emit(StepEnd(number, response.usage.to_dict()))
             await _result(request.on_step(Step(number, response, results)))
             if answers.final or await _result(request.completion_check(response)):
                 return "done"
@@ -282,14 +282,14 @@ def _fresh_prompt(base: str, sandbox: ToolSandbox, describe: DescribeFiles | Non
 
 
 class _EventQueue:
-    """The events of a run, for one reader. `tell` adds an event at once and never waits for the
+    """The events of a run, for one reader. `emit` adds an event at once and never waits for the
     reader. The output of the run limits the size of the queue."""
 
     def __init__(self) -> None:
         self._queue: deque[AgentEvent] = deque()
         self._changed = asyncio.Event()
 
-    def tell(self, event: AgentEvent) -> None:
+    def emit(self, event: AgentEvent) -> None:
         self._queue.append(event)
         self._changed.set()
 

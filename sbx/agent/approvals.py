@@ -82,7 +82,7 @@ class Pending:
             expiring.cancel()
 
     @property
-    def told(self) -> ApprovalDecision | None:
+    def current_decision(self) -> ApprovalDecision | None:
         return self._answer.result() if self._answer.done() else None
 
     def tell(self, decision: ApprovalDecision) -> None:
@@ -154,7 +154,9 @@ class Approvals:
         except SbxError:
             self._waiting.pop(tool_call_id, None)
             raise
-        if (decision := pending.told) is not None:  # its run was aborted during the write
+        if (
+            decision := pending.current_decision
+        ) is not None:  # its run was aborted during the write
             await self._records.settle(tool_call_id, decision)
         return pending
 

@@ -28,8 +28,8 @@ from sbx.agent.changing import (
     command_of,
     compared,
     dry_run_or_none,
-    needs_network,
     of_dry_run,
+    reaches_out,
 )
 from sbx.agent.compaction import IMAGES_TOLD_SIZE
 from sbx.agent.history import ENDED
@@ -37,7 +37,15 @@ from sbx.agent.messages import ToolCall
 from sbx.agent.sandbox import ToolChanges, ToolSandbox, commands_allowed, is_sandboxed
 from sbx.agent.tools.approval_rules import COMMAND_TOOL, Permissions, subject
 from sbx.agent.tools.registry import Tools
-from sbx.agent.tools.results import failed
+from sbx.agent.tools.results import (
+    FORBIDDEN,
+    NO_APPROVER,
+    NO_APPROVER_FOR_CHANGES,
+    TOO_MANY_CALLS,
+    WORKSPACE_CHANGED,
+    denied,
+    failed,
+)
 from sbx.agent.tools.tool import Arguments, Effect, Emit, Ruling, ToolResult
 from sbx.aio import run_to_completion
 from sbx.errors import SbxError, TooLarge, Unavailable
@@ -45,42 +53,24 @@ from sbx.protocol.agent import AgentEvent, Json, ToolApproval, ToolEnd, ToolOutp
 from sbx.protocol.approvals import ABORT, ApprovalDecision
 
 HERE = AgentContext("local", "default")
-_FORBIDDEN = ToolResult("Error (denied): this call is not allowed here.", is_error=True)
-_NOBODY = ToolResult("Error (denied): a person must approve this, and none can be asked.", True)
-_NOBODY_FOR_CHANGES = ToolResult(
-    "Error (denied): this call changes files of the project, which a person must approve, and none"
-    " can be asked. Its changes were dropped. The setting `changes` of the conversation (or"
-    " `ask_outside`, for some directories) allows changes without a question.",
-    is_error=True,
-)
-_CHANGED = ToolResult(
-    "Error (workspace_changed): no file was changed. The call was tried on a copy of the workspace,"
-    " but other changes of the same files came before its own could be made, or the copy was too"
-    " old. Look at the files, and call it again to have it tried again.",
-    is_error=True,
-)
-_NOBODY_AT_ALL = (
-    " The setting `changes` of the conversation (or `ask_outside`, for some directories) allows"
-    " changes without a question."
-)
-_TOO_MANY = ToolResult("Error (too_many_calls): this was not done. Make fewer calls at once.", True)
 CALLS_MAX = 128  # per answer
 AT_ONCE = 16  # the limit of waiting runs in a conversation
 
-Tell = Callable[[AgentEvent], None]
+EmitEvent = Callable[[AgentEvent], None]
 _Action = Callable[[], Awaitable[ToolResult]]
 _Begin = Callable[[Effect], Awaitable[ToolChanges]]
+_TrialKind = Literal["write", "code", "command"]
 
 
 class AgentToolCalls:
-    """Makes the calls of one run. `tell` receives each event when it happens."""
+    """Makes the calls of one run. `emit` receives each event when it happens."""
 
     def __init__(
         self,
         sandbox: ToolSandbox,
         tools: Tools,
         *,
-        tell: Tell,
+        emit: EmitEvent,
         run_id: str,
         permissions: Permissions | None = None,
         approvals: Approvals | None = None,
@@ -94,14 +84,14 @@ class AgentToolCalls:
         self._approvals = approvals
         self._place = place
         self._run_id = run_id
-        self._tell = tell
+        self._emit = emit
         self._sandboxed = is_sandboxed(sandbox)
         self._changes = changes
         self._trying = asyncio.Lock()
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._images_left = 0
 
-    async def made(
+    async def make_all(
         self, calls: Sequence[ToolCall], results: list[ToolResult] | None = None
     ) -> Sequence[ToolResult]:
         """Make the calls and return their results in order. A failure of a call is its result.
@@ -116,7 +106,7 @@ class AgentToolCalls:
         tasks: list[asyncio.Task[None]] = []
 
         async def act(place: int, call_state: _Call, action: _Action) -> None:
-            results[place] = await self._acted(call_state, action)
+            results[place] = await self._run_action(call_state, action)
 
         try:
             for place, call in enumerate(calls):
@@ -124,7 +114,7 @@ class AgentToolCalls:
                 if place < CALLS_MAX:
                     action = await self._start(call_state)
                 else:
-                    action = self._started(call_state, lambda: _now(_TOO_MANY))
+                    action = self._started(call_state, lambda: _now(TOO_MANY_CALLS))
                 tasks.append(asyncio.create_task(act(place, call_state, action)))
             if tasks:
                 await _all(tasks)
@@ -142,15 +132,16 @@ class AgentToolCalls:
         await asyncio.gather(*tasks, return_exceptions=True)
         for call in started:
             if call.pending is not None:
-                self._tell_decision(call, call.pending.told or ApprovalDecision(False, ABORT, 0.0))
+                self._emit_decision(
+                    call, call.pending.current_decision or ApprovalDecision(False, ABORT, 0.0)
+                )
             if call.open:
-                self._tell_end(call, ToolResult(ENDED, is_error=True))
+                self._emit_end(call, ToolResult(ENDED, is_error=True))
 
     # -- one call --------------------------------------------------------------------------------
 
     async def _start(self, call: "_Call") -> _Action:
-        """Emit the start of a call, unless it must be tried first. Return the action that
-        remains."""
+        """Emit the start of a call, unless it must be tried first. Return the rest as an action."""
         arguments = self._tools.parse(call.call)
         if isinstance(arguments, ToolResult):
             return self._started(call, lambda: _now(arguments))
@@ -158,17 +149,17 @@ class AgentToolCalls:
         try:
             ruling = await self._ruling(call)
             if ruling == "deny":
-                return self._started(call, lambda: _now(_FORBIDDEN))
-            if (kept := self._trying_it(call, ruling)) is not None:
-                return partial(self._made_after_trial, call, ruling, *kept)
+                return self._started(call, lambda: _now(FORBIDDEN))
+            if (kept := self._trial_of(call, ruling)) is not None:
+                return partial(self._make_after_trial, call, ruling, *kept)
             if ruling == "allow":
-                return self._started(call, partial(self._made, call))
+                return self._started(call, partial(self._make, call))
             if self._approvals is None:
-                return self._started(call, lambda: _now(_NOBODY))
+                return self._started(call, lambda: _now(NO_APPROVER))
             command = command_of(call.call.name, arguments) if self._sandboxed else None
             if command is not None and hasattr(self._sandbox, "dry_run"):
                 return partial(self._run_after_dry_run, call, ruling, command)
-            return partial(self._made_after_approval, call, await self._asked(call))
+            return partial(self._make_after_approval, call, await self._ask(call))
         except SbxError as error:
             refused = failed(error)
             return self._started(call, lambda: _now(refused))
@@ -184,47 +175,43 @@ class AgentToolCalls:
         return ruling
 
     def _may_be_remembered(self, call: "_Call", ruling: Ruling) -> bool:
-        """Return whether "always" has a meaning for this call. It has one for commands, and for
-        calls that are approved as a call. Other calls are approved by their changes. The same code
-        or file can change other files the next time, so a rule cannot answer that question."""
+        """Return whether "always" has a meaning: for commands, and for calls that are approved as a
+        call. Others are approved by their changes, which may differ the next time."""
         if call.call.name == COMMAND_TOOL:
             return ruling in ("ask", "changes")
-        return ruling == "ask" and self._trying_it(call, ruling) is None
+        return ruling == "ask" and self._trial_of(call, ruling) is None
 
-    def _trying_it(
-        self, call: "_Call", ruling: Ruling
-    ) -> tuple[_Begin, Literal["write", "code", "command"]] | None:
-        """Return the function that starts a trial of this call on a copy, and the kind of the
-        trial. Return None for a call that is made directly: one that only reads, a command that is
-        allowed or needs the network, and a call that may act outside the sandbox and must be
-        approved before it runs."""
+    def _trial_of(self, call: "_Call", ruling: Ruling) -> tuple[_Begin, _TrialKind] | None:
+        """Return the function that starts a trial of this call on a copy, and its kind. Return None
+        for a call that only reads, a command that is allowed or needs the network, and a call that
+        may act outside the sandbox and must be approved before it runs."""
         tool, begin = self._tools.get(call.call.name), getattr(self._sandbox, "begin", None)
         effect = tool.effect(call.arguments)
         if effect == "read" or begin is None or not self._sandboxed:
             return None
         if commands_allowed(self._sandbox):
             return None
-        if effect == "command" and (ruling == "allow" or _reaches_out(call)):
+        if effect == "command" and (ruling == "allow" or reaches_out(call.arguments)):
             return None
         if ruling == "ask" and not tool.confined:
             return None
         return begin, effect
 
     def _started(self, call: "_Call", action: _Action) -> _Action:
-        self._tell_start(call)
+        self._emit_start(call)
         return action
 
-    async def _acted(self, call: "_Call", action: _Action) -> ToolResult:
+    async def _run_action(self, call: "_Call", action: _Action) -> ToolResult:
         try:
             result = await action()
         except SbxError as error:
             result = failed(error)
         if not call.open:  # it failed before its start
-            self._tell_start(call)
-        self._tell_end(call, result)
+            self._emit_start(call)
+        self._emit_end(call, result)
         return result
 
-    async def _made(
+    async def _make(
         self, call: "_Call", sandbox: ToolSandbox | None = None, emit: Emit | None = None
     ) -> ToolResult:
         async with self._turns:
@@ -233,7 +220,7 @@ class AgentToolCalls:
                     call.call,
                     call.arguments,
                     sandbox or self._sandbox,
-                    emit or partial(self._tell_output, call),
+                    emit or partial(self._emit_output, call),
                     of=call.of,
                 )
         self._images_left -= sum(len(image.data) for image in result.images)
@@ -241,11 +228,11 @@ class AgentToolCalls:
             result = replace(result, images=())
         return result
 
-    # -- one that a person is asked about --------------------------------------------------------
+    # -- calls that need an approval -------------------------------------------------------------
 
-    async def _made_after_approval(self, call: "_Call", pending: Pending) -> ToolResult:
-        decision = await self._decided(call, pending)
-        return await self._made(call) if decision.approved else _denied(decision)
+    async def _make_after_approval(self, call: "_Call", pending: Pending) -> ToolResult:
+        decision = await self._await_decision(call, pending)
+        return await self._make(call) if decision.approved else denied(decision)
 
     async def _run_after_dry_run(
         self, call: "_Call", ruling: Ruling, command: DryRunCommand
@@ -258,19 +245,17 @@ class AgentToolCalls:
             with call.timed():
                 dry_run = await dry_run_or_none(self._sandbox, command)
             if dry_run is None:
-                return await self._made_after_approval(call, await self._asked(call))
-            result = partial(self._tools.told, call.call, dry_run.run, self._sandbox, of=call.of)
+                return await self._make_after_approval(call, await self._ask(call))
+            result = partial(
+                self._tools.describe, call.call, dry_run.run, self._sandbox, of=call.of
+            )
             try:
-                return await self._settled(call, ruling, of_dry_run(dry_run, result))
+                return await self._apply(call, ruling, of_dry_run(dry_run, result))
             finally:
                 await run_to_completion(dry_run.discard())
 
-    async def _made_after_trial(
-        self,
-        call: "_Call",
-        ruling: Ruling,
-        begin: _Begin,
-        effect: Literal["write", "code", "command"],
+    async def _make_after_trial(
+        self, call: "_Call", ruling: Ruling, begin: _Begin, effect: _TrialKind
     ) -> ToolResult:
         """Run any other tool on a copy of the project. Hold its output back until it is clear
         whether the call needs an approval, because `tool_start` carries that information."""
@@ -280,51 +265,51 @@ class AgentToolCalls:
                 with call.timed():
                     changes = await begin(effect)
             except (TooLarge, Unavailable):
-                return await self._made_untried(call, allowed=allowed and ruling != "ask")
+                return await self._make_untried(call, allowed=allowed and ruling != "ask")
             try:
-                # A tool that only writes files prints nothing, and may have to be asked about.
+                # A tool that only writes files prints nothing, and may need an approval.
                 if allowed and ruling != "ask" and effect != "write":
-                    self._tell_start(call)
-                emit = partial(self._tell_output, call) if call.open else call.later
-                result = await self._made(call, changes.sandbox, emit)
+                    self._emit_start(call)
+                emit = partial(self._emit_output, call) if call.open else call.later
+                result = await self._make(call, changes.sandbox, emit)
                 with call.timed():
                     kept = effect == "code"
                     trial = await compared(changes, result, keeps_variables=kept)
-                return await self._settled(call, ruling, trial)
+                return await self._apply(call, ruling, trial)
             finally:
                 await run_to_completion(changes.rollback())
 
-    async def _made_untried(self, call: "_Call", *, allowed: bool) -> ToolResult:
+    async def _make_untried(self, call: "_Call", *, allowed: bool) -> ToolResult:
         """Make a call in a project that cannot be copied. It is approved before it runs in the
         project itself."""
         if allowed:
-            self._tell_start(call)
-            return await self._made(call)
+            self._emit_start(call)
+            return await self._make(call)
         if self._approvals is None:
-            return _NOBODY_FOR_CHANGES
-        return await self._made_after_approval(call, await self._asked(call))
+            return NO_APPROVER_FOR_CHANGES
+        return await self._make_after_approval(call, await self._ask(call))
 
-    async def _settled(self, call: "_Call", ruling: Ruling, trial: ChangeTrial) -> ToolResult:
+    async def _apply(self, call: "_Call", ruling: Ruling, trial: ChangeTrial) -> ToolResult:
         """Decide about the changes of a call, then make exactly these changes or none."""
         setting = await self._changes()
         allowed = ruling == "allow" or (ruling != "ask" and trial.allowed_by(setting))
         allowed = allowed and not trial.always_asked
         if not allowed:
             if self._approvals is None:
-                return _NOBODY_FOR_CHANGES
-            decision = await self._decided(call, await self._asked(call, trial.shown))
+                return NO_APPROVER_FOR_CHANGES
+            decision = await self._await_decision(call, await self._ask(call, trial.shown))
             if not decision.approved:
-                return _denied(decision, trial.denied)
+                return denied(decision, trial.denied)
         elif not call.open:
-            self._tell_start(call)
+            self._emit_start(call)
             for stream, text in call.held_back():
-                self._tell_output(call, stream, text)
+                self._emit_output(call, stream, text)
         with call.timed():
             if not await trial.committed():
-                return _CHANGED
+                return WORKSPACE_CHANGED
             return await trial.result()
 
-    async def _asked(self, call: "_Call", dry_run: Json | None = None) -> Pending:
+    async def _ask(self, call: "_Call", dry_run: Json | None = None) -> Pending:
         assert self._approvals is not None
         pending = await self._approvals.ask(
             self._place,
@@ -336,22 +321,22 @@ class AgentToolCalls:
             may_be_remembered=call.may_be_remembered,
         )
         call.pending = pending
-        self._tell_start(call, dry_run=dry_run)
+        self._emit_start(call, dry_run=dry_run)
         return pending
 
-    async def _decided(self, call: "_Call", pending: Pending) -> ApprovalDecision:
+    async def _await_decision(self, call: "_Call", pending: Pending) -> ApprovalDecision:
         decision = await pending.decision()
-        self._tell_decision(call, decision)
+        self._emit_decision(call, decision)
         return decision
 
-    def _tell_decision(self, call: "_Call", decision: ApprovalDecision) -> None:
+    def _emit_decision(self, call: "_Call", decision: ApprovalDecision) -> None:
         call.pending = None
-        self._tell(ToolApproval(call.call.id, decision.approved, decision.by, decision.remembered))
+        self._emit(ToolApproval(call.call.id, decision.approved, decision.by, decision.remembered))
 
-    def _tell_start(self, call: "_Call", *, dry_run: Json | None = None) -> None:
+    def _emit_start(self, call: "_Call", *, dry_run: Json | None = None) -> None:
         call.open = True
         expires_at = None if call.pending is None else call.pending.approval.expires_at
-        self._tell(
+        self._emit(
             ToolStart(
                 call.call.id,
                 call.call.name,
@@ -363,19 +348,18 @@ class AgentToolCalls:
             )
         )
 
-    def _tell_output(self, call: "_Call", stream: str, text: str) -> None:
-        self._tell(ToolOutput(call.call.id, "stderr" if stream == "stderr" else "stdout", text))
+    def _emit_output(self, call: "_Call", stream: str, text: str) -> None:
+        self._emit(ToolOutput(call.call.id, "stderr" if stream == "stderr" else "stdout", text))
 
-    def _tell_end(self, call: "_Call", result: ToolResult) -> None:
+    def _emit_end(self, call: "_Call", result: ToolResult) -> None:
         call.open = False
         took_ms = round(call.took_s * 1000, 3)
-        self._tell(ToolEnd(call.call.id, result.text, result.is_error, took_ms))
+        self._emit(ToolEnd(call.call.id, result.text, result.is_error, took_ms))
 
 
 class _Call:
-    """The state of one call, one `of` several in an answer. `open` is true between its tool_start
-    and its tool_end. `pending` is set while it waits for an approval. `took_s` is its working time
-    without the wait for an approval."""
+    """The state of one call, one `of` several in an answer. It is `open` from its tool_start to its
+    tool_end. `pending` is set while it waits for an approval; `took_s` excludes this time."""
 
     def __init__(self, call: ToolCall, *, of: int) -> None:
         self.call = call
@@ -414,19 +398,3 @@ async def _all(tasks: Sequence["asyncio.Task[None]"]) -> None:
 
 async def _now(result: ToolResult) -> ToolResult:
     return result
-
-
-def _denied(decision: ApprovalDecision, more: str = "") -> ToolResult:
-    """Return the result of a denied call. `more` describes the effect of the trial on a copy."""
-    why = decision.why
-    if more:
-        hint = _NOBODY_AT_ALL if decision.by == "nobody" else ""
-        why = f"{why.removesuffix(' It was not made.')}{more}{hint}"
-    return ToolResult(f"Error (denied): {why}", is_error=True)
-
-
-def _reaches_out(call: "_Call") -> bool:
-    """Return whether a command needs the network, which a copy does not have."""
-    of_bash = call.arguments.get("language") == "bash"
-    command = call.arguments.get("code" if of_bash else "command")
-    return isinstance(command, str) and needs_network(command)

@@ -85,10 +85,10 @@ async def compared(
     )
 
 
-def of_dry_run(dry_run: ToolDryRun, told: Callable[[], Awaitable[ToolResult]]) -> ChangeTrial:
+def of_dry_run(dry_run: ToolDryRun, result: Callable[[], Awaitable[ToolResult]]) -> ChangeTrial:
     """Return the trial of a command that ran on a separate copy."""
     return ChangeTrial(
-        told,
+        result,
         _shown(dry_run.run, dry_run.changes, dry_run.truncated, dry_run.left_out),
         not dry_run.changes and not dry_run.truncated,
         lambda _prefixes: False,
@@ -156,6 +156,13 @@ def command_of(tool: str, arguments: Mapping[str, Any]) -> DryRunCommand | None:
 
 def needs_network(command: str) -> bool:
     return _NETWORK.search(command) is not None
+
+
+def reaches_out(arguments: Mapping[str, Any]) -> bool:
+    """Return whether a command needs the network, which a copy does not have."""
+    of_bash = arguments.get("language") == "bash"
+    command = arguments.get("code" if of_bash else "command")
+    return isinstance(command, str) and needs_network(command)
 
 
 async def dry_run_or_none(sandbox: ToolSandbox, command: DryRunCommand) -> ToolDryRun | None:

@@ -98,13 +98,13 @@ class AgentSettings(BaseModel):
 
 
 def read_agent_settings(
-    given: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     *,
     config: Path | None = None,
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> AgentSettings:
-    """Return all settings from all sources. `given` are the options of the command line; None means
+    """Return all settings from all sources. `options` are those of the command line; None means
     that an option was not passed.
 
     Raise the errors of AgentSettings, NotFound for a `config` that does not exist, Denied
@@ -115,7 +115,7 @@ def read_agent_settings(
         config = Path(named)
     in_file = _of_dotenv(directory or Path.cwd())
     ours = _of_toml(config) | _of(environment)
-    ours |= {name: value for name, value in (given or {}).items() if value is not None}
+    ours |= {name: value for name, value in (options or {}).items() if value is not None}
     if "api_key" in ours and "base_url" in in_file and "base_url" not in ours:
         raise _key_elsewhere()
     return AgentSettings(**(in_file | ours))

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from sbx.agent.calls import AgentToolCalls, Tell
+from sbx.agent.calls import AgentToolCalls, EmitEvent
 from sbx.agent.compaction import Compaction, estimated, is_too_long, summarised, to_cover, view
 from sbx.agent.history import Thread
 from sbx.agent.messages import (
@@ -54,7 +54,7 @@ class ModelAnswers:
         prompt: SystemPrompt,
         tools: Sequence[ToolDefinition],
         thread: Thread,
-        tell: Tell,
+        emit: EmitEvent,
     ) -> None:
         self.usage = TokenUsage()
         self.content = ""
@@ -63,7 +63,7 @@ class ModelAnswers:
         self._prompt = prompt
         self._tools = tools
         self._thread = thread
-        self._tell = tell
+        self._emit = emit
         self._cut_off = False
         self._input_tokens = 0
 
@@ -129,7 +129,7 @@ class ModelAnswers:
                     if isinstance(piece, TextDelta):
                         text = carried(piece.text)
                         self.content += text
-                        self._tell(events.AgentTextDelta(text))
+                        self._emit(events.AgentTextDelta(text))
                     else:
                         response = _carried(piece)
         finally:
@@ -168,7 +168,7 @@ async def results_of(
     results: list[ToolResult] = []
     messages: tuple[Message, ...] = ()
     try:
-        await calls.made(response.tool_calls, results)
+        await calls.make_all(response.tool_calls, results)
     finally:
         messages = tuple(map(_as_message, response.tool_calls, results))
         if messages:

@@ -77,8 +77,7 @@ def create_app(
 ) -> FastAPI:
     """Return the app over `service`, which its caller starts and closes.
 
-    `agent_settings`: without them, or with the error that explains what is wrong with them,
-    everything except chats works.
+    Without `agent_settings`, or with their error in place of them, everything except chats works.
     """
     origins = settings.cors_origins
     app = _App(

@@ -1,4 +1,4 @@
-"""Who calls: the owner of a bearer key, the bounds of a token, or the user behind the socket.
+"""The caller of a request: the owner of a key, the bounds of a token, or the peer of the socket.
 
 No request is anonymous and no header names an owner. The order is: `Authorization: Bearer`, the
 cookie of a login, and without both, on a Unix socket only, the uid of the peer from Linux
@@ -51,7 +51,7 @@ async def authenticate(request: HTTPConnection) -> Caller:
     if header is not None:
         scheme, _, bearer = header.partition(" ")
         if scheme.lower() != "bearer" or not bearer.strip():
-            raise _unauthorized("the Authorization header must say: Bearer <key>")
+            raise _unauthorized("the Authorization header must have the form: Bearer <key>")
         return _with_place(await access.from_bearer(bearer.strip()), request)
     if (cookie := request.cookies.get(COOKIE)) is not None:
         if request.scope.get("method") not in _SAFE:

@@ -172,10 +172,10 @@ def _not_satisfiable(request: Request, stream: FileStream) -> Response:
 
 
 def _unchanged(request: Request, tag: str) -> bool:
-    if (known := request.headers.get("if-none-match")) is None:
+    if (etags := request.headers.get("if-none-match")) is None:
         return False
     weak = tag.removeprefix("W/")
-    return any(one.strip().removeprefix("W/") in ("*", weak) for one in known.split(","))
+    return any(etag.strip().removeprefix("W/") in ("*", weak) for etag in etags.split(","))
 
 
 def _requested_range(

@@ -19,7 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
-from starlette.routing import compile_path
+from starlette.routing import Route
 
 from sbx import errors
 from sbx.telemetry.host_paths import without_host_paths
@@ -219,14 +219,9 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 def _allowed(request: Request) -> list[str]:
     """Return every method of the path. Routing knows only the methods of the first match."""
-    state, document = request.app.state, request.app.openapi()
-    if not hasattr(state, "methods"):
-        state.methods = [
-            (compile_path(path)[0], {method.upper() for method in operations})
-            for path, operations in document["paths"].items()
-        ]
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
     path = request.scope["path"]
-    matches = [methods for regex, methods in state.methods if regex.match(path)]
+    matches = [route.methods or () for route in routes if route.path_regex.match(path)]
     return sorted(set().union(*matches))
 
 

@@ -163,7 +163,7 @@ class Form:
         except FormParserError as error:
             raise _malformed(f"the form cannot be read: {error}") from None
 
-    # What the parser calls, while it parses a chunk.
+    # The parser calls these methods while it parses a chunk.
 
     def _on_part_begin(self) -> None:
         self._parts += 1

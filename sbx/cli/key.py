@@ -1,12 +1,14 @@
 """`sbx key`: the keys of programs that use a running service."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from sbx.cli import connect, exits, output
 from sbx.cli.terminal import STDOUT, one_line, write
+
+Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
 
 app = typer.Typer(help="Create, list and revoke keys for programs.", rich_markup_mode=None)
 
@@ -39,23 +41,15 @@ def list_keys(
     as_json: connect.Json = False, socket: connect.Socket = None, key: connect.Key = None
 ) -> int:
     """List every key, without its secret."""
-    reply = connect.ask(socket, key, lambda client: client.request("GET", "/v1/admin/keys"))
-    if as_json:
-        output.document({"keys": reply["items"]})
-        return exits.Exit.OK
-    rows = [
-        (
-            entry["id"],
-            entry["owner"],
-            entry["name"] or "",
-            "yes" if entry["operator"] else "no",
-            output.since(entry["created_at"]),
-            output.since(entry["last_used_at"]) or "never",
-            state_of(entry),
-        )
-        for entry in reply["items"]
-    ]
-    return print_list(("key", "owner", "name", "operator", "made", "used", "state"), rows, "keys")
+    columns: Columns = {
+        "key": lambda entry: entry["id"],
+        "owner": lambda entry: entry["owner"],
+        "name": lambda entry: entry["name"] or "",
+        "operator": lambda entry: "yes" if entry["operator"] else "no",
+        "made": lambda entry: output.since(entry["created_at"]),
+        "used": lambda entry: output.since(entry["last_used_at"]) or "never",
+    }
+    return print_list("keys", columns, as_json, socket, key)
 
 
 @app.command("revoke")
@@ -78,16 +72,25 @@ def print_secret(reply: Mapping[str, Any], secret: str, hint: str, *, as_json: b
     return exits.Exit.OK
 
 
-def state_of(entry: Mapping[str, Any]) -> str:
-    return "revoked" if entry["revoked_at"] is not None else "good"
-
-
-def print_list(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], plural: str) -> int:
-    if rows:
-        output.print_table(heads, rows)
+def print_list(
+    collection: str, columns: Columns, as_json: bool, socket: str | None, key: str | None
+) -> int:
+    """Print all keys or all tokens, with a column for their state."""
+    path = connect.of_admin(collection)
+    entries = connect.ask(socket, key, lambda client: client.request("GET", path))["items"]
+    if as_json:
+        output.document({collection: entries})
+    elif entries:
+        shown = {**columns, "state": _state}
+        rows = [tuple(column(entry) for column in shown.values()) for entry in entries]
+        output.print_table(tuple(shown), rows)
     else:
-        output.note(f"no {plural} exist")
+        output.note(f"no {collection} exist")
     return exits.Exit.OK
+
+
+def _state(entry: Mapping[str, Any]) -> str:
+    return "revoked" if entry["revoked_at"] is not None else "good"
 
 
 def revoke(
@@ -96,10 +99,7 @@ def revoke(
     path = connect.of_admin(collection, revoked_id)
     reply = connect.ask(socket, key, lambda client: client.request("DELETE", path))
     # The reply has a body if the revocation is not recorded yet.
-    body = {
-        "revoked": revoked_id,
-        **(reply or {}),
-    }
+    body = {"revoked": revoked_id, **(reply or {})}
     line = one_line(revoked_id) + ("" if reply is None else " (not recorded yet)")
     output.outcome(body, line, as_json=as_json)
     return exits.Exit.OK

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from sbx.cli import connect, exits, output
-from sbx.cli.key import print_list, print_secret, revoke, state_of
+from sbx.cli import connect, output
+from sbx.cli.key import Columns, print_list, print_secret, revoke
 
 app = typer.Typer(
     help="Create, list and revoke tokens for one user, with a lifetime.", rich_markup_mode=None
@@ -65,25 +65,16 @@ def list_tokens(
     as_json: connect.Json = False, socket: connect.Socket = None, key: connect.Key = None
 ) -> int:
     """List every token, without the token itself."""
-    reply = connect.ask(socket, key, lambda client: client.request("GET", "/v1/admin/tokens"))
-    if as_json:
-        output.document({"tokens": reply["items"]})
-        return exits.Exit.OK
-    rows = [
-        (
-            entry["id"],
-            entry["owner"],
-            entry["user_id"],
-            entry["agent_id"] or "any",
-            entry["conversation_id"] or "any",
-            ", ".join(entry["scopes"]) if entry["scopes"] is not None else "all",
-            output.since(entry["expires_at"]),
-            state_of(entry),
-        )
-        for entry in reply["items"]
-    ]
-    heads = ("token", "owner", "user", "agent", "conversation", "scopes", "expires", "state")
-    return print_list(heads, rows, "tokens")
+    columns: Columns = {
+        "token": lambda entry: entry["id"],
+        "owner": lambda entry: entry["owner"],
+        "user": lambda entry: entry["user_id"],
+        "agent": lambda entry: entry["agent_id"] or "any",
+        "conversation": lambda entry: entry["conversation_id"] or "any",
+        "scopes": lambda entry: "all" if entry["scopes"] is None else ", ".join(entry["scopes"]),
+        "expires": lambda entry: output.since(entry["expires_at"]),
+    }
+    return print_list("tokens", columns, as_json, socket, key)
 
 
 @app.command("revoke")

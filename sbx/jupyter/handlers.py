@@ -244,7 +244,7 @@ class RequestHandlers:
     # -- requests that the bridge answers ---------------------------------------------------------
 
     async def _recall(self, _: KernelRequest, body: parse.HistoryRequest) -> _Content:
-        return self._history.asked(body)
+        return self._history.reply(body)
 
     async def _comm_info(self, _: KernelRequest, body: parse.CommInfo) -> _Content:
         return self._comms.listed(body.target_name)

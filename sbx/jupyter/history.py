@@ -56,7 +56,7 @@ class CellHistory:
         while self._size > TEXT_MAX or len(self._lines) > LINES_MAX:
             self._size -= self._lines.popleft().size
 
-    def asked(self, request: HistoryRequest) -> dict[str, Any]:
+    def reply(self, request: HistoryRequest) -> dict[str, Any]:
         """Return the content of the reply."""
         lines = [_entry(line, with_output=request.output) for line in self._select(request)]
         return {"status": "ok", "history": lines}

@@ -1,8 +1,9 @@
 """The synchronous API: the methods of the asynchronous classes, run by one background event loop.
 
     sandbox     Sandbox: a sandbox of this program, or of a service (`connect`)
-    blocking    how a synchronous class names asynchronous methods; the parts of a sandbox
+    blocking    the parts of a sandbox, without asyncio
+    methods     the binding of synchronous classes to asynchronous ones
     client      BlockingClient: all of `sbx.client.Client`
 
-Imports anything below it. Nothing but `cli` and `adapters` imports it.
+May import everything below it. Only `cli` and `adapters` import it.
 """

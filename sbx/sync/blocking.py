@@ -1,30 +1,22 @@
-"""Synchronous counterparts of the asynchronous classes; an event loop in a thread runs each call.
+"""Synchronous counterparts of the asynchronous classes.
 
-A class here names the methods of its asynchronous counterpart, with their types. It works for a
-sandbox in this process and for one in a service, because both have the same methods; a test
-compares them. Calls may come from any thread. Ctrl-C cancels the call, and interrupts its run.
+A class here names the methods of its asynchronous counterpart, with their types (methods.py). It
+works for a sandbox in this process and for one in a service, because both have the same methods; a
+test compares them.
 """
 
 import asyncio
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial, wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self
 
 from sbx.aio import Loop
 from sbx.protocol.dry_runs import FileChange
 from sbx.protocol.files import Unpacked
 from sbx.protocol.receipt import Receipt
-from sbx.protocol.runs import Event, Run
+from sbx.protocol.runs import Run
+from sbx.sync.methods import Attribute, Blocking, Part, call, each, follow, wrap, wrap_all
 
 if TYPE_CHECKING:
     from sbx.client.commands import RemoteCommand, RemoteCommands
@@ -49,132 +41,6 @@ else:
     RemoteSandbox = RemoteAttached = RemoteTerminal = RemoteTerminals = _Names()
 
 DEFAULT_CONVERSATION = "default"
-P = ParamSpec("P")
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-B = TypeVar("B", bound="Blocking")
-B_co = TypeVar("B_co", bound="Blocking", covariant=True)
-AsyncMethod = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
-
-
-class Blocking:
-    """A synchronous counterpart of `inner`, which lives on `loop`."""
-
-    def __init__(self, loop: Loop, inner: Any) -> None:
-        self._loop = loop
-        self._inner = inner
-        self._parts = inner  # the object that has `files` and so on
-
-
-# -- how a method, an attribute or a part of the counterpart is named ------------------------------
-
-
-class Method(Generic[P, T]):
-    """A method of `inner`; `finish` calls it and returns the result. Its documentation is that of
-    the asynchronous method."""
-
-    def __init__(self, method: Any, finish: Callable[[Blocking, Callable[[], Any]], T]) -> None:
-        self._name: str = method if isinstance(method, str) else method.__name__
-        self._finish = finish
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: Blocking, owner: type) -> Callable[P, T]: ...
-    def __get__(self, instance: Blocking | None, owner: type) -> "Callable[P, T] | Self":
-        if instance is None:
-            return self
-        method = getattr(instance._inner, self._name)
-
-        @wraps(method)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            return self._finish(instance, partial(method, *args, **kwargs))
-
-        return call
-
-
-class Attribute(Generic[T_co]):
-    """An attribute of `inner` that does not change."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: Blocking, owner: type) -> T_co: ...
-    def __get__(self, instance: Blocking | None, owner: type) -> "T_co | Self":
-        if instance is None:
-            return self
-        value: T_co = getattr(instance._inner, self._name)
-        return value
-
-
-class Part(Generic[B_co]):
-    """A part of `inner`, such as its files, as a counterpart of this kind."""
-
-    def __init__(self, kind: type[B_co]) -> None:
-        self._kind = kind
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: Blocking, owner: type) -> B_co: ...
-    def __get__(self, instance: Blocking | None, owner: type) -> "B_co | Self":
-        if instance is None:
-            return self
-        return self._kind(instance._loop, getattr(instance._parts, self._name))
-
-
-def call(method: AsyncMethod[P, T]) -> Method[P, T]:
-    """Wait for the result of the method."""
-    return Method(method, lambda self, begin: self._loop.call(begin()))
-
-
-def each(method: Callable[Concatenate[Any, P], AsyncGenerator[T, None]]) -> Method[P, Iterator[T]]:
-    """Yield the items of the method as the caller consumes them."""
-    return Method(method, lambda self, begin: self._loop.each(begin()))
-
-
-def wrap(method: AsyncMethod[P, Any], kind: type[B]) -> Method[P, B]:
-    """Return the counterpart of the result."""
-    return Method(method, lambda self, begin: kind(self._loop, self._loop.call(begin())))
-
-
-def wrap_all(method: AsyncMethod[P, Sequence[Any]], kind: type[B]) -> Method[P, list[B]]:
-    """Return the counterpart of each item."""
-
-    def finish(self: Blocking, begin: Callable[[], Any]) -> list[B]:
-        return [kind(self._loop, inner) for inner in self._loop.call(begin())]
-
-    return Method(method, finish)
-
-
-def follow(method: Callable[Concatenate[Any, P], Any]) -> Method[P, Iterator[Event]]:
-    """Start a run now, and yield its events as the caller consumes them. Ctrl-C interrupts the run;
-    a caller that stops to consume does not."""
-
-    def finish(self: Blocking, begin: Callable[[], Any]) -> Iterator[Event]:
-        async def begun() -> Any:
-            return begin()
-
-        return _events(self, self._loop.call(begun()))
-
-    return Method(method, finish)
-
-
-def _events(kernel: Blocking, run: Any) -> Iterator[Event]:
-    try:
-        yield from kernel._loop.each(run.events())
-    except KeyboardInterrupt:
-        kernel._loop.call(kernel._inner.give_up(run))
-        raise
-
-
-# -- the parts of a conversation -------------------------------------------------------------------
 
 
 class BlockingFiles(Blocking):
@@ -320,16 +186,14 @@ class BlockingCheckpoint(Blocking):
     discard = call(RemoteCheckpoint.discard)
 
 
-class BlockingContext(Blocking):
-    """One kernel of a conversation: its own variables and order of runs, over the same files."""
+class BlockingKernel(Blocking):
+    """The methods of a kernel, which contexts and conversations share."""
 
-    name = Attribute[str]()
     run = call(RemoteContext.run)
     stream = follow(RemoteContext.start_run)
     shell = call(RemoteContext.shell)
     stream_shell = follow(RemoteContext.start_shell)
     interrupt = call(RemoteContext.interrupt)
-    restart = call(RemoteContext.restart)
     stop = call(RemoteContext.stop)
     read_receipt = call(RemoteContext.read_receipt)
 
@@ -337,6 +201,13 @@ class BlockingContext(Blocking):
     def receipt(self) -> Receipt | None:
         """The walls around the live kernel, read back now. None without a kernel."""
         return self.read_receipt()
+
+
+class BlockingContext(BlockingKernel):
+    """One kernel of a conversation: its own variables and order of runs, over the same files."""
+
+    name = Attribute[str]()
+    restart = call(RemoteContext.restart)
 
 
 class BlockingContexts(Blocking):
@@ -348,7 +219,7 @@ class BlockingContexts(Blocking):
     delete = call(RemoteContexts.delete)
 
 
-class BlockingConversation(Blocking):
+class BlockingConversation(BlockingKernel):
     """One conversation of a sandbox."""
 
     files = Part(BlockingFiles)
@@ -356,26 +227,14 @@ class BlockingConversation(Blocking):
     contexts = Part(BlockingContexts)
     commands = Part(BlockingCommands)
     terminals = Part(BlockingTerminals)
-    run = call(RemoteConversation.run)
-    stream = follow(RemoteConversation.start_run)
-    shell = call(RemoteConversation.shell)
-    stream_shell = follow(RemoteConversation.start_shell)
     run_script = call(RemoteConversation.run_script)
     stream_script = follow(RemoteConversation.start_script)
     write_stdin = call(RemoteConversation.write_stdin)
-    interrupt = call(RemoteConversation.interrupt)
     dry_run = wrap(RemoteConversation.dry_run, BlockingDryRun)
     checkpoint = wrap(RemoteConversation.checkpoint, BlockingCheckpoint)
     usage = call(RemoteConversation.usage)
     stream_usage = each(RemoteConversation.stream_usage)
     start = call(RemoteConversation.start)
-    stop = call(RemoteConversation.stop)
-    read_receipt = call(RemoteConversation.read_receipt)
-
-    @property
-    def receipt(self) -> Receipt | None:
-        """The walls around the live kernel, read back now. None without a kernel."""
-        return self.read_receipt()
 
 
 class BlockingSandbox(BlockingConversation):

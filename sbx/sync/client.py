@@ -1,4 +1,4 @@
-"""The client without asyncio: the same names, over an event loop in a thread of its own."""
+"""The client without asyncio: the same names, over an event loop in a separate thread."""
 
 import os
 from collections.abc import Mapping
@@ -12,17 +12,12 @@ from sbx.client.client import Client
 from sbx.client.files import RemoteFiles, RemoteUploads
 from sbx.client.sandbox import RemoteSandbox
 from sbx.sync.blocking import (
-    Attribute,
-    Blocking,
     BlockingConversation,
     BlockingFiles,
     BlockingSandbox,
     BlockingUploads,
-    Part,
-    call,
-    each,
-    wrap,
 )
+from sbx.sync.methods import Attribute, Blocking, Part, call, each, wrap
 
 
 class ConnectedFiles(BlockingFiles):

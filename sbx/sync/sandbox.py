@@ -1,6 +1,6 @@
 """`Sandbox`: a sandbox without asyncio, in this process or in a service.
 
-It stands above the runtime and the client, which do not know each other, and chooses.
+This module imports the runtime and the client, which do not import each other, and chooses one.
 """
 
 import atexit
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from sbx import errors
 from sbx.aio import Loop, check_process
-from sbx.sync.blocking import Attribute, BlockingSandbox
+from sbx.sync.blocking import BlockingSandbox
+from sbx.sync.methods import Attribute
 
 if TYPE_CHECKING:
     from sbx.policy import Policy
@@ -26,18 +27,19 @@ Connect = str | os.PathLike[str] | bool | None
 class Sandbox(BlockingSandbox):
     """A sandbox: `with Sandbox(policy="data-science") as box`.
 
-    `policy` is a name, the Path of a file, or a value; `narrower` tightens it, for instance
-    `{"limits": {"memory_max": "64MiB"}}`; `env` adds environment variables; `workspace` is a
-    directory of the host to be /workspace, `uploads` one to be the read-only uploads.
+    `policy` is a name, the Path of a file, or a value. `narrower` tightens it, for instance
+    `{"limits": {"memory_max": "64MiB"}}`. `env` adds environment variables. `workspace` is a
+    directory of the host that becomes /workspace, and `uploads` one that becomes the read-only
+    uploads.
 
-    With `connect` it is in a service: the path of its socket, `http://HOST:PORT`, or True for
-    SBX_SOCKET or the default socket; `key` is a bearer key, None SBX_API_KEY. All methods are the
-    same; policies go by name there, no directory can be mounted from the start, and `mount` and
-    `unfreeze` are for the service's operator.
+    With `connect` the sandbox is in a service: the path of its socket, `http://HOST:PORT`, or True
+    for SBX_SOCKET or the default socket. `key` is a bearer key; None is SBX_API_KEY. All methods
+    are the same. A service accepts policies only by name and mounts no directory of its caller;
+    `mount` and `unfreeze` are for its operator.
 
-    Raises NotFound `policy_not_found`, PolicyError, BadRequest `limit_widened`, CannotEnforce for
-    a wall that this host cannot give, Denied `workspace_owned_by_root`; connected also Unavailable
-    `service_unreachable`, Denied `unauthorized`.
+    Raise NotFound `policy_not_found`, PolicyError, BadRequest `limit_widened`, CannotEnforce for
+    a wall that this host cannot enforce, Denied `workspace_owned_by_root`. With `connect` also
+    raise Unavailable `service_unreachable`, Denied `unauthorized`.
     """
 
     def __init__(
@@ -86,12 +88,12 @@ class Sandbox(BlockingSandbox):
             raise errors.BadRequest(
                 "a service shows its callers only the requests that it refused",
                 code="not_over_the_wire",
-                hint="ask for the events of the sandbox: GET /v1/sandboxes/{id}/events",
+                hint="read the events of the sandbox: GET /v1/sandboxes/{id}/events",
             )
         return tuple(self._inner.network_log)
 
     def close(self) -> None:
-        """End everything inside and remove every file; a second call does nothing."""
+        """Stop everything inside and delete every file. A second call does nothing."""
         check_process(self._loop.pid)
         if self._loop.running:
             self._loop.call(self._inner.close())
@@ -108,7 +110,7 @@ class Sandbox(BlockingSandbox):
 
 
 def close() -> None:
-    """End every `Sandbox` of this process and their shared runtime. Runs by itself at exit."""
+    """Close every `Sandbox` of this process and their shared runtime. Python calls this at exit."""
     from sbx.runtime import shared
 
     try:
@@ -120,25 +122,25 @@ def close() -> None:
 # -- the services that this process is connected to ------------------------------------------------
 
 _clients: "dict[tuple[str, str | None], BlockingClient]" = {}
-_making = threading.Lock()
+_clients_lock = threading.Lock()
 
 
 def _client(connect: str | os.PathLike[str] | None, key: str | None) -> "BlockingClient":
     """Return the client of this service and key. All sandboxes in it share its connections."""
     from sbx.sync.client import BlockingClient
 
-    given = "" if connect is None else os.fspath(connect)
-    with _making:
-        found = _clients.get((given, key))
-        if found is None or not found.loop.running:
-            found = _clients[given, key] = BlockingClient(connect, key=key)
+    address = "" if connect is None else os.fspath(connect)
+    with _clients_lock:
+        client = _clients.get((address, key))
+        if client is None or not client.loop.running:
+            client = _clients[address, key] = BlockingClient(connect, key=key)
             atexit.register(_close_clients)
-        return found
+        return client
 
 
 def _close_clients() -> None:
     atexit.unregister(_close_clients)
-    with _making:
+    with _clients_lock:
         ending = list(_clients.values())
         _clients.clear()
     for client in ending:
@@ -147,8 +149,8 @@ def _close_clients() -> None:
 
 def _reset_after_fork() -> None:
     """Replace the lock: one that another thread held at the fork would never be released."""
-    global _making  # noqa: PLW0603
-    _making = threading.Lock()
+    global _clients_lock  # noqa: PLW0603
+    _clients_lock = threading.Lock()
     _clients.clear()
 
 

@@ -74,8 +74,8 @@ async def test_a_hundred_conversations_at_once_see_only_their_own_markers() -> N
         box = await held.enter_async_context(await runtime.create())
         agent = Agent(box, model)
         end = await agent.run(f"I am {marker}")
-        assert (end.reason, len(model.asked)) == ("done", 4)
-        told = [message.content for message in model.asked[-1].messages]
+        assert (end.reason, len(model.requests)) == ("done", 4)
+        told = [message.content for message in model.requests[-1].messages]
         assert f"{marker} {marker}" in told[4]
         for number in range(MANY):
             other = f"m-{number:03}"

@@ -299,7 +299,7 @@ async def test_a_call_is_in_the_store_before_anybody_is_told_that_it_waits(
     approvals = Approvals(ApprovalStore(store), FakeClock())
     answers: list[asyncio.Task[Approval]] = []
 
-    def tell(event: AgentEvent) -> None:
+    def emit(event: AgentEvent) -> None:
         """Who is told at this very moment finds it on the disk, and may answer."""
         if isinstance(event, ToolStart):
             assert event.approval_required
@@ -314,7 +314,7 @@ async def test_a_call_is_in_the_store_before_anybody_is_told_that_it_waits(
     calls = AgentToolCalls(
         FakeSandbox(),
         Tools(),
-        tell=tell,
+        emit=emit,
         run_id="arun-1",
         permissions=Permissions("project"),
         approvals=approvals,
@@ -325,7 +325,7 @@ async def test_a_call_is_in_the_store_before_anybody_is_told_that_it_waits(
         for number in range(3)
     ]
     async with asyncio.timeout(60):
-        results = await calls.made(asked)
+        results = await calls.make_all(asked)
         await asyncio.gather(*answers)
     assert [result.is_error for result in results] == [True, False, True]
     assert "me said no" in results[0].text

@@ -8,7 +8,7 @@ from asked_models import HELLO, asked_model, streamed
 from model_server import KEY, Raw
 
 from sbx.agent.messages import Image, Message, Response, TokenUsage, ToolCall
-from sbx.agent.models.anthropic import told
+from sbx.agent.models.anthropic import encode_messages
 from sbx.agent.tools.tool import ToolDefinition
 
 CALLS = (ToolCall("call-1", "run_code", '{"code":"1+1"}'), ToolCall("call-2", "list_files", "{}"))
@@ -107,7 +107,7 @@ def test_arguments_that_are_no_object_go_back_as_one() -> None:
     calls = tuple(
         ToolCall("x", "run code!", text) for text in ('{"code": "1', "[1]", "", '{"a":1}')
     )
-    (message,) = told([Message("assistant", tool_calls=calls)], True)
+    (message,) = encode_messages([Message("assistant", tool_calls=calls)], True)
     assert [(call["name"], call["input"]) for call in message["content"]] == [
         ("run_code_", {"malformed": '{"code": "1'}),
         ("run_code_", {"malformed": "[1]"}),

@@ -7,7 +7,7 @@ from asked_models import HELLO, asked_model, streamed
 from model_server import KEY, Raw
 
 from sbx.agent.messages import Image, Message, Response, TokenUsage, ToolCall
-from sbx.agent.models.openai import told
+from sbx.agent.models.openai import encode_messages
 from sbx.agent.tools.tool import ToolDefinition
 
 CALLS = (ToolCall("call-1", "run_code", '{"code": "1+1"}'), ToolCall("call-2", "list_files", "{}"))
@@ -93,8 +93,8 @@ async def test_a_history_with_calls_images_and_a_summary_is_accepted() -> None:
 
 def test_images_that_a_model_does_not_take_are_told_of() -> None:
     message = Message("user", "look", images=(DOT, Image("image/svg+xml", "PHN2Zz4=")))
-    (without,) = told("", [message], takes_images=False)
-    (one,) = told("", [message], takes_images=True)
+    (without,) = encode_messages("", [message], takes_images=False)
+    (one,) = encode_messages("", [message], takes_images=True)
     assert without["content"] == "look\n[images left out, which this model does not take: 2]"
     assert [part["type"] for part in one["content"]] == ["text", "image_url"]
     assert one["content"][0]["text"].endswith("does not take: 1]")
@@ -106,7 +106,7 @@ def test_arguments_that_are_no_object_go_back_as_one() -> None:
         ToolCall(f"call-{n}", "run code!", text)
         for n, text in enumerate(('{"code": "1', "[1]", "", '{"a":NaN}', "[" * 100_000))
     )
-    (message,) = told("", [Message("assistant", tool_calls=calls)], True)
+    (message,) = encode_messages("", [Message("assistant", tool_calls=calls)], True)
     assert {call["function"]["name"] for call in message["tool_calls"]} == {"run_code_"}
     assert [json.loads(call["function"]["arguments"]) for call in message["tool_calls"]] == [
         {"malformed": '{"code": "1'},

@@ -37,7 +37,7 @@ async def test_older_steps_are_summarised_by_the_model_and_the_last_stay_whole()
     assert "[user] the task" in record
     assert '"0 xxx' in record
     assert '"2 xxx' not in record
-    told = model.asked[-1].messages
+    told = model.requests[-1].messages
     assert [one.role for one in told] == ["user", "summary", *["assistant", "tool"] * 2]
     assert (told[0].content, told[1].content) == ("the task", "steps 0 and 1 are done")
     kept = await agent.history.messages()
@@ -53,14 +53,14 @@ async def test_a_second_summary_is_made_of_the_first_and_of_what_came_since() ->
         return f"summary {len(records)}"
 
     def answer(asked: RecordedRequest) -> Response | str:
-        return summary(asked) if asked.system == INSTRUCTIONS else call(len(model.asked))
+        return summary(asked) if asked.system == INSTRUCTIONS else call(len(model.requests))
 
     model = ReplayModel([answer] * 30)
     await Agent(FakeSandbox(), model, compaction=SMALL).run("the task", max_steps=8)
     assert len(records) >= 2
     assert "[summary of what was before]\nsummary 1" in records[1]
     assert "the task" not in records[1]
-    last = model.asked[-1].messages
+    last = model.requests[-1].messages
     assert [one.content for one in last if one.role == "summary"] == [f"summary {len(records)}"]
     assert last[0].content == "the task"
 
@@ -73,12 +73,12 @@ async def test_what_is_too_long_for_a_provider_is_told_shorter() -> None:
     agent = Agent(FakeSandbox(), model)
     ended = await agent.run("the task")
     assert (ended.reason, ended.content) == ("done", "ok")
-    assert [one.role for one in model.asked[-1].messages[:2]] == ["user", "summary"]
+    assert [one.role for one in model.requests[-1].messages[:2]] == ["user", "summary"]
     other = BadRequest("HTTP 400: no such model", code="model_bad_request")
     for refusals in ([too_long, "in short", too_long], [other]):
         model = ReplayModel([*steps, *refusals])
         ended = await Agent(FakeSandbox(), model).run("the task")
-        assert (ended.reason, len(model.asked)) == ("error", 3 + len(refusals))
+        assert (ended.reason, len(model.requests)) == ("error", 3 + len(refusals))
 
 
 async def test_the_message_that_is_being_worked_on_stays_whole() -> None:
@@ -87,14 +87,14 @@ async def test_the_message_that_is_being_worked_on_stays_whole() -> None:
     agent = Agent(FakeSandbox(), model, compaction=SMALL)
     await agent.run("hi")
     await agent.run("the second task", max_steps=9)
-    assert [one.content for one in model.asked[-1].messages[:3]] == [
+    assert [one.content for one in model.requests[-1].messages[:3]] == [
         *("hi", "in short", "the second task")
     ]
 
 
 async def test_without_a_summary_all_is_told_as_before() -> None:
     agent, model = await worked(*(call(step) for step in range(4)), "", "ok")
-    assert len(model.asked[-1].messages) == 9
+    assert len(model.requests[-1].messages) == 9
     assert not any(one.message.role == "summary" for one in await agent.history.messages())
 
 
@@ -130,7 +130,7 @@ async def test_fewer_steps_stay_whole_where_so_many_are_too_long_to_be_told() ->
         "in short",
         "ok",
     )
-    last = model.asked[-1].messages
+    last = model.requests[-1].messages
     assert [one.role for one in last] == ["user", "summary", "assistant", "tool"]
     assert '"b xxx' in last[2].tool_calls[0].arguments
     assert (await agent.history.messages())[-1].message.content == "ok"

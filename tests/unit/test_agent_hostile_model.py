@@ -69,7 +69,10 @@ def test_arguments_with_half_a_character_are_told_to_a_provider() -> None:
     call = ToolCall("call-1", f"t{HALF}", f'{{"a": "{HALF}"}}')
     history = [Message("user", "x"), Message("assistant", "", (call,))]
     history.append(Message("tool", HALF, tool_call_id="call-1"))
-    for request in (openai.told(HALF, history, True), anthropic.told(history, True)):
+    for request in (
+        openai.encode_messages(HALF, history, True),
+        anthropic.encode_messages(history, True),
+    ):
         json.dumps(request, ensure_ascii=False).encode()
 
 
@@ -85,7 +88,7 @@ async def test_pictures_are_told_while_they_are_few_and_new() -> None:
         model = ReplayModel([*([calling(one)] * 14), "ok"])
         agent = Agent(FakeSandbox(), model, tools=Tools([looks]), compaction=None)
         await agent.run("look", max_steps=20)
-        last = model.asked[-1].messages
+        last = model.requests[-1].messages
         assert sum(len(message.images) for message in last) == most
         assert last[-1].images == (image, image), "the newest"
         assert "images left out" in last[2].content

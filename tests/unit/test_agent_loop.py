@@ -141,7 +141,7 @@ async def test_what_is_wrong_with_a_call_is_told_to_the_model_and_the_loop_goes_
     end = next(event for event in events if isinstance(event, ToolEnd))
     assert end.is_error
     assert says in end.result
-    assert model.asked[1].messages[-1].content == end.result
+    assert model.requests[1].messages[-1].content == end.result
     assert end_of(events).reason == "done"
 
 
@@ -154,16 +154,16 @@ async def test_the_files_are_told_afresh_before_each_answer() -> None:
 
     model = ReplayModel([uploads, "ok"])
     await told(Agent(box, model, system="Be brief."))
-    assert model.asked[0].system.startswith("Be brief.\n\nThe files that the user uploaded")
-    assert "late.csv" not in model.asked[0].system
-    assert "- /workspace/uploads/temparea/late.csv (1 bytes)" in model.asked[1].system
+    assert model.requests[0].system.startswith("Be brief.\n\nThe files that the user uploaded")
+    assert "late.csv" not in model.requests[0].system
+    assert "- /workspace/uploads/temparea/late.csv (1 bytes)" in model.requests[1].system
 
 
 async def test_a_model_without_eyes_is_sent_no_images() -> None:
     history = MemoryHistory([Message("user", "see", images=(Image("image/png", "AA=="),))])
     for model in (ReplayModel(["ok"]), ReplayModel(["ok"], takes_images=False)):
         await told(Agent(FakeSandbox(), model, history=history), "and now?")
-        assert bool(model.asked[0].messages[0].images) is model.takes_images
+        assert bool(model.requests[0].messages[0].images) is model.takes_images
 
 
 # -- its ends --------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ async def test_spent_tokens_end_it_at_the_next_step() -> None:
     model = ReplayModel([calling(code("1"), tokens=30), calling(code("2"), tokens=30)])
     end = await Agent(FakeSandbox(), model, budget=Budget(tokens=60)).run("go")
     assert (end.reason, end.usage) == ("budget", {"input_tokens": 30, "output_tokens": 30})
-    assert len(model.asked) == 1
+    assert len(model.requests) == 1
 
 
 async def test_spent_seconds_end_what_runs_and_the_history_says_so() -> None:
@@ -263,7 +263,7 @@ async def test_an_answer_that_was_cut_off_goes_on() -> None:
     model = ReplayModel([Response("One, two", stop="length"), ", three."])
     agent = Agent(FakeSandbox(), model)
     assert (await agent.run("count")).content == "One, two, three."
-    assert model.asked[1].messages[-1] == Message("user", GO_ON)
+    assert model.requests[1].messages[-1] == Message("user", GO_ON)
     assert roles(await messages(agent)) == ["user", "assistant", "assistant"]
 
 
@@ -317,7 +317,7 @@ async def test_abort_before_anything_was_asked_keeps_the_message() -> None:
     agent.abort()
     assert isinstance(await waiting, AgentRunStart)
     assert [event.type async for event in stream] == ["run_end"]
-    assert (model.asked, roles(await messages(agent))) == ([], ["user"])
+    assert (model.requests, roles(await messages(agent))) == ([], ["user"])
 
 
 async def test_abort_of_nothing_does_nothing() -> None:
@@ -368,7 +368,7 @@ async def test_a_crash_between_answer_and_results_is_told_and_nothing_is_done_tw
     box, model = FakeSandbox(), ReplayModel(["I look first"])
     end = await Agent(box, model, history=history).resume()
     assert (end.reason, box.ran) == ("done", [])
-    assert model.asked[0].messages[-1] == Message(
+    assert model.requests[0].messages[-1] == Message(
         "tool", INTERRUPTED, tool_call_id="call-1", name="run_code", is_error=True
     )
 

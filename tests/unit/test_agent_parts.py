@@ -46,7 +46,7 @@ async def test_a_replayed_answer_is_the_same_streamed_and_whole() -> None:
         assert isinstance(whole, Response)
         assert whole == await wholes.complete("s", [Message("user", "q")], ())
         assert "".join(one.text for one in pieces if isinstance(one, TextDelta)) == whole.content
-    assert [asked.system for asked in streams.asked] == ["s"] * 4
+    assert [asked.system for asked in streams.requests] == ["s"] * 4
 
 
 async def test_a_replay_raises_what_it_is_given_and_says_when_it_has_nothing_left() -> None:

@@ -21,7 +21,7 @@ def two_sessions() -> CellHistory:
 
 
 def asked(history: CellHistory, **how: Any) -> list[Any]:
-    reply = history.asked(Asked(**how))
+    reply = history.reply(Asked(**how))
     assert reply["status"] == "ok"
     found: list[Any] = reply["history"]
     return found

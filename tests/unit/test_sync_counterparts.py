@@ -27,8 +27,9 @@ from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.snapshots.checkpoints import Checkpoint
 from sbx.runtime.snapshots.dry_run import DryRun
 from sbx.sync import blocking
-from sbx.sync.blocking import Blocking, BlockingContext, BlockingSandbox, Method
+from sbx.sync.blocking import BlockingContext, BlockingSandbox
 from sbx.sync.client import BlockingClient, ConnectedFiles, ConnectedSandbox, ConnectedUploads
+from sbx.sync.methods import Blocking, Method
 
 if TYPE_CHECKING:
     from sbx import Sandbox

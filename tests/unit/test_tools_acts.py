@@ -11,7 +11,7 @@ import pytest
 
 from sbx.agent.messages import ToolCall
 from sbx.agent.tools import paths
-from sbx.agent.tools.execution import told
+from sbx.agent.tools.execution import describe_run
 from sbx.agent.tools.figures import Figure, can_be_shown
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.results import cut
@@ -73,11 +73,11 @@ MEMORY = RunError("MemoryLimit", "the run used more memory than the limit of 9 b
     ],
 )
 def test_a_run_in_words(run: Run, text: str) -> None:
-    assert text in told(run)
+    assert text in describe_run(run)
 
 
 def test_how_a_run_ended_is_left_by_a_cut() -> None:
-    text = cut(told(Run("r", Status.ERROR, stdout="x" * 9999, exit_code=3)), 500)
+    text = cut(describe_run(Run("r", Status.ERROR, stdout="x" * 9999, exit_code=3)), 500)
     assert text.endswith("Exit code: 3.")
     assert text.startswith("[stdout]\nxxx")
 

@@ -36,7 +36,7 @@ class AnthropicModel(SdkModelBase):
         request: Json = {
             "model": self.name,
             "max_tokens": _OUTPUT_MAX,
-            "messages": told(messages, takes_images),
+            "messages": encode_messages(messages, takes_images),
             "extra_body": self._options,
         }
         if system:
@@ -56,7 +56,7 @@ class AnthropicModel(SdkModelBase):
 # -- the request -----------------------------------------------------------------------------------
 
 
-def told(messages: Sequence[Message], takes_images: bool) -> list[Json]:
+def encode_messages(messages: Sequence[Message], takes_images: bool) -> list[Json]:
     """Return the messages of a request, alternating between user and assistant. All results of an
     answer are at the beginning of the message that follows it."""
     written: list[Json] = []

@@ -30,7 +30,7 @@ class Failures:
         self._root = root
         self._key = key
 
-    async def asked(self, call: Awaitable[T], deadline: float) -> T:
+    async def await_reply(self, call: Awaitable[T], deadline: float) -> T:
         """Return the result of a request. The SDK has already made all sensible retries."""
         try:
             async with asyncio.timeout_at(deadline):
@@ -39,7 +39,7 @@ class Failures:
             failure = self._of(error)
         raise failure
 
-    async def heard(self, call: Awaitable[T], deadline: float) -> T:
+    async def await_piece(self, call: Awaitable[T], deadline: float) -> T:
         """Return the next piece of a stream. Errors are Unavailable `model_stream_broken`, except
         for the deadline and an answer beyond the limits."""
         try:

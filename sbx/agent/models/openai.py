@@ -34,7 +34,7 @@ class OpenAIModel(SdkModelBase):
     ) -> Json:
         request: Json = {
             "model": self.name,
-            "messages": told(system, messages, takes_images),
+            "messages": encode_messages(system, messages, takes_images),
             "extra_body": self._options,
         }
         if tools:
@@ -54,7 +54,7 @@ class OpenAIModel(SdkModelBase):
 # -- the request -----------------------------------------------------------------------------------
 
 
-def told(system: str, messages: Sequence[Message], takes_images: bool) -> list[Json]:
+def encode_messages(system: str, messages: Sequence[Message], takes_images: bool) -> list[Json]:
     """Return the messages of a request. A tool message cannot contain images. So the images of tool
     results are in a user message after all results of the same answer."""
     written: list[Json] = [{"role": "system", "content": sanitize.plain(system)}] if system else []

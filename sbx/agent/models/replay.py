@@ -43,7 +43,7 @@ class ReplayModel:
     def __init__(
         self, answers: Iterable[Answer], *, name: str = "replay", takes_images: bool = True
     ) -> None:
-        self.asked: list[RecordedRequest] = []
+        self.requests: list[RecordedRequest] = []
         self._answers = list(answers)
         self._name = name
         self._takes_images = takes_images
@@ -92,15 +92,15 @@ class ReplayModel:
         self, system: str, messages: Sequence[Message], tools: Sequence[ToolDefinition]
     ) -> Plain:
         request = RecordedRequest(system, tuple(messages), tuple(tools))
-        self.asked.append(request)
-        if len(self.asked) > len(self._answers):
+        self.requests.append(request)
+        if len(self.requests) > len(self._answers):
             raise BadRequest(
                 f"the model {self._name} has no answer left: it has {len(self._answers)}, and got "
-                f"{len(self.asked)} requests",
+                f"{len(self.requests)} requests",
                 code="replay_exhausted",
                 hint="add an answer, or find the reason for the extra request",
             )
-        answer = self._answers[len(self.asked) - 1]
+        answer = self._answers[len(self.requests) - 1]
         if callable(answer):
             result = answer(request)
             answer = await result if inspect.isawaitable(result) else result

@@ -163,11 +163,13 @@ class SdkModelBase(ABC):
         refuse the images, send the request again without them. Every request tries the images
         again, because only one image may have been invalid."""
         try:
-            return await self._failures.asked(self._put(question, self._takes_images), deadline)
+            return await self._failures.await_reply(
+                self._put(question, self._takes_images), deadline
+            )
         except BadRequest as refusal:
             if not (self._takes_images and question.has_images and _is_of_images(refusal)):
                 raise
-        return await self._failures.asked(self._put(question, False), deadline)
+        return await self._failures.await_reply(self._put(question, False), deadline)
 
     def _put(self, question: "_Question", takes_images: bool) -> Awaitable[Any]:
         request = self._request(question.system, question.messages, question.tools, takes_images)
@@ -177,7 +179,7 @@ class SdkModelBase(ABC):
         building = self._building()
         pieces = await self._send(question, deadline)
         try:
-            while (piece := await self._failures.heard(_next(pieces), deadline)) is not _END:
+            while (piece := await self._failures.await_piece(_next(pieces), deadline)) is not _END:
                 for text in building.add(piece):
                     yield TextDelta(text)
         finally:
@@ -214,10 +216,10 @@ async def _next(pieces: AsyncIterator[object]) -> object:
     return await anext(pieces, _END)
 
 
-def read(told: object, shape: type[T]) -> T:
+def read(data: object, shape: type[T]) -> T:
     """Convert data of a server to a type. Raise Unavailable `model_bad_answer`."""
     with suppress(msgspec.ValidationError, RecursionError):
-        return msgspec.convert(told, shape, from_attributes=True)
+        return msgspec.convert(data, shape, from_attributes=True)
     raise bad_answer("it has an unknown form")
 
 

@@ -46,10 +46,10 @@ def parse_arguments(definition: ToolDefinition, text: str) -> Arguments:
     )
 
 
-def nearest(name: str, known: Sequence[str]) -> list[str]:
+def nearest(name: str, names: Sequence[str]) -> list[str]:
     """Return all known names, the nearest first."""
-    close = difflib.get_close_matches(name[:100], known, n=len(known) or 1, cutoff=0.0)
-    return [*close, *(candidate for candidate in known if candidate not in close)]
+    close = difflib.get_close_matches(name[:100], names, n=len(names) or 1, cutoff=0.0)
+    return [*close, *(candidate for candidate in names if candidate not in close)]
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
@@ -171,9 +171,9 @@ def _sentences(error: "Violation", schema: Mapping[str, Any]) -> Iterator[str]:
         case "required":
             yield f"'{_field(error)}' is missing"
         case "additionalProperties":
-            known = list(_at(schema, error.schema_path[:-1]).get("properties", {}))
+            names = list(_at(schema, error.schema_path[:-1]).get("properties", {}))
             for name in values["unexpected"]:
-                order = ", ".join(nearest(name, known))
+                order = ", ".join(nearest(name, names))
                 field = _field(error, name)
                 yield f"'{field}' is unknown, known are: {order}"[:_TOLD_MAX]
         case "type":

@@ -51,7 +51,7 @@ async def _run_code(call: ToolCallRequest, arguments: Arguments) -> ToolResult:
         live = call.sandbox.start_script(code, language)
     run = await _followed(call, live)
     lines, images = await kept(call, figures(run.outputs))
-    return ToolResult(told(run, lines), is_error=not run.ok, images=images)
+    return ToolResult(describe_run(run, lines), is_error=not run.ok, images=images)
 
 
 def _effect_of_code(arguments: Arguments) -> Effect:
@@ -91,7 +91,7 @@ async def _execute_command(call: ToolCallRequest, arguments: Arguments) -> ToolR
         arguments["command"], timeout=arguments.get("timeout"), cwd=arguments.get("cwd")
     )
     run = await _followed(call, live)
-    return ToolResult(told(run), is_error=not run.ok)
+    return ToolResult(describe_run(run), is_error=not run.ok)
 
 
 EXECUTE_COMMAND = Tool(
@@ -161,7 +161,7 @@ async def followed(sandbox: ToolSandbox, live: ToolRun, emit: Emit = unheard) ->
 # -- the result in words ---------------------------------------------------------------------------
 
 
-def told(run: Run, figure_lines: Sequence[str] = ()) -> str:
+def describe_run(run: Run, figure_lines: Sequence[str] = ()) -> str:
     """Return the output, the displays and the outcome of a run as text. The outcome is last, where
     shortening the text keeps it."""
     parts = [

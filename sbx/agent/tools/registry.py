@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sbx.agent.messages import ToolCall, carried
 from sbx.agent.tools.arguments import nearest, parse_arguments
-from sbx.agent.tools.execution import EXECUTE_COMMAND, RUN_CODE, told, unheard
+from sbx.agent.tools.execution import EXECUTE_COMMAND, RUN_CODE, describe_run, unheard
 from sbx.agent.tools.files import EDIT_FILE, LIST_FILES, READ_FILE, WRITE_FILE
 from sbx.agent.tools.results import RESULT_MAX, capped, cut, failed
 from sbx.agent.tools.tool import Arguments, Emit, Tool, ToolCallRequest, ToolDefinition, ToolResult
@@ -110,12 +110,12 @@ class Tools:
         text = await capped(active_call, call.name, carried(result.text), self._limit(of))
         return replace(result, text=text)
 
-    async def told(
+    async def describe(
         self, call: ToolCall, run: Run, sandbox: "ToolSandbox", *, of: int = 1
     ) -> ToolResult:
         """Return the result of a command that ran elsewhere, in the form of execute_command."""
         active_call = ToolCallRequest(call.id, sandbox, unheard)
-        text = await capped(active_call, call.name, carried(told(run)), self._limit(of))
+        text = await capped(active_call, call.name, carried(describe_run(run)), self._limit(of))
         return ToolResult(text, is_error=not run.ok)
 
     def _limit(self, of: int) -> int:

@@ -7,11 +7,34 @@ from sbx.agent.messages import carried
 from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.tools.tool import ToolCallRequest, ToolResult
 from sbx.errors import SbxError
+from sbx.protocol.approvals import ApprovalDecision
 from sbx.telemetry.host_paths import without_host_paths
 
 RESULT_MAX = 32_768  # characters
 GENERATED = "/workspace/uploads/generated"
 _WHOLE_MAX = 8 << 20  # characters of the file with the full text
+
+FORBIDDEN = ToolResult("Error (denied): this call is not allowed here.", is_error=True)
+NO_APPROVER = ToolResult("Error (denied): a person must approve this, and none can be asked.", True)
+NO_APPROVER_FOR_CHANGES = ToolResult(
+    "Error (denied): this call changes files of the project, which a person must approve, and none"
+    " can be asked. Its changes were dropped. The setting `changes` of the conversation (or"
+    " `ask_outside`, for some directories) allows changes without a question.",
+    is_error=True,
+)
+WORKSPACE_CHANGED = ToolResult(
+    "Error (workspace_changed): no file was changed. The call was tried on a copy of the workspace,"
+    " but other changes of the same files came before its own could be made, or the copy was too"
+    " old. Look at the files, and call it again to have it tried again.",
+    is_error=True,
+)
+_CHANGES_HINT = (
+    " The setting `changes` of the conversation (or `ask_outside`, for some directories) allows"
+    " changes without a question."
+)
+TOO_MANY_CALLS = ToolResult(
+    "Error (too_many_calls): this was not done. Make fewer calls at once.", True
+)
 
 
 def failed(error: SbxError) -> ToolResult:
@@ -19,6 +42,15 @@ def failed(error: SbxError) -> ToolResult:
     shown = without_host_paths(error)
     hint = f"\nHint: {shown['hint']}" if "hint" in shown else ""
     return ToolResult(carried(f"Error ({shown['code']}): {shown['message']}{hint}"), is_error=True)
+
+
+def denied(decision: ApprovalDecision, more: str = "") -> ToolResult:
+    """Return the result of a denied call. `more` describes the effect of the trial on a copy."""
+    why = decision.why
+    if more:
+        hint = _CHANGES_HINT if decision.by == "nobody" else ""
+        why = f"{why.removesuffix(' It was not made.')}{more}{hint}"
+    return ToolResult(f"Error (denied): {why}", is_error=True)
 
 
 def cut(text: str, most: int, notice: str = "") -> str:

@@ -137,8 +137,8 @@ async def set_commands(
     agents: AgentsDep,
     sessions: SessionsDep,
 ) -> CommandPermission:
-    """Change what needs an approval. To revoke the permission for commands ends what runs of the
-    conversation in its project."""
+    """Change which calls need an approval. A revocation of the permission for commands ends the
+    runs of the conversation in its project."""
     project = await _project(service, caller, row)
     old = await agents.changes_setting(row)
     outside = change.ask_outside

@@ -174,7 +174,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_head, self._head, self._tail = True, 0, b""
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(BadRequest("this is no HTTP/1.1 request", code="validation_error"))
+        self._refuse(BadRequest("this is not an HTTP/1.1 request", code="validation_error"))
 
     @property
     def _is_answering(self) -> bool:
@@ -197,7 +197,8 @@ class HttpProtocol(HttpToolsProtocol):
         return True
 
     def _expect_head(self) -> None:
-        """From the first moment: who connects and says nothing does not hold a place for ever."""
+        """Start the time-out of the head with the connection, so that a silent client does not
+        occupy a place indefinitely."""
         seconds = FULL_S if self._refused else HEAD_S
         self._late = self.loop.call_later(seconds, self._head_is_late)
 

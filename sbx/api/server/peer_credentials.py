@@ -11,7 +11,7 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred
 
 
 def peer_of(transport: asyncio.Transport) -> dict[str, int] | None:
-    """Its uid, gid and pid; None for TCP."""
+    """Return the uid, gid and pid of the peer; None for TCP."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family != socket.AF_UNIX:
         return None

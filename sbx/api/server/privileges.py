@@ -231,9 +231,9 @@ def drop(
     more rights than documented. The program must end then, because some steps may be done.
     """
     if not landlock.supported():
-        raise _cannot("Landlock is not there", "boot linux with lsm=landlock,...")
+        raise _cannot("Landlock is not available", "boot Linux with lsm=landlock,...")
     if not seccomp.supported():
-        raise _cannot("seccomp filters are not there", "use a Linux that has them")
+        raise _cannot("seccomp filters are not available", "use a Linux that has them")
     program = load_filter("serve", platform.machine()).program
     readable = _readable(settings)
     tempfile.tempdir = str(settings.data / "tmp")

@@ -367,11 +367,11 @@ def _refuse_settings_here(path: Path, values: Mapping[str, Any], names: Mapping[
 
 def _unknown(variables: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
     """Return variables with our prefix that are not settings: probably typos."""
-    known = {v for field in ServiceSettings.model_fields for v in _variables_of(field)}
+    settings = {v for field in ServiceSettings.model_fields for v in _variables_of(field)}
     return [
         (name, source)
         for name in variables
-        if name.startswith(PREFIX) and name not in known | _NO_SETTINGS
+        if name.startswith(PREFIX) and name not in settings | _NO_SETTINGS
     ]
 
 

@@ -111,7 +111,7 @@ def _make_directory(path: Path, group: int | None, mode: int) -> None:
         foreign = status.st_uid not in (0, os.geteuid())
         if foreign or status.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
             raise Denied(
-                f"{path} can be written by other users, who could put their own socket there",
+                f"{path} can be written by other users; they could put their own socket there",
                 code="socket_directory_not_private",
                 hint="choose your own directory for --socket, as in DIR/sbx/sbx.sock",
             ) from None

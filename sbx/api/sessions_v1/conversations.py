@@ -28,8 +28,8 @@ async def prompt(
     name = check_id("conversation_id", conversation_id)
     await demand_existing(service, caller, view, "files:read", name)
     async with service.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
-        found = await use.conversation(name).uploads.list()
-    return Prompt(prompt=uploads_told(found))
+        uploads = await use.conversation(name).uploads.list()
+    return Prompt(prompt=uploads_told(uploads))
 
 
 @router.delete("/{conversation_id}", status_code=204, responses=documented(404, 409))

@@ -1,9 +1,8 @@
 """/v1: the resources of sbx. `bay/` has the routes and the words of Bay.
 
 runs       runs of a conversation, their input and their interruption
-files      files of a conversation: read, write, find, change, archives
+files      files of a conversation: read, write, find, change, watch, archives
 uploads    uploads of a conversation, in one request or in pieces
-watch      changes of files, as events
 snapshots  dry runs, and checkpoints to restore
 contexts   contexts of a conversation: kernels over the same files
 commands   background commands
@@ -28,7 +27,6 @@ from sbx.api.v1 import (
     terminals,
     uploads,
     usage,
-    watch,
 )
 
 routers = tuple(
@@ -37,7 +35,6 @@ routers = tuple(
         runs,
         files,
         uploads,
-        watch,
         snapshots,
         contexts,
         commands,

@@ -1,17 +1,19 @@
-"""The files of a conversation: read, write, find, change, pack and unpack."""
+"""The files of a conversation: read, write, find, change, watch, pack and unpack."""
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field, StringConstraints
 
+from sbx.api import sse
 from sbx.api.auth import StackDep
 from sbx.api.bodies import RAW_BODY, OkBody, raw_body
 from sbx.api.downloads import SENT, PiecesResponse, attachment, files_response
 from sbx.api.errors import documented
 from sbx.api.slots import take_slot, upload_slot
-from sbx.api.v1.dependencies import PREFIX, Path, TargetDep
+from sbx.api.v1.dependencies import PREFIX, Path, Target, TargetDep
 from sbx.errors import Denied
 from sbx.protocol.files import Copied, FileEntry, Kind, Match, Unpacked
 from sbx.runtime.files.archives import ArchiveFormat
@@ -27,6 +29,7 @@ _SENT: dict[int | str, dict[str, Any]] = {
     416: {"description": "There is no such range"},
 }
 _ARCHIVE_ERRORS = documented(404, 409, 413, 415, 429, 504, 507)
+_WATCH_ERRORS = documented(404, 409, 429)
 _ARCHIVE_TYPES = {"tar.gz": "application/gzip", "zip": "application/zip"}
 _PathText = Annotated[str, StringConstraints(max_length=16_384)]
 _Text = Annotated[str, StringConstraints(max_length=1 << 20)]
@@ -274,6 +277,20 @@ async def pack(
     )
 
 
+@router.get(
+    "/watch", response_class=Response, responses={**_WATCH_ERRORS, 200: {"content": sse.DOCUMENTED}}
+)
+async def watch(
+    request: Request,
+    target: TargetDep,
+    path: Path = ".",
+    recursive: bool = True,
+) -> Response:
+    """Follow a directory: `started`, then `created`, `modified`, `deleted` with a path, and
+    `overflow` if some were missed. The stream ends with the conversation."""
+    return await sse.stream(_watch_events(target, path, recursive=recursive), request=request)
+
+
 @router.put("/archive", responses=_ARCHIVE_ERRORS, openapi_extra=RAW_BODY)
 async def unpack(request: Request, target: TargetDep, path: Path = ".") -> Unpacked:
     """Unpack a tar (plain, gz, bz2, xz) or a zip into a directory, inside the sandbox. Starts the
@@ -302,3 +319,19 @@ async def _chain(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGene
     yield first
     async for piece in pieces:
         yield piece
+
+
+async def _watch_events(
+    target: Target, path: str, *, recursive: bool
+) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
+    """Lease the sandbox only until the watch has begun: a watching client does not prevent the idle
+    time-out."""
+    async with target.use("files:read") as conversation:
+        changes = conversation.files.watch(path, recursive=recursive)
+        change = await anext(changes)
+    number = 1
+    async with aclosing(changes):
+        yield number, {"type": change.kind, "path": change.path}
+        async for change in changes:
+            number += 1
+            yield number, {"type": change.kind, "path": change.path}

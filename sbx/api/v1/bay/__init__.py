@@ -1,15 +1,15 @@
-"""/v1: the surface of Bay over our runtime, so that clients written for it work unchanged.
+"""/v1: the HTTP surface of Bay, so that clients that were written for it work unchanged.
 
-    models.py       its bodies, and how the runtime's values become them
-    sandboxes.py    sandboxes and their life, and the events that tell it
+    models.py       its bodies, and their conversion from the values of the runtime
+    sandboxes.py    sandboxes: create, list, stop, extend, delete, and their events
     runs.py         python/exec, shell/exec, interrupt, following a run
     files.py        filesystem/*
-    history.py      what was run
-    cargos.py       workspaces that outlive a sandbox
+    history.py      the history of runs
+    cargos.py       workspaces that exist independently of a sandbox
     admin.py        profiles, collection
     idempotency.py  Idempotency-Key
 
-A profile of Bay is a policy of ours, and everything happens in the conversation `default`.
+A profile of Bay is a policy. All requests use the conversation `default`.
 """
 
 from sbx.api.v1.bay import admin, cargos, files, history, runs, sandboxes

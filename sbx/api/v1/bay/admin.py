@@ -1,4 +1,4 @@
-"""What an operator and a client's set-up ask of the service itself: profiles, collection."""
+"""Profiles for clients, and collection for operators."""
 
 import asyncio
 import time
@@ -39,13 +39,13 @@ async def profiles(caller: CallerDep, service: ServiceDep, detail: bool = False)
 
 @router.post("/admin/gc/run", responses=documented(423))
 async def collect(
-    caller: OperatorDep, service: ServiceDep, asked: Collection | None = None
+    caller: OperatorDep, service: ServiceDep, collection: Collection | None = None
 ) -> Collected:
-    """Collect now what is idle, expired or left over."""
+    """Remove idle, expired and left-over resources now."""
     began = time.monotonic()
     reports = await service.reaper.collect()
     await service.recording.record(caller, "gc.run", service.instance_id)
-    requested = set(_TASKS if asked is None or asked.tasks is None else asked.tasks)
+    requested = set(_TASKS if collection is None or collection.tasks is None else collection.tasks)
     results = [
         TaskResult(
             task_name=_task_name(report),
@@ -82,14 +82,14 @@ def _task_name(report: TaskReport) -> str:
 
 def _profiles(service: Service, detail: bool) -> list[Profile]:
     search = service.settings.policy_dirs
-    found = []
+    profiles = []
     for info in available(search):
         if info.problem is None:
             policy = load(info.name, search=search)
-            found += [
+            profiles += [
                 _profile(name, info, policy, service, detail) for name in (info.name, *info.aliases)
             ]
-    return found
+    return profiles
 
 
 def _languages(policy: Policy, environments: Environments) -> list[RunLanguage]:

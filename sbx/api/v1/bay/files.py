@@ -139,12 +139,12 @@ async def download(
     request: Request,
     caller: CallerDep,
     service: ServiceDep,
-    held: StackDep,
+    stack: StackDep,
 ) -> Response:
     """Send a file of any size."""
     relative(path)
-    use = await held.enter_async_context(_using(service, caller, sandbox_id, "files:read"))
-    stream = await held.enter_async_context(await use.conversation().files.open_stream(path))
+    use = await stack.enter_async_context(_using(service, caller, sandbox_id, "files:read"))
+    stream = await stack.enter_async_context(await use.conversation().files.open_stream(path))
     return files_response(request, stream, name=stream.entry.name)
 
 

@@ -1,4 +1,4 @@
-"""Sandboxes: made, listed, kept, stopped, deleted; and the events that tell their life."""
+"""Sandboxes: create, list, extend, stop, delete; and their events."""
 
 from collections.abc import AsyncIterator
 from importlib.metadata import version
@@ -85,16 +85,20 @@ async def get(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> Sandbo
     openapi_extra=TAKES_KEY,
 )
 async def extend_ttl(
-    sandbox_id: str, asked: BayExtension, request: Request, caller: CallerDep, service: ServiceDep
+    sandbox_id: str,
+    extension: BayExtension,
+    request: Request,
+    caller: CallerDep,
+    service: ServiceDep,
 ) -> Response:
     """Extend the lifetime by `extend_by` seconds, from its end or from now if that is later."""
 
     async def work() -> Answer:
-        view = await service.sandboxes.extend(caller, sandbox_id, asked.extend_by)
-        await service.recording.record(caller, "sandbox.extend", view.id, by_s=asked.extend_by)
+        view = await service.sandboxes.extend(caller, sandbox_id, extension.extend_by)
+        await service.recording.record(caller, "sandbox.extend", view.id, by_s=extension.extend_by)
         return 200, encoded(shown(view))
 
-    return await answered(request, service, caller, asked, work)
+    return await answered(request, service, caller, extension, work)
 
 
 @router.post("/{sandbox_id}/keepalive", responses=documented(404, 409))
@@ -149,7 +153,7 @@ async def events(
         await service.sandboxes.get(caller, sandbox_id)
         return await sse.stream(_followed(service, caller, sandbox_id, after), request=request)
     page = await service.events.page(caller, sandbox_id, after=after, limit=limit)
-    return EventList(items=[_event(one) for one in page.items], next_cursor=page.next_cursor)
+    return EventList(items=[_event(event) for event in page.items], next_cursor=page.next_cursor)
 
 
 async def _followed(
