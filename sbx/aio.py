@@ -114,7 +114,6 @@ class WorkerThreads:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep the resources open."""
         self.users += 1
         try:
             yield

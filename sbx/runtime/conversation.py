@@ -115,7 +115,6 @@ class Conversation(ScriptMethods[ActiveRun]):
 
     @property
     def alive(self) -> bool:
-        """Whether any of its contexts has a live kernel."""
         return any(context.alive for context in self.ending)
 
     @property

@@ -74,7 +74,6 @@ class LiveMounts:
 
     @property
     def there(self) -> tuple[Mount, ...]:
-        """The current mounts, by the path inside."""
         return tuple(self._there[target].mount for target in sorted(self._there))
 
     async def mount(

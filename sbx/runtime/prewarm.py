@@ -63,7 +63,6 @@ class PrewarmedSandbox:
             await opened.close()
 
     async def end_kernel(self) -> None:
-        """End the kernel if it was not taken."""
         if (kernel := self.take_kernel()) is not None:
             await destroy(kernel)
 

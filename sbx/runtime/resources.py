@@ -49,7 +49,6 @@ class RuntimeResources:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The layers that the host offers, as the broker found them."""
         assert self.broker.capabilities is not None
         return self.broker.capabilities
 

@@ -116,7 +116,6 @@ class Runtime:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The layers that this host offers."""
         assert self._broker is not None
         assert self._broker.capabilities is not None
         return self._broker.capabilities
@@ -254,7 +253,6 @@ class Runtime:
 
     @property
     def data(self) -> DataDirectory:
-        """The directory with the files of its sandboxes."""
         return self._started().data
 
     async def warm(

@@ -39,7 +39,6 @@ _starting = threading.Lock()
 
 
 def shared_runtime() -> SharedRuntime:
-    """Return the runtime, and start it if there is none."""
     global _shared  # noqa: PLW0603  # one per process is the promise
     with _starting:
         if _shared is not None and _shared.running and not _shared.alive:

@@ -51,7 +51,6 @@ class GarbageCollector:
         )
 
     async def remove_files(self, workspace: WorkspaceRow) -> None:
-        """Remove the files of a sandbox that is about to be deleted."""
         await self._removed(workspace.directory)
 
     async def remove_workspace(self, workspace: WorkspaceRow) -> None:
@@ -168,7 +167,6 @@ class GarbageCollector:
         return {name: frozenset(data.conversations(name)) for name in data.sandboxes()}
 
     async def _remove_of(self, ended: EndedSandbox) -> bool:
-        """Return whether the files are gone now."""
         grace = self._settings.files_grace if ended.cause == "expired" else 0.0
         since = ended.deleted_at if ended.expires_at is None else ended.expires_at
         if self._clock.now() < since + grace and grace > 0:

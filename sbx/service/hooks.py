@@ -149,7 +149,6 @@ class SandboxHooks:
             self._contexts = await contexts.of_sandbox(self._store, self.record.id)
 
     async def conversations(self) -> dict[str, ConversationRow]:
-        """Return the conversations that exist, by name."""
         if self._conversations is None:
             stored = await rows.conversations(self._store, self.record.id)
             if self._conversations is None:
@@ -260,7 +259,6 @@ class PersistentSandbox(AsyncSandbox):
 
     @property
     def busy(self) -> bool:
-        """Return whether anything runs, waits to run, or starts."""
         return any(conversation.busy for conversation in self._conversations.values())
 
     @property
@@ -270,7 +268,6 @@ class PersistentSandbox(AsyncSandbox):
         return home is not None and home.kernel is not None and not self.busy
 
     async def end_unused(self) -> None:
-        """End the prewarmed kernel if nothing has run in it."""
         if self._home is not None:
             await self._home.end_kernel()
 

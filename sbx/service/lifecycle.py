@@ -118,7 +118,6 @@ def after(state: State, act: Act) -> State | None:
 
 
 def refusal(sandbox_id: str, state: State, expires_at: float | None = None) -> SbxError:
-    """Return the error for an act that this state refuses."""
     if state is State.EXPIRED:
         return Conflict(
             f"the sandbox {sandbox_id} has expired",

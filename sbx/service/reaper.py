@@ -52,7 +52,6 @@ class Reaper:
         self._collection: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
         try:
             while True:
                 await self._clock.sleep(ROUND_S)

@@ -88,7 +88,6 @@ class SandboxRecord:
         return end is not None and end <= self.now
 
     def state_with(self, kernels: int) -> State:
-        """Return the state of a sandbox with so many live kernels."""
         return lifecycle.state_of(
             deleted=self.row.deleted_at is not None,
             expired=self.expired,

@@ -30,7 +30,6 @@ def problems(*, full: bool, audit_waits: bool, store_waits: bool) -> Sequence[st
 
 
 def refusal(code: str) -> Unavailable:
-    """Return the error for new work while there is this problem."""
     if code == "no_space":
         return Unavailable(
             "the disk of the service is full, so it takes no new work",
@@ -56,7 +55,6 @@ class Recording:
 
     @property
     def problems(self) -> Sequence[str]:
-        """The codes of the present problems."""
         return problems(
             full=self.reserve.full,
             audit_waits=self.audit.refused,

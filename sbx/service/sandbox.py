@@ -62,7 +62,6 @@ class ServiceSandbox(SandboxRecord):
 
     @property
     def kernels(self) -> int:
-        """Return the number of kernels that live or are being started."""
         return self.starts + self._live
 
     @property
@@ -95,7 +94,6 @@ class ServiceSandbox(SandboxRecord):
         return await self.view_with(self.state, self.idle_at)
 
     def touch(self) -> None:
-        """Put off the idle time-out."""
         now = self.dependencies.clock.now()
         self._idle_at = now + self.dependencies.settings.idle_timeout
         if not 0 <= now - self._touched_at < _TOUCHED_EVERY_S:
@@ -197,7 +195,6 @@ class ServiceSandbox(SandboxRecord):
         return self.end_freeze()
 
     def evicted(self, context: Context, cause: str) -> None:
-        """Record that one of its kernels was ended to make room."""
         metrics.kernel_stopped(cause)
         self.emit("stopped", cause, **kernel_name(context.conversation, context.name))
 

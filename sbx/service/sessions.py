@@ -205,7 +205,6 @@ class Sessions:
         return view
 
     def _turn(self, caller: Caller, key: str) -> asyncio.Lock:
-        """Serve calls for one session one after the other."""
         return self._turns.setdefault((caller.owner, key), asyncio.Lock())
 
     def _warm(self, policy: str) -> None:

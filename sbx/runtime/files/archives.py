@@ -51,7 +51,6 @@ class ArchiveLimits:
 
     @property
     def words(self) -> tuple[str, str, str]:
-        """Return the limits as arguments of the command."""
         return str(self.bytes), str(self.entries), str(self.file_bytes)
 
     def exceeded(self, name: object) -> errors.TooLarge:

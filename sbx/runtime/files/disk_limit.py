@@ -75,7 +75,6 @@ def refused(setting: str, capabilities: Capabilities) -> CannotEnforce | None:
 
 
 def wall(setting: str, layer: Layer, *, charged: bool, ours: bool, policy: Policy) -> Wall:
-    """Return the wall for the receipt; pure."""
     demanded = "hard" if setting == "required" else "best-effort"
     if not ours:
         return Wall("disk", demanded, _FOREIGN, weaker=True)

@@ -192,7 +192,6 @@ class Partials:
                 await self._remove(partial, opened)
 
     def is_upload(self, id: str) -> bool:
-        """Whether it becomes an upload, or did."""
         if (done := self._finished.get(id)) is not None:
             return done.upload
         return self._found(id).upload

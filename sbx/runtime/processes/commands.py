@@ -173,7 +173,6 @@ class Commands:
 
     @property
     def running(self) -> int:
-        """The number of running commands."""
         return self._running
 
     async def close(self) -> None:

@@ -91,7 +91,6 @@ class Emulator:
         screen.ensure_vbounds()
 
     def shown(self) -> TerminalScreen:
-        """Return the visible text."""
         screen = self._screen
         lines = tuple(
             "".join(screen.buffer[y][x].data for x in range(screen.columns)).rstrip()

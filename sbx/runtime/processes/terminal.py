@@ -110,7 +110,6 @@ class TerminalClient:
         return self._behind
 
     def put(self, data: bytes) -> None:
-        """Queue output."""
         if self._behind:
             return
         if self._size + len(data) > _QUEUE_MAX:
@@ -131,7 +130,6 @@ class TerminalClient:
         self._changed.set()
 
     def leave(self) -> None:
-        """End its reads."""
         self._left = True
         self._changed.set()
 
@@ -188,7 +186,6 @@ class Terminal:
 
     @property
     def attached(self) -> int:
-        """The number of clients."""
         return len(self._clients)
 
     async def status(self) -> TerminalStatus:

@@ -63,7 +63,6 @@ class ScreenBuffer:
         self._drawing = drawing or asyncio.Lock()
 
     def add(self, data: bytes) -> None:
-        """Add output."""
         self._told += len(data)
         last = self._since[-1] if self._since else None
         if isinstance(last, bytearray) and len(last) + len(data) <= _PIECE_MAX:
@@ -74,7 +73,6 @@ class ScreenBuffer:
         self._drop()
 
     def resize(self, rows: int, columns: int) -> None:
-        """Note a new size."""
         self.size = (rows, columns)
         self._since.append(self.size)
         self._held += _RESIZED

@@ -28,7 +28,6 @@ class Terminals:
 
     @property
     def attached(self) -> int:
-        """The number of clients of all terminals."""
         return sum(terminal.attached for terminal in self._terminals.values())
 
     async def open(

@@ -106,7 +106,6 @@ class ContextKernel:
 
     @property
     def busy(self) -> bool:
-        """Whether the kernel starts, or is used now."""
         return self._borrowed > 0 or self._starting.locked() or self.turn.locked()
 
     def check_open(self) -> None:

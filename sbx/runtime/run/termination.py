@@ -185,7 +185,6 @@ def ending_in_kernel(
 
 
 def end_of_kernel(kernel: Kernel, end: JailExit, limits: LimitsPolicy) -> RunError:
-    """Return the reason why a kernel ended outside of a run."""
     ending = ending_in_kernel(kernel, kernel.seen, end, None)
     error = cut_off(kernel) if ending[1] is Cause.CRASHED else None
     error = error or explanation(ending, limits, "the kernel")

@@ -55,7 +55,6 @@ class Checkpoints:
 
     @property
     def busy(self) -> bool:
-        """Whether one is made or restored."""
         return self._at_work.locked()
 
     async def make(self) -> Checkpoint:

@@ -42,12 +42,10 @@ _OVER = ClosedReason("the dry run", "its copy of the files is gone")
 
 
 def is_dry_run(context: str) -> bool:
-    """Whether a jail by this name is one of a dry run."""
     return context.startswith(_PREFIX)
 
 
 def dry_run_name(suffix: str) -> str:
-    """Return the name of the context for a jail of a dry run."""
     return f"{_PREFIX}{suffix}"
 
 
@@ -119,7 +117,6 @@ class DryRuns:
 
     @property
     def busy(self) -> bool:
-        """Whether a dry run is made, or its changes are."""
         return bool(self._making) or self._committing.locked()
 
     async def create(

@@ -44,7 +44,6 @@ def is_inert(directory: Path, identity: tuple[int, int], written: Iterable[Path]
 
 
 def uploads_of(opened: OpenFiles) -> Tree:
-    """Return the directory that is mounted as the uploads."""
     _, places = opened.files.places(UPLOADS if opened.host_directory is None else UPLOADS_APART)
     return places[0][0]
 

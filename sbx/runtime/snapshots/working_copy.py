@@ -104,7 +104,6 @@ class WorkingCopy:
 
     @property
     def contexts(self) -> list[Context]:
-        """The contexts that may have a kernel."""
         return [self.python, *self._jails]
 
     @property
@@ -236,7 +235,6 @@ class WorkingCopy:
         return None if self._files is None else self._files.quarantine
 
     async def end(self, stage: str | None) -> None:
-        """End the use of the copy by a transaction."""
         try:
             await self.drop_items()
             if stage is not None:
@@ -306,7 +304,6 @@ class Transaction:
 
     @property
     def jail(self) -> Context:
-        """Where commands of this call run."""
         if self._jail is None:
             self._jail = self._of.jail()
         return self._jail
@@ -355,7 +352,6 @@ class Transaction:
             await self._of.end(self._stage)
 
     async def _over(self) -> None:
-        """End all runs of the call."""
         for live in self._runs:
             await self.give_up(live)
             with suppress(errors.SbxError):
@@ -388,7 +384,6 @@ class ChangeSet:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no file of the project would change."""
         return not self.planned
 
     def within(self, prefixes: Sequence[str]) -> bool:

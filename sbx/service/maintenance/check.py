@@ -169,7 +169,6 @@ def on_disk(data: Path) -> Directories:
 
 
 def missing_in(recorded: Directories, there: Directories) -> list[DirectoryName]:
-    """Return the directories that are there and not known."""
     missing = [DirectoryName(sandbox) for sandbox in sorted(there.keys() - recorded.keys())]
     for sandbox in sorted(there.keys() & recorded.keys()):
         if "" not in recorded[sandbox]:  # else all of it is to be removed

@@ -51,7 +51,6 @@ class ProjectSession:
 
     @property
     def busy(self) -> bool:
-        """Whether anything runs, waits to run, or starts."""
         return self._talk.busy
 
     @property
@@ -156,5 +155,4 @@ class ProjectSession:
 
 
 def python_in(commands_allowed: bool) -> str:
-    """Return the name of the context in which Python runs."""
     return DEFAULT_CONTEXT if commands_allowed else COMPUTING

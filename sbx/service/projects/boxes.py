@@ -374,7 +374,6 @@ def _demand_of_root(directory: Path) -> None:
 
 
 async def _all(ends: Iterable[Awaitable[None]]) -> None:
-    """Each to its end, whatever becomes of others."""
     for end in await asyncio.gather(*ends, return_exceptions=True):
         if isinstance(end, Exception):
             _log.error("the box of a project could not be closed", exc_info=end)

@@ -164,7 +164,6 @@ class ProjectServerLink:
             self._give_up(_died)
 
     def _give_up(self, why: "Callable[[], errors.Unavailable]") -> None:
-        """Kill the server, whose broker and jails end with it."""
         self._why = why
         _log.error("the project server is killed: %s", why().message)
         if self._reading is not None:

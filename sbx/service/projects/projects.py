@@ -92,7 +92,6 @@ class Projects:
     async def list(
         self, owner: str, *, limit: int = 50, cursor: str | None = None
     ) -> Page[Project]:
-        """Return a page of projects by id."""
         limit = max(1, min(limit, _LIST_MAX))
         page = await rows.of_owner(self._store, owner, cursor, limit + 1)
         more = len(page) > limit
