@@ -15,6 +15,7 @@ so it comes after the drop.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -113,6 +114,7 @@ def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None
             shown = privileges.confine(broker, mine, account, writable=writable)
             privileges.drop(settings, account, writable=writable, shown=shown)
             undo.pop_all()  # from here on the service ends it
+        gc.freeze()  # a full collection would stop the loop for 140 ms, to walk all modules
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(
                 _serve(
