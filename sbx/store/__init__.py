@@ -24,6 +24,7 @@ moment. A power cut may lose the last moments, and never leaves a part of a tran
 import asyncio
 import logging
 import sqlite3
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
@@ -93,6 +94,7 @@ class Store:
         connection = database.connect(":memory:")
         migrate(connection, shipped())
         worker = Worker(connection, "", threaded=False)
+        weakref.finalize(worker, connection.close)  # Python 3.13 warns of one that is not closed
         return cls(Path(":memory:"), worker, worker)
 
     @classmethod

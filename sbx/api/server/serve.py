@@ -15,6 +15,7 @@ so it comes after the drop.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -43,7 +44,7 @@ from sbx.isolation.broker.process import BrokerProcess, start_broker
 from sbx.isolation.cgroups import move_to_leaf_cgroup
 from sbx.linux.descriptors import raise_nofile_limit
 from sbx.service.agents import Agents
-from sbx.service.projects.client import ProjectProcess
+from sbx.service.projects.link import ProjectProcess
 from sbx.service.service import Service
 from sbx.telemetry import logs, metrics
 
@@ -113,6 +114,7 @@ def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None
             shown = privileges.confine(broker, mine, account, writable=writable)
             privileges.drop(settings, account, writable=writable, shown=shown)
             undo.pop_all()  # from here on the service ends it
+        gc.freeze()  # a full collection would stop the loop for 140 ms, to walk all modules
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(
                 _serve(
