@@ -34,7 +34,6 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """Return the authority's own certificate."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def _own(self, patterns: tuple[str, ...]) -> x509.Certificate:
@@ -82,7 +81,6 @@ class Authority:
 
 
 def trusted() -> ssl.SSLContext:
-    """Return a context for outside connections that trusts the certificates of the host."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context

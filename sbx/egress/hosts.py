@@ -43,7 +43,6 @@ def canonical(text: str) -> str:
 
 
 def authority(text: str, default_port: int | None = None) -> tuple[str, int]:
-    """Return the host and the port of `host:port`. Raise NoHost."""
     match = _AUTHORITY.fullmatch(text)
     if match is None:
         raise NoHost("it is not written host:port")
@@ -60,7 +59,6 @@ def written(host: str, port: int, default_port: int | None) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Return whether a canonical host is an address."""
     return ":" in host or (
         host[-1].isdigit() and _LIKE_A_NUMBER.fullmatch(host.split(".")[-1]) is not None
     )

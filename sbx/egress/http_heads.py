@@ -169,7 +169,6 @@ def upgrades(request: h11.Request) -> bool:
 
 
 def end_to_end(headers: Headers) -> Headers:
-    """Return the headers without those of one connection."""
     nominated = {
         word.strip().lower()
         for name, value in headers

@@ -25,7 +25,6 @@ class NotReached(Exception):
 
 
 async def system_lookup(host: str, port: int) -> list[str]:
-    """Return the addresses of both families from the resolver of the host."""
     loop = asyncio.get_running_loop()
     entries = await loop.run_in_executor(
         _threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -34,8 +33,6 @@ async def system_lookup(host: str, port: int) -> list[str]:
 
 
 class Resolver:
-    """The lookups of one sandbox."""
-
     def __init__(self, lookup: Lookup, deadline_s: float) -> None:
         self._lookup = lookup
         self._deadline_s = deadline_s

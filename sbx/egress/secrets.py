@@ -123,7 +123,6 @@ class SecretStore:
         )
 
     def veil(self, host: str) -> RedactingStream:
-        """Return the filter for the replies of this host."""
         there = tuple(secret for secret in self._of if secret.goes_to(host))
         if there not in self._searches:
             self._searches[there] = Search([(secret.value, self._of[secret]) for secret in there])
@@ -162,8 +161,6 @@ class SecretStore:
 
 
 class PlaceholderScanner:
-    """Find placeholders in a body, piece by piece."""
-
     def __init__(self, vault: SecretStore, where: str) -> None:
         self._vault = vault
         self._where = where

@@ -23,8 +23,6 @@ class BudgetExceeded(Exception):
 
 
 class ByteCounter:
-    """The bytes that all connections of a sandbox have exchanged with outside hosts."""
-
     def __init__(self, most: int) -> None:
         self._left = most
 

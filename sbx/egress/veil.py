@@ -122,8 +122,6 @@ class Compressed(Exception):
 
 
 class Sniffer:
-    """Check the first bytes of a body."""
-
     def __init__(self) -> None:
         self._head: bytes | None = b""
 

@@ -229,7 +229,6 @@ def _sites(venv: Path) -> list[str]:
 
 
 def _has_kernel(venv: Path) -> bool:
-    """Return whether IPython is installed, without an import."""
     return PathFinder.find_spec("IPython", _sites(venv)) is not None
 
 

@@ -30,8 +30,6 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Environments:
-    """The environments below `top`. Every method blocks. No method runs a program."""
-
     def __init__(self, top: Path) -> None:
         self.top = Path(os.path.abspath(top.expanduser()))
 

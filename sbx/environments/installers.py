@@ -203,7 +203,6 @@ def _of_report(report: Any) -> list[LockFile]:
 
 
 def _taken(report: Path) -> bytes:
-    """Read the report and remove its file."""
     with report.open("rb") as file:
         data = file.read(_REPORT_MAX + 1)
     report.unlink()
@@ -221,7 +220,6 @@ def _check(output: StepOutput, code: str, message: str) -> None:
 
 
 def _last(lines: Sequence[str]) -> list[str]:
-    """Return the last useful lines."""
     useful = [line for line in lines if not line.startswith(("WARNING: Location", "[notice]"))]
     return useful[-_LINES_REPORTED:]
 

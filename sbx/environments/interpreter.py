@@ -21,7 +21,6 @@ _ASK_SECONDS = 20.0
 
 @cache
 def own_interpreter() -> Interpreter:
-    """Return the environment of this process."""
     return interpreter_of(sys.executable, (sys.prefix, sys.base_prefix, sys.exec_prefix))
 
 

@@ -123,5 +123,4 @@ def _walk(top: str, *, directories: bool = False) -> Iterator[str]:
 
 
 def _name(path: str) -> str:
-    """Return the name as text for JSON, also if its bytes are not UTF-8."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -119,7 +119,6 @@ def _may_be(path: str, version: tuple[int, ...]) -> bool:
 
 
 def _distinct(answers: Iterable[Python]) -> list[Python]:
-    """Return each Python once, by the first path that led to it, newest first."""
     by_path: dict[str, Python] = {}
     for python in answers:
         by_path.setdefault(os.path.realpath(python.executable), python)

@@ -10,8 +10,6 @@ ALGORITHM = "sha256"
 
 
 class Package(msgspec.Struct, frozen=True):
-    """An installed package, by its metadata."""
-
     name: str
     version: str
 

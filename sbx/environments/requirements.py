@@ -95,7 +95,6 @@ def locked(text: str) -> list[LockFile]:
 
 
 def lock_text(packages: Iterable[LockFile]) -> str:
-    """Return the lock for `pip install --require-hashes -r`."""
     return "".join(
         " \\\n    ".join([package.text, *(f"--hash={value}" for value in package.hashes)]) + "\n"
         for package in sorted(packages, key=lambda package: package.name)
@@ -146,7 +145,6 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _split(line: str) -> tuple[str, str]:
-    """Split a line into the requirement and the options after it."""
     options = _OPTIONS.search(line)
     return (line[: options.start()], line[options.start() :]) if options else (line, "")
 

@@ -31,8 +31,6 @@ _NO_WALL = Wall("all", "none", "nothing: the policy host has no walls", weaker=T
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """Everything that a start without walls needs."""
-
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     directory: str

@@ -29,7 +29,6 @@ class ProblemsError(Exception):
 
 
 def reference(text: str) -> str | Path:
-    """Return the file or the name that a user typed: a file if it has a slash or ends in .toml."""
     return Path(text) if "/" in text or text.endswith(".toml") else text
 
 

@@ -318,7 +318,6 @@ def _validate(chain: tuple[_Layer, ...]) -> Policy:
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merge two tables. Tables of a policy are not nested, so one level is enough."""
     both = {
         key: {**below[key], **value}
         for key, value in above.items()

@@ -147,8 +147,6 @@ class Store:
         return await self._reader.run(lambda on: on.execute(sql, named or args).fetchall())
 
     async def row(self, sql: str, *args: Any, **named: Any) -> sqlite3.Row | None:
-        """Return the first row of one query."""
-
         def first(on: sqlite3.Connection) -> sqlite3.Row | None:
             row: sqlite3.Row | None = on.execute(sql, named or args).fetchone()
             return row
@@ -166,7 +164,6 @@ class Store:
         return await self._writer.run(act, begin="BEGIN IMMEDIATE")
 
     async def settled(self) -> None:
-        """Return when all queued writes are committed, those of `write_later` too."""
         await self._writer.run(lambda on: None)
 
     def write_later(self, act: Callable[[sqlite3.Connection], object]) -> None:

@@ -84,7 +84,6 @@ async def named(
 
 
 async def of_owner(store: Store, owner: str, *, limit: int = 1000) -> list[ChatRow]:
-    """Return the chats of an owner, the last used first."""
     rows = await store.rows(
         f"SELECT {_CHAT} FROM chats WHERE owner = ?"  # noqa: S608
         " ORDER BY last_used_at DESC, id LIMIT ?",

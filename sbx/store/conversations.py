@@ -105,7 +105,6 @@ def add_context(on: sqlite3.Connection, row: ContextRow) -> bool:
 
 
 def drop_context(on: sqlite3.Connection, sandbox_id: str, conversation: str, name: str) -> None:
-    """Delete a context, if it exists."""
     on.execute(
         "DELETE FROM contexts WHERE sandbox_id = ? AND conversation = ? AND name = ?",
         (sandbox_id, conversation, name),
@@ -113,7 +112,6 @@ def drop_context(on: sqlite3.Connection, sandbox_id: str, conversation: str, nam
 
 
 async def contexts(store: Store, sandbox_id: str) -> dict[str, set[str]]:
-    """Return the names of contexts, by conversation."""
     rows = await store.rows(
         "SELECT conversation, name FROM contexts WHERE sandbox_id = ?", sandbox_id
     )

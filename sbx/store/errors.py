@@ -18,7 +18,6 @@ def is_full(error: BaseException) -> bool:
 
 
 def no_space(place: str) -> Unavailable:
-    """Return the error for a full disk. `place`: a path on it, or a description."""
     return Unavailable(
         "there is no space left for the store",
         code="no_space",

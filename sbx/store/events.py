@@ -29,7 +29,6 @@ def add(
     cause: str | None = None,
     **details: Any,
 ) -> EventRow:
-    """Record an event, in the transaction of the change itself."""
     inserted = on.execute(
         "INSERT INTO events (sandbox_id, at, type, cause, details) VALUES (?, ?, ?, ?, ?)",
         (sandbox_id, at, kind, cause, json.dumps(details)),

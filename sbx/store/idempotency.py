@@ -145,8 +145,6 @@ class StoredReplies:
         await self._store.write(act)
 
     def release(self, reservation: Reservation) -> None:
-        """Release the reservation of a call that failed, if this call added it."""
-
         def act(on: sqlite3.Connection) -> None:
             if not reservation.is_new:
                 return
@@ -209,7 +207,6 @@ def _subtract(usage: dict[str, _OwnerUsage], gone: Iterable[tuple[str, int | Non
 
 
 def _owner(space: str) -> str:
-    """Return the owner of a `Caller.space`."""
     owner: str = json.loads(space)[1]
     return owner
 

@@ -34,19 +34,16 @@ async def add(store: Store, key: KeyRecord, digest: str) -> bool:
 
 
 async def of_digest(store: Store, digest: str) -> KeyRecord | None:
-    """Return the key with this hash, revoked or not."""
     row = await store.row("SELECT * FROM keys WHERE hash = ?", digest)
     return None if row is None else _record(row)
 
 
 async def of_id(store: Store, key_id: str) -> KeyRecord | None:
-    """Return the key, revoked or not."""
     row = await store.row("SELECT * FROM keys WHERE id = ?", key_id)
     return None if row is None else _record(row)
 
 
 async def every(store: Store) -> list[KeyRecord]:
-    """Return all keys, revoked ones too, oldest first."""
     return [
         _record(row) for row in await store.rows("SELECT * FROM keys ORDER BY created_at, rowid")
     ]
@@ -60,7 +57,6 @@ def revoke(on: sqlite3.Connection, record_id: str, at: float) -> None:
 
 
 def used(store: Store, key_id: str, at: float) -> None:
-    """Record later that a key was used."""
     store.write_later(
         lambda on: on.execute("UPDATE keys SET last_used_at = ? WHERE id = ?", (at, key_id))
     )

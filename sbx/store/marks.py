@@ -93,7 +93,6 @@ def refusal(
 
 
 def command(name: str, data: Path) -> str:
-    """Return the command `sbx store NAME` for this data directory."""
     return f"sbx store {name} --data-dir {shlex.quote(str(data))}"
 
 

@@ -114,7 +114,6 @@ class Messages:
 
 
 def _last_and_bytes(on: sqlite3.Connection, chat_id: str) -> tuple[int, int]:
-    """Return the number of the last message of this chat, and the bytes of all."""
     row = on.execute("SELECT last_seq, bytes FROM chats WHERE id = ?", (chat_id,)).fetchone()
     if row is None:
         raise NotFound("the conversation was deleted", code="no_conversation")
@@ -122,7 +121,6 @@ def _last_and_bytes(on: sqlite3.Connection, chat_id: str) -> tuple[int, int]:
 
 
 def _weight(value: Any) -> int:
-    """Return the number of characters of all texts in a value."""
     match value:
         case str():
             return len(value)

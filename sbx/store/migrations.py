@@ -23,7 +23,6 @@ class Migration:
 
 @cache
 def shipped() -> tuple[Migration, ...]:
-    """Return every step of this release, in order."""
     files = sorted(
         (item for item in resources.files(__package__).iterdir() if item.name.endswith(".sql")),
         key=lambda item: item.name,

@@ -77,7 +77,6 @@ async def of_id(store: Store, owner: str, project_id: str) -> ProjectRow | None:
 
 
 async def of_owner(store: Store, owner: str, after: str | None, limit: int) -> list[ProjectRow]:
-    """Return the projects with an id above `after`, by id."""
     rows = await store.rows(
         f"SELECT {_PROJECT} FROM projects WHERE owner = ? AND id > ? ORDER BY id LIMIT ?",  # noqa: S608
         owner,

@@ -91,7 +91,6 @@ class Begun:
 
 
 def ended(begun: Begun, run: Run, at: float) -> RunRow:
-    """Return the shortened row of a run that has ended."""
     return RunRow(
         id=begun.id,
         sandbox_id=begun.sandbox_id,
@@ -127,7 +126,6 @@ def matches(row: RunRow, query: RunFilter) -> bool:
 
 
 def begin(on: sqlite3.Connection, begun: Begun) -> None:
-    """Record the start of a run, unless its end is recorded already."""
     on.execute(
         "INSERT INTO runs (id, sandbox_id, conversation, kind, code, status, started_at,"
         " description, tags, context) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -169,7 +167,6 @@ def size_of(row: RunRow) -> int:
 
 
 def prune(on: sqlite3.Connection, sandbox_id: str, history_max: int) -> None:
-    """Delete the oldest runs of a sandbox beyond `history_max`."""
     on.execute(
         "DELETE FROM runs WHERE sandbox_id = :sandbox AND status != :running AND seq <= ("
         " SELECT seq FROM runs WHERE sandbox_id = :sandbox ORDER BY seq DESC"
@@ -206,8 +203,6 @@ async def annotate(
     tags: str | None,
     notes: str | None,
 ) -> bool:
-    """Change the values that are not None. Return whether the run exists."""
-
     def act(on: sqlite3.Connection) -> bool:
         changed = on.execute(
             "UPDATE runs SET description = coalesce(?, description), tags = coalesce(?, tags),"

@@ -37,8 +37,6 @@ class SandboxRow:
 
 @dataclass(frozen=True, slots=True)
 class EndedSandbox:
-    """A deleted sandbox whose files still exist."""
-
     id: str
     cause: str | None
     expires_at: float | None
@@ -142,7 +140,6 @@ def bury(on: sqlite3.Connection, before: float) -> int:
 
 
 async def living(store: Store) -> list[SandboxRow]:
-    """Return every sandbox that was not deleted."""
     rows = await store.rows(
         f"SELECT {_SANDBOX} FROM sandboxes WHERE deleted_at IS NULL ORDER BY id"  # noqa: S608
     )
@@ -162,7 +159,6 @@ async def of_id(store: Store, owner: str, sandbox_id: str) -> SandboxRow | None:
 
 
 async def with_files_to_remove(store: Store, *, limit: int = 1000) -> list[EndedSandbox]:
-    """Return the deleted sandboxes that still have files."""
     rows = await store.rows(
         "SELECT sandboxes.id, cause, expires_at, sandboxes.deleted_at, workspace_id, directory,"
         " managed_by IS NOT NULL AS managed"

@@ -34,7 +34,6 @@ async def add(store: Store, token: TokenRecord) -> None:
 
 
 async def of_id(store: Store, token_id: str) -> TokenRecord | None:
-    """Return the token, valid or not."""
     row = await store.row("SELECT * FROM tokens WHERE id = ?", token_id)
     return None if row is None else _record(row)
 
@@ -56,7 +55,6 @@ def revoke(on: sqlite3.Connection, record_id: str, at: float) -> None:
 
 
 async def forget_ended(store: Store, before: float) -> int:
-    """Delete the records of tokens that expired before `before`. Return their number."""
     return await store.write(
         lambda on: on.execute("DELETE FROM tokens WHERE expires_at < ?", (before,)).rowcount
     )

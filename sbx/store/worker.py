@@ -25,8 +25,6 @@ class _Job:
 
 
 class Worker:
-    """The connection and its thread. Both end with `close`."""
-
     def __init__(
         self,
         connection: sqlite3.Connection,

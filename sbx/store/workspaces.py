@@ -41,12 +41,10 @@ def drop_workspace(on: sqlite3.Connection, workspace_id: str, sandbox_id: str) -
 
 
 def free_uid(on: sqlite3.Connection, workspace_id: str) -> None:
-    """Free the host uid of a workspace, when no file belongs to it."""
     on.execute("UPDATE workspaces SET uid = NULL WHERE id = ?", (workspace_id,))
 
 
 def users_of_workspace(on: sqlite3.Connection, workspace_id: str) -> list[str]:
-    """Return the live sandboxes that use a workspace."""
     return [
         row[0]
         for row in on.execute(
@@ -116,7 +114,6 @@ async def removals(store: Store) -> list[tuple[str, str]]:
 
 
 async def workspaces(store: Store) -> list[WorkspaceRow]:
-    """Return every workspace that was not deleted."""
     rows = await store.rows(
         f"SELECT {_WORKSPACE} FROM workspaces WHERE deleted_at IS NULL ORDER BY id"  # noqa: S608
     )

@@ -105,7 +105,6 @@ class Audit:
 
     @property
     def waiting(self) -> int:
-        """Return the number of lines that are kept in memory because they could not be written."""
         return len(self._waiting)
 
     async def record(self, who: str, what: str, object: str, **details: Any) -> bool:

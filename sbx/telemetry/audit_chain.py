@@ -81,8 +81,6 @@ def verify(path: Path, key: bytes | None = None) -> Verified:
 
 
 class _Chain:
-    """The state of `verify` after the lines so far."""
-
     def __init__(self, key: bytes | None) -> None:
         self.broken_at: int | None = None
         self._key = key

@@ -160,7 +160,6 @@ def broker_silent(message: str = "the broker does not answer") -> errors.Unavail
 
 
 def revive(raw: Mapping[str, Any]) -> errors.SbxError:
-    """Return the broker's error as the class that a caller can catch."""
     kind = _KINDS.get(raw["code"], errors.Broken)
     return kind(raw["message"], code=raw["code"], hint=raw.get("hint"), details=raw.get("details"))
 
