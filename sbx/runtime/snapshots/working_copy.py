@@ -33,11 +33,11 @@ from sbx.runtime.run.context import Context
 from sbx.runtime.run.context_kernel import ClosedReason, StartKernel
 from sbx.runtime.snapshots.dry_run import dry_run_name, offline
 from sbx.runtime.snapshots.snapshots import Changes, Snapshot, Snapshots, protected
-from sbx.workspace.mirroring import Mirror
 from sbx.workspace.quarantine import Quarantine
 from sbx.workspace.snapshots.copy import take
 from sbx.workspace.snapshots.diff import FILE_MAX, plain, shown_in, tell
 from sbx.workspace.snapshots.manifest import PlannedChange, within
+from sbx.workspace.snapshots.mirror import Mirror
 from sbx.workspace.snapshots.scan import Bounds
 from sbx.workspace.tree import Tree
 
