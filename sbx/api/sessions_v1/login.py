@@ -3,7 +3,6 @@
 import math
 from typing import Annotated
 
-import jwt
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, StringConstraints
 
@@ -47,6 +46,8 @@ async def login(
         )
     assert caller.via_id is not None
     await service.recording.record(caller, "token.login", caller.via_id, user_id=caller.user_id)
+    import jwt
+
     ends = float(jwt.decode(token, options={"verify_signature": False})["exp"])
     response.set_cookie(
         COOKIE,

@@ -75,7 +75,7 @@ async def start(target: TargetDep) -> ReceiptBody:
 async def stop(target: TargetDep) -> OkBody:
     """End the kernel and its runs. Files stay, and the next run starts another kernel."""
     async with target.lease("execute", starts=False) as use:
-        if (talk := use.box.known(target.name)) is not None:
+        if (talk := use.box.existing(target.name)) is not None:
             await talk.stop()
             await target.record("conversation.stop")
     return OkBody()
