@@ -43,10 +43,10 @@ def test_a_guard_follows_new_rules_and_keeps_those_it_has(file: Path) -> None:
         write(file, rules, linked)
         with pytest.raises(KeyError):
             calls.perform(NO_CALL)
-        assert calls._rules.to_json() == rules.to_json()
-        assert calls._linked == {tuple(identity) for identity in linked}
+        assert calls._names._rules.to_json() == rules.to_json()
+        assert calls._names._linked == {tuple(identity) for identity in linked}
     for remove in (lambda: file.write_text("{"), file.unlink):
         remove()
         with pytest.raises(KeyError):
             calls.perform(NO_CALL)
-        assert calls._rules.to_json() == later.to_json()
+        assert calls._names._rules.to_json() == later.to_json()
