@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sbx.guest import guarded_calls
+from sbx.guest import guarded_names
 from sbx.guest.guarded_calls import GuardedCalls
 from sbx.guest.path_rules import PathRules
 from sbx.linux.seccomp_notify import SyscallNotice
@@ -18,7 +18,7 @@ NO_CALL = SyscallNotice(1, 1, -1, ())  # of a number that the guard does not per
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(guarded_calls, "RULES", str(tmp_path / "rules.json"))
+    monkeypatch.setattr(guarded_names, "RULES", str(tmp_path / "rules.json"))
     return tmp_path / "rules.json"
 
 
