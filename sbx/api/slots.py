@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 from sbx.api.middleware import HURRY
 from sbx.api.server.settings import ServiceSettings
 from sbx.errors import Unavailable
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 
 Kind = Literal["downloads", "followers"]
 _WAIT_S = 30.0  # longer than a slow upload can keep a slot while others wait

@@ -11,7 +11,7 @@ from sbx import errors
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.runtime.settings import Settings
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.hooks import PersistentSandbox
 from sbx.service.lifecycle import Act
 from sbx.service.models import SandboxView

@@ -26,7 +26,7 @@ from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.languages import LANGUAGES
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.run.active_run import SharedRoom
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.history import RunHistory, check_notes, no_conversation, no_run, reaches
 from sbx.service.leases import SandboxLease
 from sbx.service.run import RunHandle, RunRequest

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from sbx.errors import BadRequest, Conflict, NotFound, SbxError
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.ids import check_id
 from sbx.service.lifecycle import State
 from sbx.service.models import SandboxView, SessionIdentity

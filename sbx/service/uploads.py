@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from sbx.errors import NotFound
 from sbx.protocol.files import Upload
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.leases import SandboxLease
 from sbx.service.models import SandboxView
 from sbx.service.recording import Recording

@@ -17,7 +17,7 @@ from sbx.api.v1.dependencies import PREFIX, Path, Target, TargetDep
 from sbx.errors import Denied
 from sbx.protocol.files import Copied, FileEntry, Kind, Match, Unpacked
 from sbx.runtime.files.archives import ArchiveFormat
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.telemetry import metrics
 from sbx.workspace.files import RESULTS_MAX
 
