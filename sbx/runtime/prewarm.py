@@ -76,7 +76,7 @@ class PrewarmedSandbox:
         try:
             await self.leave()
         except (SbxError, OSError) as error:
-            _log.warning("a home that nobody had is left over: %s", error)
+            _log.warning("an unused prewarmed sandbox is left over: %s", error)
         finally:
             await _remove(self.means, self.group, self.directory)
 
@@ -139,7 +139,7 @@ async def _remove(means: RuntimeResources, group: str, directory: str) -> None:
         finally:
             await in_thread(means.data.remove, directory)
     except (SbxError, OSError) as error:
-        _log.warning("a home that nobody had is left over: %s", error)
+        _log.warning("an unused prewarmed sandbox is left over: %s", error)
     finally:
         means.homes.discard(directory)
 

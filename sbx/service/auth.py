@@ -95,7 +95,7 @@ class Authenticator:
         return Caller(f"uid:{uid}", "peer", operator=uid in (0, self._service_uid))
 
     async def from_bearer(self, bearer: str) -> Caller:
-        """Who holds this key or token. Raises Denied `unauthorized`, saying no more than that."""
+        """Return the caller with this key or token. Raise Denied `unauthorized`, with no reason."""
         if not 0 < len(bearer) <= _BEARER_MAX:
             raise _unauthorized()
         digest = hashlib.sha256(bearer.encode("utf-8", "surrogatepass")).digest()
@@ -110,7 +110,7 @@ class Authenticator:
         return caller
 
     async def _of_key(self, digest: str, now: float) -> tuple[Caller, float] | None:
-        # Found by its hash: what the time of a look-up tells is of the hash, and no key follows.
+        # Found by its hash: the time of a look-up depends on the hash, which does not reveal a key.
         key = await keys.of_digest(self._store, digest)
         if key is None:
             return None

@@ -99,7 +99,7 @@ class SandboxIndex:
         return self.get(caller, sandbox_id, scope)
 
     def get_as_operator(self, caller: Caller, sandbox_id: str) -> ServiceSandbox:
-        """Return a sandbox of any owner to an operator, who may name the session for his own.
+        """Return a sandbox of any owner to an operator, or his own by its session id.
         Raises NotFound."""
         sandbox = self.find(caller, sandbox_id) or self._by_id.get(sandbox_id)
         if sandbox is None or sandbox.row.deleted_at is not None or not caller.operator:

@@ -39,9 +39,9 @@ from sbx.telemetry import logs, metrics
 
 _log = logging.getLogger(__name__)
 _REPLAY_MAX = 64 << 20  # bytes, of all runs that have ended
-_OUTPUT_MAX = 512 << 20  # bytes of events, of all runs that go on
+_OUTPUT_MAX = 512 << 20  # bytes of events, of all active runs
 _OUTPUT_SHARE = 4 << 20  # bytes that each of them may hold in any case
-_ASKED_MAX = 256 << 20  # characters of code and stdin, of all runs that go on or wait
+_ASKED_MAX = 256 << 20  # characters of code and stdin, of all active and waiting runs
 _RETRY_AFTER_S = 1.0
 _CLOSE_S = 10.0
 

@@ -52,7 +52,7 @@ STOP_GRACE_S = 2.0
 _STOP_GRACE_MAX_S = 60.0
 _KILLED_S = 5.0  # from SIGKILL to the end
 _UNWRITTEN_MAX = 2 * WINDOW + (2 << 20)  # bytes; more comes only from a PID 1 that is not ours
-_CUT_OFF = RunError("KernelCutOff", "its jail sent what no jail of ours sends", "")
+_CUT_OFF = RunError("KernelCutOff", "its jail sent invalid data", "")
 _SHOWN_MAX = 2000  # characters of a command that are remembered
 
 

@@ -286,7 +286,7 @@ class RunExecutor(ContextKernel):
                 self.halting = None
 
     async def close(self, gone: ClosedReason = SANDBOX_GONE) -> None:
-        """`stop`, finally: every later call raises Closed, which states what is `gone`."""
+        """`stop`, finally: every later call raises Closed with the reason `gone`."""
         self.leave(gone)
         await run_to_completion(self._end())
 

@@ -145,7 +145,7 @@ class BoxState:
         lock."""
         box, self.box = self.box, None
         if box is not None:
-            self.allowed |= box.sandboxed and box.commands_allowed  # on the host nobody was asked
+            self.allowed |= box.sandboxed and box.commands_allowed  # the host mode never asks
             self.lost |= box.stateful
             await run_to_completion(box.close())
 

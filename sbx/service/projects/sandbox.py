@@ -81,7 +81,7 @@ class ProjectSandbox(AsyncSandbox):
         self._without_processes = narrow(policy, {"processes": False})
         self._computing_key: Key | None = None
         self._lost = lost
-        means.homes.add(self._directory)  # no row knows of it, and it is no leftover
+        means.homes.add(self._directory)  # no row names it, and it must not be swept
 
     async def prepare(self) -> None:
         await in_thread(self._means.data.mark_temporary, self._directory)
