@@ -5,14 +5,7 @@ A conversation has files (here) and contexts (contexts.py). A context is one ker
 """
 
 import asyncio
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 
 from sbx.aio import run_to_completion
 from sbx.isolation.receipt import Receipt

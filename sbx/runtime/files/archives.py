@@ -189,7 +189,7 @@ async def _taken(
                 try:
                     ahead.release()
                 except ValueError:
-                    raise _failed("it acknowledged more than was sent") from None
+                    raise _failed("it acknowledged data that was not sent") from None
             elif line.startswith("{"):
                 report = _told(line, path, limits)
                 return Unpacked(report["entries"], report["bytes"], report["skipped"])

@@ -85,19 +85,19 @@ def wall(setting: str, layer: Layer, *, charged: bool, ours: bool, policy: Polic
     return Wall("disk", demanded, f"quota, hard: {layer.detail}, {sizes}")
 
 
-async def limited(means: RuntimeResources, policy: Policy, opened: OpenFiles) -> OpenFiles:
+async def limited(resources: RuntimeResources, policy: Policy, opened: OpenFiles) -> OpenFiles:
     """Limit the files to the size of the policy. Call it before a jail uses them.
 
     Raise CannotEnforce if the setting requires a quota that this host does not offer.
     """
-    layer, setting = means.capabilities.layer("disk"), means.disk_quota
+    layer, setting = resources.capabilities.layer("disk"), resources.disk_quota
     ours = opened.measured is not None
     if ours and layer.found and setting != "off":
         limits = policy.limits
         charged = True
         for path in (opened.own.path, opened.shared_path):
             if path is not None:
-                charged &= await means.broker.charge(
+                charged &= await resources.broker.charge(
                     str(path),
                     bytes_max=limits.workspace_max,
                     inodes_max=limits.workspace_files + _NAMES,

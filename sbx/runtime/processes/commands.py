@@ -24,21 +24,10 @@ from sbx.kernels import frames
 from sbx.kernels.command import Command, KernelDied
 from sbx.kernels.kernel import Kernel
 from sbx.policy import Policy
-from sbx.protocol.commands import (
-    LOG_PIECE,
-    CommandCause,
-    CommandState,
-    CommandStatus,
-    LogPiece,
-)
+from sbx.protocol.commands import LOG_PIECE, CommandCause, CommandState, CommandStatus, LogPiece
 from sbx.protocol.runs import RunError
 from sbx.runtime.files.files import OpenFiles
-from sbx.runtime.processes.command_log import (
-    WINDOW,
-    CommandRecord,
-    CommandRecords,
-    remove,
-)
+from sbx.runtime.processes.command_log import WINDOW, CommandRecord, CommandRecords, remove
 from sbx.runtime.run import checks, termination
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.stdin import Stdin, write_stdin

@@ -19,12 +19,7 @@ from sbx.protocol.runs import Run, RunError, Status
 from sbx.run_methods import OnInput
 from sbx.runtime.processes.scripts import Program
 from sbx.runtime.run.active_run import ActiveRun
-from sbx.runtime.run.context_kernel import (
-    SANDBOX_GONE,
-    ClosedReason,
-    ContextKernel,
-    kernel_gone,
-)
+from sbx.runtime.run.context_kernel import SANDBOX_GONE, ClosedReason, ContextKernel, kernel_gone
 from sbx.runtime.run.execution import ActiveCell, ActiveCommand, ActiveExecution
 from sbx.runtime.run.termination import StopReason
 
