@@ -1,9 +1,9 @@
 """asyncio: work that must end, worker threads, an event loop in a thread, and the clock.
 
-Some work would leave something behind if its caller just went away. A thread cannot be stopped, and
-no caller owns the descriptors that it opens until it returns. Half a clean-up is worse than a late
-one. Therefore a cancelled caller of `run_to_completion` waits for the work and is cancelled
-afterwards. All work that is awaited in this way has a time limit of its own.
+Some work would leave something behind if its caller were cancelled. A thread cannot be stopped, and
+no caller owns the descriptors that it opens before it returns. An incomplete clean-up is worse than
+a late one. Therefore a cancelled caller of `run_to_completion` waits for the work, and is cancelled
+afterwards. All such work has a time limit.
 """
 
 import asyncio
@@ -46,8 +46,25 @@ async def run_to_completion(work: Awaitable[T]) -> T:
     if cancelled is None:
         return task.result()
     if not task.cancelled():
-        task.exception()  # told to nobody: the waiter has gone
+        task.exception()  # the caller is cancelled: mark the error as seen
     raise cancelled
+
+
+async def outcome(task: asyncio.Task[T], discard: Callable[[T], Awaitable[None]]) -> T | None:
+    """Wait for a task and return its result; None if another task cancelled it. If the waiter is
+    cancelled, cancel the task, and discard the result that it may have by then."""
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        waiter = asyncio.current_task()
+        assert waiter is not None
+        if task.cancelled() and not waiter.cancelling():
+            return None
+        task.cancel()
+        await run_to_completion(asyncio.wait([task]))
+        if not task.cancelled() and task.exception() is None:
+            await run_to_completion(discard(task.result()))
+        raise
 
 
 async def in_thread(act: Callable[..., T], *arguments: Any) -> T:
@@ -97,7 +114,6 @@ class WorkerThreads:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep the resources open."""
         self.users += 1
         try:
             yield
@@ -176,7 +192,7 @@ class _Workers(ThreadPoolExecutor):
 
 
 class Loop:
-    """An event loop in a thread of its own. After a fork the child has no such thread: calls there
+    """An event loop in a separate thread. A forked child does not have this thread: calls there
     raise Broken `used_after_fork`."""
 
     def __init__(self, name: str) -> None:

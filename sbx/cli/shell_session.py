@@ -21,7 +21,7 @@ from sbx.errors import SbxError
 if TYPE_CHECKING:
     from sbx.client.terminal_socket import RemoteAttached
     from sbx.client.terminals import RemoteTerminal
-    from sbx.runtime.processes.terminals import Terminal, TerminalClient
+    from sbx.runtime.processes.terminal import Terminal, TerminalClient
 
 _TYPED_MAX = 4096
 _LAST_S = 1.0

@@ -1,7 +1,7 @@
-"""One workspace, and the kernels over it: its context `default`, and others beside it by name.
+"""One workspace and its kernels: the context `default`, and others by name.
 
-A conversation is its files (here) and its contexts (contexts.py), each of which is one kernel with
-its runs (context.py). Without a name, what is run is run in `default`.
+A conversation has files (here) and contexts (contexts.py). A context is one kernel with its runs
+(context.py). Runs without a context use `default`.
 """
 
 import asyncio
@@ -62,10 +62,10 @@ class Conversation(ScriptMethods[ActiveRun]):
         limit: OpenFilesLimit | None = None,
         whole: SandboxUsageSource,
     ) -> None:
-        """`lost`: whether a context had a kernel that was ended unasked, so that its next run says
-        `state_lost`; `contexts`: who remembers which there are. `limit`: its files may be put away
-        while nobody uses them, and `open_files` is asked again. `whole`: the sandbox.
-        """
+        """`lost`: whether the kernel of a context ended without a request, so that the next run
+        reports `state_lost`. `contexts`: the store of the context names. `limit`: the limit of open
+        files; it closes unused files, and then `open_files` is called again. `whole`: the
+        sandbox."""
         self.name = name
         self.uploads = WorkspaceUploads(self.opened, policy)
         self._policy = policy
@@ -99,35 +99,35 @@ class Conversation(ScriptMethods[ActiveRun]):
 
     @property
     def receipt(self) -> Receipt | None:
-        """Which walls stand around the live kernel of `default`; None while there is none."""
+        """The walls around the live kernel of `default`; None without one."""
         return self._default.receipt
 
     def copy_by(self, copies: Snapshots, start: StartKernel) -> None:
-        """Once, by its sandbox: how its files are copied, and what a jail over a copy starts by."""
+        """Set how the files are copied, and how a jail over a copy starts. The sandbox calls this
+        once."""
         self.dry_runs = DryRuns(self.name, self._policy, self.opened, copies, start, self._grace_s)
         self.checkpoints = Checkpoints(self.opened, copies)
 
     @property
     def ending(self) -> list[Context]:
-        """Whatever may have a kernel: its contexts, and those of dry runs that are made."""
+        """The contexts that may have a kernel: its own, and those of dry runs."""
         return [*self.contexts.ending, *self.dry_runs.contexts]
 
     @property
     def alive(self) -> bool:
-        """Whether any of its contexts has a live kernel."""
-        return any(one.alive for one in self.ending)
+        return any(context.alive for context in self.ending)
 
     @property
     def processes(self) -> list[int]:
-        """The host pids of what runs inside `default`; none while there is no live kernel."""
+        """The host pids inside `default`; empty without a live kernel."""
         return self._default.processes
 
     @property
     def busy(self) -> bool:
-        """Whether anything runs, waits to run, or a kernel is being started, in any context; or
-        somebody is attached to a terminal."""
+        """Whether a run executes or waits, or a kernel starts, in any context, or a client is
+        attached to a terminal."""
         return (
-            any(one.busy for one in self.contexts.ending)
+            any(context.busy for context in self.contexts.ending)
             or self.terminals.attached > 0
             or self.dry_runs.busy
             or self.checkpoints.busy
@@ -160,7 +160,8 @@ class Conversation(ScriptMethods[ActiveRun]):
         stdin: str | None = None,
         cwd: str | None = None,
     ) -> Callable[[str], Awaitable[Program]]:
-        """What makes a program of a script, for `Context.start_program`; raises as that."""
+        """Return a function that makes a program of a script, for `Context.start_program`. Raise as
+        `start_script`."""
         script = check_script(
             self._policy,
             code,
@@ -178,19 +179,19 @@ class Conversation(ScriptMethods[ActiveRun]):
         return make
 
     def script_timeout(self, timeout: float | None) -> float:
-        """Its time-out in seconds; raises BadRequest as `start_script`."""
+        """Return the time-out of a script in seconds. Raise BadRequest as `start_script`."""
         return checks.timeout_s(self._policy, timeout)
 
     async def resolve_interpreter(self, language: str) -> ScriptInterpreter:
-        """What would run a script of this language here.
+        """Return the interpreter of this language.
 
-        Raises BadRequest `unknown_language` and `language_unavailable`, Denied, Closed.
+        Raise BadRequest `unknown_language` and `language_unavailable`, Denied, Closed.
         """
-        known = check_language(language)
+        name = check_language(language)
         checks.require_processes(self._policy)
         checks.require_capability(self._policy, "shell")
         self._default.check_open()
-        return await self._languages.tool(known, self._has_file)
+        return await self._languages.tool(name, self._has_file)
 
     async def _has_file(self, path: str) -> bool:
         return (await self.files.stat(path)).kind == "file"
@@ -200,39 +201,40 @@ class Conversation(ScriptMethods[ActiveRun]):
     async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> DryRun:
-        """Run a shell command on a frozen copy of the files, in a jail of its own and without
-        network: what it printed, and what it would change. `commit` makes that real, all or none.
+        """Run a shell command on a frozen copy of the files, in a separate jail without network.
+        Return its output and the changes; `commit` makes all of them, or none.
 
-        Cancelled, or failed, it leaves nothing. Raises as `start_shell`, Conflict
+        A cancelled or failed call leaves nothing. Raise as `start_shell`, Conflict
         `too_many_dry_runs`, TooLarge `workspace_too_large`, Unavailable `no_space`.
         """
         return await self.dry_runs.create(command, timeout=timeout, cwd=cwd)
 
     async def checkpoint(self) -> Checkpoint:
-        """The files as they are now; `restore` makes them so again, all or none. The last few are
-        kept. Raises TooLarge `workspace_too_large`, Unavailable `no_space`."""
+        """Copy the present files; `restore` brings all of them back, or none. The last few
+        checkpoints are kept. Raise TooLarge `workspace_too_large`, Unavailable `no_space`."""
         return await self.checkpoints.make()
 
     # -- what it uses ---------------------------------------------------------------------------
 
     async def usage(self) -> SandboxUsage:
-        """What its sandbox uses now, and the disk of this conversation; nothing starts for it."""
+        """Return the present usage of the sandbox, and of the disk by this conversation. Start
+        nothing."""
         return await self._meter.now()
 
     def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[SandboxUsage, None]:
-        """The same now and after each interval (0.2 to 3600 seconds), until it is closed. Raises
-        BadRequest `invalid_interval`."""
+        """Yield the usage now and after each interval (0.2 to 3600 seconds), until the generator is
+        closed. Raise BadRequest `invalid_interval`."""
         return self._meter.stream(interval_s)
 
     async def give_up(self, live: ActiveRun, /) -> None:
-        """Nobody waits for this run any more: interrupt it, or forget it if it has not begun."""
-        await _all(one.give_up(live) for one in self.contexts.ending)
+        """Interrupt a run for which no caller waits. Drop it if it has not begun."""
+        await _all(context.give_up(live) for context in self.contexts.ending)
 
     # -- life -----------------------------------------------------------------------------------
 
     async def opened(self) -> OpenFiles:
-        """The files, opened at the first call. Where they may be put away, whoever awaits anything
-        before it uses them holds them by `OpenFiles.in_use`."""
+        """Return the files, and open them at the first call. If `limit` may close them, a caller
+        that awaits anything before it uses them keeps them open by `OpenFiles.in_use`."""
         async with self._opening:
             self._default.check_open()
             if self._opened is None:
@@ -250,30 +252,30 @@ class Conversation(ScriptMethods[ActiveRun]):
         if self._opened is not None:
             if self._opened.busy:
                 return False
-            for one in self.contexts.ending:
-                one.release_files()
+            for context in self.contexts.ending:
+                context.release_files()
             opened, self._opened = self._opened, None
             opened.close_if_idle()
         return True
 
     async def stop(self) -> None:
-        """End every kernel and what runs in it; files stay, and the next run starts another."""
-        await _all(one.stop() for one in self.ending)
+        """End every kernel and its runs. The files stay, and the next run starts another kernel."""
+        await _all(context.stop() for context in self.ending)
 
-    async def halt(self, told: RunError) -> None:
-        """`stop`, and runs that wait to begin end too; `told` says why, in the results."""
-        await _all(one.halt(told) for one in self.ending)
+    async def halt(self, reason: RunError) -> None:
+        """`stop`, and end the waiting runs too. The results state the `reason`."""
+        await _all(context.halt(reason) for context in self.ending)
 
     async def close(self) -> None:
         """`stop`, for good: every later call raises Closed."""
         ending = self.contexts.ending
-        for one in ending:
-            one.leave(SANDBOX_GONE)
+        for context in ending:
+            context.leave(SANDBOX_GONE)
         await run_to_completion(self._end(ending))
 
     async def _end(self, ending: list[Context]) -> None:
         try:
-            await _all(one.close() for one in ending)
+            await _all(context.close() for context in ending)
         finally:
             try:
                 await _all((self.commands.close(), self.terminals.end()))
@@ -295,7 +297,7 @@ class Conversation(ScriptMethods[ActiveRun]):
 
 
 async def _all(ends: Iterable[Awaitable[None]]) -> None:
-    """Every one to its end, whatever becomes of others; raises what the first of them did."""
+    """Wait for the end of each, and raise the first error."""
     for end in await asyncio.gather(*ends, return_exceptions=True):
         if end is not None:
             raise end

@@ -1,12 +1,13 @@
-"""Where a runtime's workspaces lie, held by a lock so that nobody else uses or sweeps them.
+"""The directory with the workspaces of a runtime. A lock keeps other runtimes away from it.
 
-A runtime without a `data_dir` has a temporary directory of its own. One that was killed leaves it
-behind; the next runtime of the same user finds that nobody holds its lock any more and removes it,
-once what it was committing to a directory of the host is undone. It finds it by a record in the
-user's own data directory: code in a sandbox can make a directory that looks like one, with a
-journal of its choice in it, and a user may have a directory of such a name.
-In one with a `data_dir` sandboxes are left over by a killed runtime too, and removed by the next
-one: unless it keeps them, or there is a store, which names those that are kept.
+Without a `data_dir`, a runtime has a temporary directory. A killed runtime leaves it behind. The
+next runtime of the same user finds it without its lock, undoes unfinished commits to directories of
+the host, and removes it. It finds the directory by a record in the data directory of the user: code
+in a sandbox can create a directory that looks the same, with a hostile journal in it, and a user
+may have a directory of such a name.
+
+In a `data_dir`, the next runtime also removes the sandboxes of a killed one, unless it keeps files,
+or a store names the kept sandboxes.
 """
 
 import os
@@ -39,18 +40,18 @@ class DataDirLock:
         Raises Conflict `data_dir_in_use`.
         """
         self._temporary = path is None
-        with ExitStack() as held, translated(str(path or tempfile.gettempdir())):
+        with ExitStack() as stack, translated(str(path or tempfile.gettempdir())):
             if path is None:
                 top = Path(tempfile.gettempdir())
                 _sweep()
                 path = _make_temporary(top)
-                held.callback(_remove, path)
+                stack.callback(_remove, path)
                 if (record := _recorded(path)) is not None:
-                    held.callback(record.unlink, missing_ok=True)
+                    stack.callback(record.unlink, missing_ok=True)
             self.directory = DataDirectory(path)
-            held.callback(self.directory.close)
+            stack.callback(self.directory.close)
             name = path / (_UNHELD if self._temporary else LOCK)
-            held.enter_context(locked(name))
+            stack.enter_context(locked(name))
             self.directory.sweep_egress(_SWEEP_S)
             if self._temporary:
                 # Sweepers remove a directory whose file of this name is unlocked.
@@ -60,7 +61,7 @@ class DataDirLock:
                     if self.directory.recover(sandbox):
                         self.directory.remove(sandbox, deadline_s=_SWEEP_S)
                 self.directory.sweep(_SWEEP_S)
-            self._held = held.pop_all()
+            self._held = stack.pop_all()
 
     def close(self) -> None:
         self._held.close()
@@ -105,18 +106,19 @@ def _make_temporary(top: Path) -> Path:
 
 
 def _records() -> Path:
-    """Raises RuntimeError where there is neither HOME nor an account."""
+    """Return the directory of the records. Raise RuntimeError without HOME and without an
+    account."""
     return user_data_path("sbx") / "temporary"
 
 
 def _recorded(path: Path) -> Path | None:
     """Write the record of a temporary directory and return its path; None if the user has no
     place for it: then no later runtime removes the directory."""
-    found = path.stat()
+    status = path.stat()
     with suppress(OSError, RuntimeError):
         records = _records()
         records.mkdir(mode=0o700, parents=True, exist_ok=True)
-        record = records / f"{found.st_dev}-{found.st_ino}"
+        record = records / f"{status.st_dev}-{status.st_ino}"
         record.write_text(str(path))
         return record
     return None
@@ -133,11 +135,11 @@ def _sweep() -> None:
 def _sweep_one(record: Path) -> None:
     path = Path(record.read_text())
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         record.unlink()
         return
-    if record.name != f"{found.st_dev}-{found.st_ino}" or found.st_uid != os.geteuid():
+    if record.name != f"{status.st_dev}-{status.st_ino}" or status.st_uid != os.geteuid():
         return  # another file system is mounted there now
     lock = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

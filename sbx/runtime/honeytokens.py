@@ -1,15 +1,15 @@
-"""Fake credentials and host names, planted in a sandbox so that their use gives an attacker away.
+"""Fake credentials and host names in a sandbox. Their use gives an attacker away.
 
-    planted   in variables, and in a file below /tmp that AWS_SHARED_CREDENTIALS_FILE names; each
-              value is this sandbox's own, and the same in all of its kernels
-    watched   what kernels and commands write (`guard`), files through the API (`reader`), and what
-              the proxy can read (`at_proxy`); a value is found across pieces and lines too, in
-              any case, also as base64 or hexadecimal digits. What is packed is not looked into:
+    planted   in variables, and in a file below /tmp that AWS_SHARED_CREDENTIALS_FILE names. The
+              values differ between sandboxes, and are the same in all kernels of one
+    watched   the output of kernels and commands (`watch_output`), files through the API (`reader`),
+              and the data that the proxy can read (`at_proxy`). A value is found across pieces and
+              lines, in any case, and as base64 or hexadecimal digits. Packed data is not searched:
               an archive, a compressed body
-    sprung    once: `on_sprung` ends every kernel; none starts until `unfreeze`
+    sprung    once: `on_sprung` ends every kernel, and none starts until `unfreeze`
 
-Nobody who does what a sandbox is for has a use for these values, but code that prints all its
-variables meets them as well: `watch` in the policy says where that is to count.
+The purpose of a sandbox never needs these values, but code that prints all its variables prints
+them too: `watch` in the policy states where this counts.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _SHOWN_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class TokenTriggered:
-    """What was used (`token`, the name of a variable or of a host), where, and when."""
+    """The use of a honeytoken: its name (`token`: a variable or a host), where, and when."""
 
     token: str
     where: str
@@ -51,7 +51,8 @@ class TokenTriggered:
 
 
 class Honeytokens:
-    """Those of one sandbox. From one event loop; `find` from any thread."""
+    """The honeytokens of one sandbox. Call the methods from one event loop, `find` from any
+    thread."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Honeytokens:
     # -- used -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises Conflict `honeytoken` once one has sprung."""
+        """Raise Conflict `honeytoken` after the use of one."""
         if self.sprung is not None:
             raise refusal(self.sprung.token, self.sprung.where)
 
@@ -119,16 +120,17 @@ class Honeytokens:
         self.sprung = None
 
     def find(self, text: str) -> str | None:
-        """Which of them this holds."""
+        """Return the honeytoken in this text; None without one."""
         if self._search is None:
             return None
-        found = self._search(_unbroken(text).encode(errors="replace"))
-        if found is None:
+        match = self._search(_unbroken(text).encode(errors="replace"))
+        if match is None:
             return None
-        return self._needles[found[1].decode().lower()] if found[1] is not None else self._host
+        return self._needles[match[1].decode().lower()] if match[1] is not None else self._host
 
     def at_proxy(self, text: str) -> str | None:
-        """Which of them a host name, a header or a piece of a body holds; it springs by that."""
+        """Return the honeytoken in a host name, a header or a piece of a body, and mark it as
+        used."""
         return self._seen(text, "network", "a request to the proxy")
 
     def watch_output(self, kernel: Kernel) -> None:
@@ -161,20 +163,21 @@ class FileReader:
         self._loop = asyncio.get_running_loop()
 
     def read(self, piece: bytes) -> None:
-        """Raises Conflict `honeytoken` when a value is complete with this piece."""
+        """Raise Conflict `honeytoken` if this piece completes a value."""
         text = self._tail + _unbroken(piece.decode("latin-1"))
         if self._wires._seen(text, "files", self._what) is not None:
             self._wires.check()
         self._tail = text[-(self._wires.longest - 1) :]
 
     async def pieces(self, source: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        """The same pieces, each passed on once it was read."""
+        """Yield the same pieces after a check of each."""
         async for piece in source:
             self.read(piece)
             yield piece
 
     def passed(self, source: Iterator[bytes]) -> Iterator[bytes]:
-        """The same in a worker thread; what springs does so in the loop that this was made in."""
+        """Yield the same pieces in a worker thread; a use is reported in the loop that created this
+        object."""
         for piece in source:
             text = self._tail + _unbroken(piece.decode("latin-1"))
             if (name := self._wires.find(text)) is not None:
@@ -193,20 +196,20 @@ async def reader_of(wires: Honeytokens | None, what: str) -> FileReader | None:
 
 
 async def look(wires: Honeytokens | None, what: str, content: bytes) -> None:
-    """Raises Conflict `honeytoken` for a file that has a planted value."""
+    """Raise Conflict `honeytoken` for a file that has a planted value."""
     if (reader := await reader_of(wires, what)) is not None:
         reader.read(content)
 
 
 class _Output:
-    """What one kernel writes, by its streams: those of the cell, and those of each command."""
+    """The output of one kernel, by its streams: those of the cell, and those of each command."""
 
     def __init__(self, wires: Honeytokens) -> None:
         self._wires = wires
         self._tails: dict[tuple[str | None, str], str] = {}
 
     def hear(self, frame: frames.Frame) -> bool:
-        """Whether it holds a value; then nobody is shown it."""
+        """Return whether the frame has a value; then it is not passed on."""
         content = frame.content
         match content:
             case frames.Stream(name, text):
@@ -218,8 +221,8 @@ class _Output:
             case frames.Exited():
                 for key in [key for key in self._tails if key[0] == frame.id]:
                     del self._tails[key]
-        told = "\n".join(_texts(msgspec.structs.astuple(content)))
-        return self._found(told)
+        text = "\n".join(_texts(msgspec.structs.astuple(content)))
+        return self._found(text)
 
     def _goes_on(self, key: tuple[str | None, str], text: str) -> bool:
         text = self._tails.pop(key, "") + _unbroken(text)
@@ -233,7 +236,7 @@ class _Output:
 
 
 def refusal(token: str, where: str) -> errors.Conflict:
-    """What everything gets that would start something in a sandbox whose honeytoken was sprung."""
+    """Return the error for any start in a sandbox whose honeytoken was used."""
     return errors.Conflict(
         f"this sandbox is frozen: {token[:_SHOWN_MAX]}, a planted credential, was used in {where}",
         code=CODE,
@@ -248,9 +251,9 @@ def _unbroken(text: str) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a message from inside, each whole. Raises Malformed for more than one may be.
+    """Yield each text in a message from inside. Raise Malformed for too many.
 
-    What is JSON is decoded first: a kernel may write any letter as an escape.
+    Decode JSON first: a kernel may write any letter as an escape.
     """
     match value:
         case str():
@@ -259,23 +262,24 @@ def _texts(value: Any) -> Iterator[str]:
             loose = frames.loose(value)
             yield loose if isinstance(loose, str) else json.dumps(loose, ensure_ascii=False)
         case dict():
-            for name, one in value.items():
+            for name, item in value.items():
                 yield name
-                yield from _texts(one)
+                yield from _texts(item)
         case list() | tuple():
-            for one in value:
-                yield from _texts(one)
+            for item in value:
+                yield from _texts(item)
 
 
 def _drawn(key: bytes, sandbox: str, name: str, length: int) -> str:
     """Letters and digits that only this key gives for this sandbox and name. None of them is
     written otherwise in JSON or a URL."""
-    made = hashlib.shake_256(hmac.digest(key, f"{sandbox}\0{name}".encode(), "sha256"))
-    return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in made.digest(length))
+    stream = hashlib.shake_256(hmac.digest(key, f"{sandbox}\0{name}".encode(), "sha256"))
+    return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in stream.digest(length))
 
 
 def _value_of(name: str, secret: str, host: str) -> tuple[str, str]:
-    """What the variable holds, shaped as its name says, and the part of it that is looked for."""
+    """Return the value of the variable, in the form that its name suggests, and the part to search
+    for."""
     if name.endswith("_ACCESS_KEY_ID"):
         key = _access_key(secret[:16])
         return key, key
@@ -292,8 +296,8 @@ def _access_key(secret: str) -> str:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """As itself, in hexadecimal, and in base64 wherever it may begin within three bytes: without
-    the letters that also depend on what stands beside it."""
+    """Return the value itself, in hexadecimal, and in base64 at each of three offsets, without the
+    letters that depend on the neighbouring bytes."""
     raw = secret.encode()
     yield secret
     yield raw.hex()

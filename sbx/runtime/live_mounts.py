@@ -46,7 +46,8 @@ class _Mounted:
 
 
 class LiveMounts:
-    """Those of one sandbox. Its methods may be called concurrently from one event loop."""
+    """The live mounts of one sandbox. Call the methods from one event loop; calls may be
+    concurrent."""
 
     def __init__(
         self,
@@ -73,23 +74,22 @@ class LiveMounts:
 
     @property
     def there(self) -> tuple[Mount, ...]:
-        """What is mounted, by the path inside."""
         return tuple(self._there[target].mount for target in sorted(self._there))
 
     async def mount(
         self, source: str | Path, target: str | None = None, *, read_only: bool = True
     ) -> Mount:
-        """Show the directory `source` at `target`, `/mnt/NAME` unless it is said: with the name
-        that it has. Without set-id bits and devices, and read-only.
+        """Mount the directory `source` at `target`, or at `/mnt/NAME` with its own name: read-only,
+        without set-id bits and devices.
 
-        What is to be written to goes to `/workspace/shared/NAME`, an empty directory that was made
-        there before, by a policy that shares: elsewhere Landlock lets nothing be written. What
-        belongs to root is never mounted so.
+        A writable directory is mounted at `/workspace/shared/NAME`, which must exist as an empty
+        directory by a policy that shares: Landlock allows no writes elsewhere. A directory of root
+        is never writable.
 
         Raise BadRequest `invalid_target` and `invalid_source`, Denied `directory_forbidden`,
         `mount_not_guarded`, `source_of_root` and `not_granted`, Conflict `already_mounted`,
         `too_many_mounts` and `target_moved`, Unavailable `live_mount_unavailable`, `mount_failed`
-        and `sockets_not_masked`. No kernel sees the directory then.
+        and `sockets_not_masked`. Then no kernel sees the directory.
         """
         path = Path(source)
         target = target or f"{TOP}/{_name_of(path)}"
@@ -110,12 +110,12 @@ class LiveMounts:
         return await run_to_completion(self._mount(_Mounted(mount, identity)))
 
     async def unmount(self, target: str) -> None:
-        """Show it no more: what is open of it stays open. Raises NotFound `not_mounted`, and what
-        the broker does."""
+        """Unmount a directory; open files of it stay open. Raise NotFound `not_mounted`, and the
+        errors of the broker."""
         await run_to_completion(self._unmount(target))
 
     async def mount_into(self, kernel: Kernel) -> None:
-        """Show a kernel that has started what is mounted. It ends where that fails."""
+        """Mount the current mounts into a started kernel. If this fails, the kernel ends."""
         self._register(kernel)
         if self._there or self._lock.locked():
             try:

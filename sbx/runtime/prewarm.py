@@ -1,8 +1,8 @@
-"""A sandbox without an owner: its cgroup, its host uid and one empty conversation, made ahead.
+"""A prewarmed sandbox: a cgroup, a host uid and one empty conversation, without an owner.
 
-Most of what a new sandbox waits for depends on its policy only. So a kernel may enter such a home
-and seal itself before anybody asks; who then makes a sandbox by this policy gets all of it at once.
-Nobody's files were ever in it, nothing of a user's has run in it, and it is given out once.
+Most of the work for a new sandbox depends on its policy only. So a kernel can enter such a sandbox
+and lock itself down before a request. The next request for a sandbox by this policy gets all of it
+at once. It never had files of a user, runs no code of a user before, and is used once.
 """
 
 import asyncio
@@ -44,12 +44,12 @@ class PrewarmedSandbox:
     key: Key | None = None
 
     def take_files(self) -> OpenFiles | None:
-        """The open files of its conversation, for the first who asks; then None."""
+        """Return the open files of its conversation to the first caller, then None."""
         taken, self.opened = self.opened, None
         return taken
 
     def take_kernel(self) -> Kernel | None:
-        """Its kernel, for the first who asks, if it still lives; then None."""
+        """Return its kernel to the first caller, if it still lives, then None."""
         taken, self.kernel = self.kernel, None
         if taken is not None and not taken.alive:
             taken.close()
@@ -57,23 +57,22 @@ class PrewarmedSandbox:
         return taken
 
     async def leave(self) -> None:
-        """End what nobody has taken. Group and directory are the owner's to remove."""
+        """End the parts that were not taken. The owner removes the cgroup and the directory."""
         await self.end_kernel()
         if (opened := self.take_files()) is not None:
             await opened.close()
 
     async def end_kernel(self) -> None:
-        """End the kernel, where nobody has taken it."""
         if (kernel := self.take_kernel()) is not None:
             await destroy(kernel)
 
     async def leave_group(self) -> None:
-        """The same, and the group with it."""
+        """Do the same, and remove the cgroup."""
         await self.leave()
         await self.means.broker.drop_sandbox(self.group)
 
     async def give_up(self) -> None:
-        """Remove all of it, where nobody became its owner; what cannot be removed is swept."""
+        """Remove all of it if it got no owner; the next start removes the rest."""
         try:
             await self.leave()
         except (SbxError, OSError) as error:
@@ -85,7 +84,8 @@ class PrewarmedSandbox:
 async def make_home(
     means: RuntimeResources, policy: Policy, interpreter: Interpreter
 ) -> PrewarmedSandbox:
-    """Raises what the broker does, and OSError; nothing is left then."""
+    """Make a prewarmed sandbox. Raise the errors of the broker, and OSError; then nothing is
+    left."""
     making = asyncio.ensure_future(_make(means, policy, interpreter))
     try:
         return await run_to_completion(making)
@@ -147,8 +147,8 @@ async def _remove(means: RuntimeResources, group: str, directory: str) -> None:
 def prewarm_spec(
     means: RuntimeResources, loaded: Policy, decided: Policy, of: Interpreter
 ) -> PrewarmSpec | None:
-    """How homes for new sandboxes by this policy are made; None for one that a request has changed,
-    and where a sandbox has parts of its own around it that cannot be made ahead."""
+    """Return how to make prewarmed sandboxes by this policy. Return None if a request changed the
+    policy, or if a sandbox by it has parts that cannot be made before a request."""
     if decided != loaded or decided.network.mode != "none" or decided.environment is not None:
         return None
     if decided.honeytoken.enabled:
@@ -157,7 +157,8 @@ def prewarm_spec(
 
 
 def home_of(berth: PrewarmedKernel | None, key: Key | None) -> PrewarmedSandbox | None:
-    """The home with its kernel, which are the caller's from here on. `key`: of its next ones."""
+    """Return the prewarmed sandbox with its kernel, which the caller owns from here on. `key`: the
+    key of its later kernels."""
     if berth is None:
         return None
     home = berth.home

@@ -1,4 +1,4 @@
-"""What the sandboxes of a runtime share, and what each of them asks of it for its kernels."""
+"""The parts that the sandboxes of a runtime share, and their requests for kernels."""
 
 import math
 from dataclasses import dataclass, field
@@ -30,9 +30,9 @@ _MIME_MAX = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class RuntimeResources:
-    """What a runtime has, and every sandbox of it uses. `homes`: directories of sandboxes that
-    nobody owns yet, which no store knows of; `copies`: those of frozen copies. `confined`: the
-    broker gives jails no uid but those of its range."""
+    """The parts of a runtime that every sandbox uses. `homes`: directories of sandboxes without an
+    owner, which no store has; `copies`: those of frozen copies. `confined`: the broker gives jails
+    only uids of its range."""
 
     broker: BrokerClient
     starter: KernelFactory
@@ -49,12 +49,11 @@ class RuntimeResources:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the host can do, as the broker found it."""
         assert self.broker.capabilities is not None
         return self.broker.capabilities
 
     def paths_of_any(self, interpreter: Interpreter, policy: Policy) -> Paths:
-        """Those of any workspace of ours, as far as a zygote has to know them."""
+        """Return the paths of any workspace of sbx, as far as they matter for a zygote."""
         shared = "" if policy.shared else None
         return Paths("", "", interpreter, str(self.guest), shared)
 
@@ -65,7 +64,7 @@ class RuntimeResources:
         interpreter: Interpreter,
         way_out: WayOut | None = None,
     ) -> Paths:
-        """Where a jail finds what it is to see of these files."""
+        """Return where a jail finds its parts of these files."""
         return Paths(
             files=str(opened.files_path),
             uploads=str(opened.uploads_path),
@@ -84,7 +83,8 @@ class RuntimeResources:
     def order(
         self, group: str, policy: Policy, paths: Paths, ready: MountPoints, key: Key | None
     ) -> LaunchRequest:
-        """A kernel by this policy, in the sandbox that the broker knows as `group`."""
+        """Return the request for a kernel by this policy, in the sandbox with the name `group` at
+        the broker."""
         planned = plan(policy, self.capabilities, paths, self.filters)
         return LaunchRequest(
             sandbox=group,
@@ -96,7 +96,7 @@ class RuntimeResources:
         )
 
     def group_limits(self, policy: Policy) -> GroupLimits:
-        """What all jails of one sandbox may use up together."""
+        """Return the limits of all jails of one sandbox together."""
         limits, disk = policy.limits, self.broker.disk
         io: tuple[tuple[str, int | None, int | None], ...] = ()
         if slows_io(policy) and disk is not None and self.capabilities.layer("io").found:

@@ -40,9 +40,8 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 class Runtime:
     """Everything that sandboxes share: `async with Runtime() as runtime`.
 
-    It starts one process, the broker, and adds nothing else to the program: no signal handler, no
-    thread, no namespace. A handle used in a forked child of the program raises Broken
-    `used_after_fork`; one used after `close` raises Closed.
+    It starts one process, the broker, and adds no signal handler, thread or namespace to the
+    program. A handle raises Broken `used_after_fork` in a forked child, and Closed after `close`.
     """
 
     def __init__(
@@ -66,10 +65,8 @@ class Runtime:
         self._sandboxes: set[AsyncSandbox] = set()
 
     async def start(self) -> Self:
-        """Start the broker and lock the data directory. Raise Conflict, Unavailable.
-
-        A missing layer of the host is not an error here: `create` refuses a policy that needs it.
-        """
+        """Start the broker and lock the data directory. Raise Conflict, Unavailable. If the host
+        lacks a layer, `create` refuses the policies that need it."""
         settings = self.settings
         try:
             await run_to_completion(self._open_data())  # with its result, also if cancelled
@@ -119,7 +116,6 @@ class Runtime:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The layers that this host offers."""
         assert self._broker is not None
         assert self._broker.capabilities is not None
         return self._broker.capabilities
@@ -161,9 +157,8 @@ class Runtime:
         resources = self._started()
         loaded, decided = await self.decide(policy, narrower=narrower, env=env)
         interpreter = await _interpreter_of(self.settings, decided)
-        home = None
-        if workspace is None and uploads is None:
-            home = self._home(loaded, decided, interpreter)
+        new = workspace is None and uploads is None
+        home = self._home(loaded, decided, interpreter) if new else None
         box = AsyncSandbox(
             resources,
             decided,
@@ -175,7 +170,7 @@ class Runtime:
             home=home,
         )
         if home is not None:
-            self.known(home)  # the sandbox removes its directory
+            self.forget_home(home)  # the sandbox removes its directory
         return await self._prepared(box)
 
     async def decide(
@@ -221,7 +216,7 @@ class Runtime:
             raise
         return box
 
-    def known(self, home: PrewarmedSandbox) -> None:
+    def forget_home(self, home: PrewarmedSandbox) -> None:
         """Note that a store has the directory of this sandbox now."""
         self._started().homes.discard(home.directory)
 
@@ -258,7 +253,6 @@ class Runtime:
 
     @property
     def data(self) -> DataDirectory:
-        """The directory with the files of its sandboxes."""
         return self._started().data
 
     async def warm(

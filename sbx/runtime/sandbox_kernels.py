@@ -247,7 +247,6 @@ class SandboxKernels:
         return any(context.alive for context in self._contexts())
 
     def _contexts(self) -> list[Context]:
-        """Return all contexts that may have a kernel."""
         conversations = list(self._conversations.values())  # a copy, for other threads
         return [context for conversation in conversations for context in conversation.ending]
 

@@ -32,7 +32,6 @@ def _default_environments() -> Path:
 
 
 def _uid(value: Any) -> Any:
-    """Convert the name of an account to its uid."""
     if not isinstance(value, str) or value.isdecimal():
         return value
     try:

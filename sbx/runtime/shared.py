@@ -1,8 +1,8 @@
 """The one runtime of this process that all its embedded `Sandbox`es share.
 
-It lives on an event loop in a thread of its own, started by the first of them and ended by `close`
-or with the process. After a fork the child has no such thread: its copies of the parent's sandboxes
-raise Broken `used_after_fork`, and a `Sandbox` that it makes itself starts a runtime of its own.
+It lives on an event loop in a separate thread. The first `Sandbox` starts it; `close` or the end of
+the process ends it. A forked child does not have this thread: its copies of the sandboxes raise
+Broken `used_after_fork`, and a `Sandbox` that it creates starts another runtime.
 """
 
 import atexit
@@ -39,7 +39,6 @@ _starting = threading.Lock()
 
 
 def shared_runtime() -> SharedRuntime:
-    """Started where there is none."""
     global _shared  # noqa: PLW0603  # one per process is the promise
     with _starting:
         if _shared is not None and _shared.running and not _shared.alive:
@@ -52,7 +51,7 @@ def shared_runtime() -> SharedRuntime:
 
 
 def close() -> None:
-    """End every embedded `Sandbox` of this process and what they share."""
+    """End every embedded `Sandbox` of this process, and the shared runtime."""
     global _shared
     shared, _shared = _shared, None
     atexit.unregister(close)
@@ -61,7 +60,7 @@ def close() -> None:
 
 
 def _reset_after_fork() -> None:
-    """A lock that another thread held when this process was forked would never be released."""
+    """Replace the lock: if another thread held it during the fork, it would never be released."""
     global _starting  # noqa: PLW0603
     _starting = threading.Lock()
 

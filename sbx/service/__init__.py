@@ -2,13 +2,13 @@
 
     service       the parts of one service, opened and closed in order
     sandboxes     the sandboxes; leases finds and lends them, events is their history
-    sandbox       one sandbox: record is its stored side, hooks what it does around kernels
+    sandbox       one sandbox: record is its stored side, hooks act before and after kernels
     sessions      a user's session with an agent, and its sandbox
     runs          runs of all sandboxes: queue, events, results
     workspaces    directories that outlive their sandbox
     auth          tokens and keys
     idempotency   a request that is sent twice is done once
-    lifecycle     what a sandbox does next: pure decisions; reaper acts on them
+    lifecycle     the next state of a sandbox: pure decisions; reaper acts on them
     garbage, reserve, maintenance/   the data directory: remains, space, backups
     projects/     sandboxes over a directory of the host
 

@@ -1,9 +1,9 @@
-"""What one run of an agent works with: the model, the sandbox, the permissions and the history.
+"""The parts of one run of an agent: the model, the sandbox, the permissions and the history.
 
     AgentRequest ── AgentRunFactory.agent ──► Agent, recorded in the store, closed after the run
 
-Code that an agent runs takes the way of all runs: queued behind others, recorded, within the
-limits of the owner. An agent may do no more through a tool than its caller by direct calls.
+Code of an agent runs as all code does: queued behind others, recorded, within the limits of the
+owner. Through a tool, an agent may do no more than its caller by direct calls.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class Invoke(AgentRequest):
 class ModelSource:
     """The models of the configured provider, by name.
 
-    `settings`: the error that explains what is wrong with them, if no usable settings exist.
+    `settings`: the settings, or the error that explains why they cannot be used.
     """
 
     def __init__(self, settings: AgentSettings | SbxError | None) -> None:

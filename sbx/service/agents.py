@@ -37,8 +37,7 @@ _DENIALS_S = 2.0  # for agents to take note of denials at the end of the service
 class Agents:
     """The chats, models, tools and approvals of a service. They close before its other parts.
 
-    `settings`: None, or the error that explains what is wrong with them. Then chats are refused,
-    and everything else works.
+    `settings`: None, or the error of the settings. Then chats are refused, and all else works.
     """
 
     def __init__(self, service: Service, settings: AgentSettings | SbxError | None = None) -> None:

@@ -1,9 +1,9 @@
-"""Who calls, and what they may: keys, tokens, and the peer of a Unix socket.
+"""Callers and their rights: keys, tokens, and the peer of a Unix socket.
 
-A key speaks for its owner without bounds. A token is a signed promise made from a key's side to a
-front end: one user, perhaps one agent and one conversation, perhaps a few scopes, until a time.
-Its signature says that it is ours; the store says what it reaches and whether it was revoked.
-Nothing here is anonymous.
+A key has all rights of its owner. A token is a signed permission that a holder of a key gives to a
+front end: for one user, perhaps one agent and one conversation, perhaps a few scopes, until a time.
+Its signature proves that sbx made it; the store decides about its bounds and its revocation. There
+are no anonymous callers.
 """
 
 import asyncio
@@ -45,11 +45,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls. `user_id`, `agent_id` and `conversation_id` are a token's bounds; None: unbound.
+    """A caller. `user_id`, `agent_id` and `conversation_id` are the bounds of a token; None:
+    unbound.
 
-    `operator`: may use the admin routes, and sees all owners where a route says so.
-    `scopes`: None is all of them. `via_id`: which key or token it is, for the record; None for a
-    peer. It gives no right, so callers who differ in nothing else are equal.
+    `operator`: may use the admin routes, and sees all owners where a route offers that. `scopes`:
+    None is all of them. `via_id`: the key or token, for the record; None for a peer. It gives no
+    right, so callers that differ in nothing else are equal.
     """
 
     owner: str
@@ -72,10 +73,11 @@ class Caller:
     def sees(
         self, user_id: str | None, agent_id: str | None, conversation: str | None = None
     ) -> bool:
-        """Whether a sandbox of this user and agent lies within the bounds, and this conversation.
+        """Return whether a sandbox of this user and agent, and this conversation, lie within the
+        bounds.
 
-        Without a conversation the question is of the sandbox itself; whoever then reaches all of
-        its conversations at once (delete, stop, list) must also ask `whole_sandbox`.
+        Without a conversation, this is about the sandbox itself. For an act on all its
+        conversations at once (delete, stop, list), check `whole_sandbox` too.
         """
         return (
             (self.user_id is None or self.user_id == user_id)
@@ -138,8 +140,8 @@ class Authenticator:
     def from_peer(self, uid: int) -> Caller:
         """Return the other end of a Unix socket, by the uid that Linux reports.
 
-        Raises Denied `unauthorized` for the uid that stands for all users without one of their own
-        in the user namespace of the service: they would be one owner.
+        Raise Denied `unauthorized` for the uid that stands for all users without a uid in the user
+        namespace of the service: they would be one owner.
         """
         if uid == self._shared_uid:
             raise Denied(
@@ -162,9 +164,9 @@ class Authenticator:
             raise _unauthorized()
         digest = hashlib.sha256(bearer.encode("utf-8", "surrogatepass")).digest()
         now = self._clock.now()
-        known = self._known.get(digest)
-        if known is not None and now < known[1]:
-            return known[0]
+        cached = self._known.get(digest)
+        if cached is not None and now < cached[1]:
+            return cached[0]
         revocations = self._revocations
         caller, until = await self._of_key(digest.hex(), now) or await self._of_token(bearer, now)
         if revocations == self._revocations:  # else it may have been revoked while we looked
@@ -220,7 +222,8 @@ class Authenticator:
     async def make_key(
         self, owner: str, name: str | None = None, *, operator: bool = False
     ) -> tuple[KeyRecord, str]:
-        """A new key of `owner`, and its clear text, which is not kept and cannot be shown again."""
+        """Return a new key of `owner`, and its clear text, which is not stored and cannot be shown
+        again."""
         text = f"sk-sbx-{secrets.token_hex(32)}"
         key = self._new_key(owner, name, operator)
         if not await keys.add(self._store, key, _digest(text)):
@@ -234,9 +237,9 @@ class Authenticator:
         ]
 
     async def revoke_key(self, key_id: str) -> bool:
-        """From now on the key opens nothing; again does nothing. Raises NotFound.
+        """Revoke a key from now on; a second call does nothing. Raise NotFound.
 
-        Return whether the store has it. Until it does, the revocation holds as long as this process
+        Return whether the store has the revocation. Until then it holds as long as this process
         lives.
         """
         return await run_to_completion(self._revoke(key_id, keys.of_id, keys.revoke))
@@ -270,18 +273,18 @@ class Authenticator:
         on_done(stored)
         return stored
 
-    async def first_key(self, given: str | None, keep_at: Path) -> str | None:
-        """See that somebody can call. The clear text of a key that was made now, to show once.
+    async def first_key(self, text: str | None, keep_at: Path) -> str | None:
+        """Ensure that there is a key. Return the clear text of a new key, to show it once.
 
-        `given` is the operator's own (SBX_API_KEY): it becomes the key of the owner `default`, and
-        one that was given before ends. Without it, a store that never had a key gets one, which is
-        also kept at `keep_at`, mode 0600. Both are keys of an operator.
+        `text` is the operator's own key (SBX_API_KEY): it becomes the key of the owner `default`,
+        and replaces an earlier one. Without it, a store that never had a key gets one, which is
+        also written to `keep_at`, mode 0600. Both are keys of an operator.
 
-        Raises BadRequest `invalid_settings` for a `given` that no header can carry, Unavailable
-        `secret_unusable` when nothing can be kept at `keep_at`; then no key was made.
+        Raise BadRequest `invalid_settings` for a `text` that no header can carry, Unavailable
+        `secret_unusable` if `keep_at` cannot be written; then there is no new key.
         """
-        if given:
-            await self._adopt(given)
+        if text:
+            await self._adopt(text)
             return None
         if await keys.every(self._store):
             return None
@@ -292,24 +295,24 @@ class Authenticator:
         await keys.add(self._store, key, _digest(text))
         return text
 
-    async def _adopt(self, given: str) -> None:
-        if len(given) > _BEARER_MAX or not given.isprintable() or given != given.strip():
+    async def _adopt(self, text: str) -> None:
+        if len(text) > _BEARER_MAX or not text.isprintable() or text != text.strip():
             raise BadRequest(
                 f"{_GIVEN_NAME} must be printable, without space around it,"
                 f" and at most {_BEARER_MAX} characters",
                 code="invalid_settings",
             )
-        if len(given) < _GIVEN_WEAK:
+        if len(text) < _GIVEN_WEAK:
             _log.warning("%s is short, and may be guessed", _GIVEN_NAME)
-        digest = _digest(given)
-        known = await keys.of_digest(self._store, digest)
+        digest = _digest(text)
+        stored = await keys.of_digest(self._store, digest)
         for key in await keys.every(self._store):
-            if key.name == _GIVEN_NAME and key.revoked_at is None and key != known:
+            if key.name == _GIVEN_NAME and key.revoked_at is None and key != stored:
                 await self.revoke_key(key.id)
-        if known is None:
+        if stored is None:
             await keys.add(self._store, self._new_key("default", _GIVEN_NAME, True), digest)
-        elif known.revoked_at is not None:
-            _log.warning("%s gives the key %s, which was revoked", _GIVEN_NAME, known.id)
+        elif stored.revoked_at is not None:
+            _log.warning("%s gives the key %s, which was revoked", _GIVEN_NAME, stored.id)
 
     def _new_key(self, owner: str, name: str | None, operator: bool) -> KeyRecord:
         _check_name("owner", owner)
@@ -330,9 +333,9 @@ class Authenticator:
         scopes: Iterable[str] | None = None,
         ttl_s: float,
     ) -> tuple[TokenRecord, str]:
-        """A token within these bounds, and its text, which is not kept.
+        """Return a token within these bounds, and its text, which is not stored.
 
-        Raises BadRequest for a bound that is no id, an unknown scope, or a `ttl_s` that is not
+        Raise BadRequest for a bound that is not an id, an unknown scope, or a `ttl_s` that is not
         within (0, a year].
         """
         _check_name("owner", owner)
@@ -363,7 +366,7 @@ class Authenticator:
         return token, text
 
     async def tokens(self, owner: str | None = None) -> list[TokenRecord]:
-        """The tokens of one owner, or of everyone; revoked and expired ones too."""
+        """Return the tokens of one owner, or of all; revoked and expired ones too."""
         return [
             replace(token, revoked_at=self._revoked[token.id])
             if token.id in self._revoked
@@ -372,8 +375,7 @@ class Authenticator:
         ]
 
     async def revoke_token(self, token_id: str) -> bool:
-        """From now on the token opens nothing; again does nothing. Raises and returns as
-        `revoke_key`."""
+        """Revoke a token from now on. Raise and return as `revoke_key`."""
         return await run_to_completion(self._revoke(token_id, tokens.of_id, tokens.revoke))
 
     async def _signing_secret(self) -> bytes:
@@ -428,7 +430,7 @@ def _claims_in(bearer: str, secret: bytes) -> dict[str, Any]:
 
 
 def _claims_of(token: TokenRecord) -> dict[str, Any]:
-    """The bounds are for whoever reads the token; the store has the word."""
+    """Return the claims of a token. The bounds in it are for its readers; the store decides."""
     claims = {
         "iss": _ISSUER,
         "aud": _AUDIENCE,
@@ -445,13 +447,13 @@ def _claims_of(token: TokenRecord) -> dict[str, Any]:
 
 
 def _checked_scopes(scopes: Iterable[str]) -> frozenset[str]:
-    wanted = frozenset(scopes)
-    if unknown := sorted(wanted - set(SCOPES)):
+    scope_set = frozenset(scopes)
+    if unknown := sorted(scope_set - set(SCOPES)):
         raise BadRequest(
             f"there is no scope {unknown[0]!r}; scopes are {', '.join(SCOPES)}",
             details={"field": "scopes", "available": list(SCOPES)},
         )
-    return wanted
+    return scope_set
 
 
 def _check_name(field: str, value: str) -> None:

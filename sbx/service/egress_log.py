@@ -1,8 +1,8 @@
-"""What the proxy of a sandbox decided, for those who look later: the audit log and its events.
+"""The decisions of the proxy of a sandbox, for later readers: in the audit log and in its events.
 
-Every decision goes into the audit log, and what was refused into the events of the sandbox, where
-whoever owns it looks. Code inside can ask as fast as it likes, and must not fill the host's disk by
-it: beyond so many in a minute they are only counted, and the count is told.
+The audit log gets every decision, and the events of the sandbox, which its owner reads, get the
+refusals. Code inside can send requests as fast as it likes, and must not fill the disk of the host:
+beyond a number per minute they are only counted, and the count is logged.
 """
 
 import logging
@@ -23,7 +23,7 @@ _TEXT_MAX = 500  # characters of a path or host that the code inside wrote
 
 
 class EgressLog:
-    """Of one sandbox. `tell` records an event of it: its type, its cause, and details."""
+    """The log of one sandbox. `tell` records an event of it: its type, its cause, and details."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class EgressLog:
         self._left_out = {"allowed": 0, "refused": 0, "events": 0}
 
     def add(self, decision: "EgressDecision") -> None:
-        """Note it. Awaits nothing: the proxy goes on meanwhile."""
+        """Note a decision. Do not await: the proxy continues meanwhile."""
         if (minute := int(self._now() // _MINUTE_S)) != self._minute:
             self.report_dropped()
             self._minute = minute
@@ -59,7 +59,7 @@ class EgressLog:
             self._tell("network_refused", decision.rule, **details)
 
     def report_dropped(self) -> None:
-        """How many were only counted since the last one was told."""
+        """Log the number of decisions that were only counted since the last report."""
         if not any(self._left_out.values()):
             return
         left_out, self._left_out = self._left_out, dict.fromkeys(self._left_out, 0)
@@ -79,9 +79,10 @@ class EgressLog:
 
 
 def _details(decision: "EgressDecision") -> dict[str, Any]:
-    """Its fields, but for what is empty, and for the path's query, where people put keys."""
+    """Return its fields without empty ones, and without the query of the path, which often has
+    keys."""
     path = decision.path and decision.path.partition("?")[0]
-    told = {
+    details = {
         "host": decision.host[:_TEXT_MAX],
         "port": decision.port,
         "method": decision.method[:_TEXT_MAX],
@@ -92,4 +93,4 @@ def _details(decision: "EgressDecision") -> dict[str, Any]:
         "bytes_in": decision.bytes_in,
         "bytes_out": decision.bytes_out,
     }
-    return {name: value for name, value in told.items() if value not in (None, "", 0)}
+    return {name: value for name, value in details.items() if value not in (None, "", 0)}

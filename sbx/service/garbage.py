@@ -36,7 +36,7 @@ class GarbageCollector:
         self._remove_s = _REMOVE_S
 
     async def remove(self, row: SandboxRow, workspace: WorkspaceRow) -> None:
-        """The files of a sandbox that was deleted a moment ago, unless they are kept a while."""
+        """Remove the files of a sandbox that was just deleted, unless they are kept for a while."""
         assert row.deleted_at is not None
         await self._remove_of(
             EndedSandbox(
@@ -51,7 +51,6 @@ class GarbageCollector:
         )
 
     async def remove_files(self, workspace: WorkspaceRow) -> None:
-        """Remove the files of a sandbox that is about to be deleted."""
         await self._removed(workspace.directory)
 
     async def remove_workspace(self, workspace: WorkspaceRow) -> None:
@@ -70,10 +69,10 @@ class GarbageCollector:
                 self._store.write_later(done)
 
     async def collect(self, *, briefly: bool = False) -> list[TaskReport]:
-        """What a collection does here: `orphan_workspace` and `orphan_container` of the contract.
+        """Collect `orphan_workspace` and `orphan_container` of the contract.
 
-        With `briefly`, before a service takes calls, all of it is out of reach, and what takes long
-        to remove is left to the next one.
+        With `briefly`, before a service accepts requests, only move all of it out of reach; the
+        next collection removes the parts that take long.
         """
         self._remove_s = _BRIEFLY_S if briefly else _REMOVE_S
         try:
@@ -94,9 +93,9 @@ class GarbageCollector:
     async def _orphans(self, sweep_s: float) -> TaskReport:
         """Directories that no row knows, what earlier removals left, and what ended long ago."""
         failed: tuple[str, ...] = ()
-        found = 0
+        removed = 0
         try:
-            found = await self._removed_later() + await self.clear_unknown()
+            removed = await self._removed_later() + await self.clear_unknown()
             swept = await in_thread(self._runtime.data.sweep, sweep_s)
             if not swept:
                 failed = ("not everything could be removed yet",)
@@ -105,7 +104,7 @@ class GarbageCollector:
         before = self._clock.now() - self._settings.tombstones_kept
         await self._store.write(partial(rows.bury, before=before))
         await tokens.forget_ended(self._store, before)
-        return TaskReport("orphan_container", found, 0, failed)
+        return TaskReport("orphan_container", removed, 0, failed)
 
     async def _removed_later(self) -> int:
         """Finish the removals that failed, or that a kill cut off; how many those were."""
@@ -119,27 +118,27 @@ class GarbageCollector:
         return done
 
     async def clear_unknown(self) -> int:
-        """Remove or set apart each directory that the store does not name; how many those were.
+        """Remove or set apart each directory that the store does not name, and return their number.
 
-        Safe beside whatever goes on: a directory is known before it is made, and what is there is
-        listed before the store is asked. Homes that nobody owns yet are asked for in between, as
-        are frozen copies: one that got an owner before is known to the store by now.
+        This is safe next to other work: the store names a directory before it is made, and the
+        directories are listed before the store is read. Prewarmed sandboxes without an owner, and
+        frozen copies, are read in between: the store already names one that got an owner earlier.
         """
         there = await in_thread(self._listed)
         homes, copies = self._runtime.homes, self._runtime.copies
-        known = await rows.directories(self._store)
+        directories = await rows.directories(self._store)
         removing = set(await rows.removals(self._store))
-        found = 0
+        removed = 0
         for sandbox, conversations in there.items():
             if sandbox in homes or (sandbox, "") in removing:
                 continue
-            if sandbox not in known:
-                found += await self._cleared(sandbox)
+            if sandbox not in directories:
+                removed += await self._cleared(sandbox)
                 continue
-            for conversation in conversations - known[sandbox] - copies:
+            for conversation in conversations - directories[sandbox] - copies:
                 if (sandbox, conversation) not in removing:
-                    found += await self._cleared(sandbox, conversation)
-        return found
+                    removed += await self._cleared(sandbox, conversation)
+        return removed
 
     async def _cleared(self, *names: str) -> bool:
         data = self._runtime.data
@@ -160,7 +159,7 @@ class GarbageCollector:
         return True
 
     async def _rolled_back(self, sandbox: str) -> bool:
-        """Undo what a killed service left half done in directories of the host."""
+        """Revert the unfinished commits of a killed service to directories of the host."""
         return await in_thread(self._runtime.data.recover, sandbox)
 
     def _listed(self) -> dict[str, frozenset[str]]:
@@ -168,7 +167,6 @@ class GarbageCollector:
         return {name: frozenset(data.conversations(name)) for name in data.sandboxes()}
 
     async def _remove_of(self, ended: EndedSandbox) -> bool:
-        """True when the files are gone now."""
         grace = self._settings.files_grace if ended.cause == "expired" else 0.0
         since = ended.deleted_at if ended.expires_at is None else ended.expires_at
         if self._clock.now() < since + grace and grace > 0:
@@ -179,7 +177,7 @@ class GarbageCollector:
         return True
 
     async def _removed(self, *names: Any) -> bool:
-        """Whether it is out of reach; what is left of it then goes with a later round."""
+        """Return whether it is out of reach; a later round removes the rest."""
         try:
             await in_thread(partial(self._runtime.data.remove, *names, deadline_s=self._remove_s))
         except (SbxError, OSError) as error:

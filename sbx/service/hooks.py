@@ -149,7 +149,6 @@ class SandboxHooks:
             self._contexts = await contexts.of_sandbox(self._store, self.record.id)
 
     async def conversations(self) -> dict[str, ConversationRow]:
-        """Return the conversations that exist, by name."""
         if self._conversations is None:
             stored = await rows.conversations(self._store, self.record.id)
             if self._conversations is None:
@@ -206,7 +205,8 @@ class SandboxHooks:
 
 
 class PersistentSandbox(AsyncSandbox):
-    """Its files, id and host uid outlive it: `close` ends everything and leaves the files."""
+    """A sandbox whose files, id and host uid outlive it: `close` ends everything and leaves the
+    files."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class PersistentSandbox(AsyncSandbox):
         self._mounts = mounts
 
     async def prepare(self) -> None:
-        """As in any sandbox, but open no conversation."""
+        """Prepare as any sandbox does, but open no conversation."""
         record = self._hooks.record
         await self._make_group(record.workspace.uid)
         paths = self._means.paths_of_any(self._interpreter, self.policy)
@@ -259,7 +259,6 @@ class PersistentSandbox(AsyncSandbox):
 
     @property
     def busy(self) -> bool:
-        """Return whether anything runs, waits to run, or starts."""
         return any(conversation.busy for conversation in self._conversations.values())
 
     @property
@@ -269,7 +268,6 @@ class PersistentSandbox(AsyncSandbox):
         return home is not None and home.kernel is not None and not self.busy
 
     async def end_unused(self) -> None:
-        """End the prewarmed kernel if nothing has run in it."""
         if self._home is not None:
             await self._home.end_kernel()
 
@@ -284,7 +282,7 @@ class PersistentSandbox(AsyncSandbox):
             if context.state_is_kept
         }
 
-    def known(self, name: str) -> Conversation | None:
+    def existing(self, name: str) -> Conversation | None:
         """Return the conversation if it was used since this was opened."""
         return self._conversations.get(name)
 

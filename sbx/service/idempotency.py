@@ -36,8 +36,8 @@ Reply = tuple[int, bytes]
 
 @dataclass(slots=True)
 class _Call:
-    """A call that goes on now. `done` once it is over, with its reply if there is one to share;
-    `reserved` once the key is known to be its own, and not that of a reply that is kept."""
+    """A call in progress. `done` once it is over, with its reply if there is one to share;
+    `reserved` once the key belongs to this call, and not to a stored reply."""
 
     fingerprint: str
     done: "asyncio.Future[Reply | None]"
@@ -69,15 +69,15 @@ class IdempotencyCache:
         fingerprint: str,
         work: Callable[[], Awaitable[Reply]],
     ) -> Reply:
-        """The reply to this call: of `work`, or of an earlier call with this key.
+        """Return the reply to this call: of `work`, or of an earlier call with this key.
 
-        Callers share keys only within `Caller.space`. `fingerprint` says what is asked. Check what
-        the caller may do before this: a reply that is kept is given without `work`.
-        Raises Conflict, `details` key and hint, for a malformed key, a key that was used for
-        something else, a first call that lasts longer than this one can wait,
-        `reply_not_kept` for one that was done, and whose reply was too long to be kept, and
-        `outcome_unknown` for one that an earlier process began (details run_id and status, where
-        its run is recorded); Unavailable `too_many_idempotency_keys`.
+        Callers share keys only within `Caller.space`. `fingerprint` identifies the request. Check
+        the rights of the caller before this: a stored reply is returned without `work`. Raise
+        Conflict, `details` key and hint, for a malformed key, a key that was used for another
+        request, a first call that lasts longer than this one can wait, `reply_not_kept` if the
+        reply was too long to store, and `outcome_unknown` if an earlier process began the call
+        (details run_id and status, if its run is recorded); Unavailable
+        `too_many_idempotency_keys`.
         """
         if key is None:
             return await work()
@@ -117,7 +117,7 @@ class IdempotencyCache:
                 self._table.release(reservation)
 
     async def _kept(self, reservation: Reservation, fingerprint: str) -> Reply | None:
-        """The reply that is kept for this call; None when the key is now reserved for it."""
+        """Return the stored reply for this call. Return None if the key is now reserved for it."""
         now = self._clock.now()
         kept = await self._table.reserve(reservation, fingerprint, at=now, since=now - self._ttl_s)
         if kept is None:
@@ -137,7 +137,7 @@ class IdempotencyCache:
         return kept.status, kept.body
 
     async def _keep(self, slot: Slot, fingerprint: str, reply: Reply) -> None:
-        """The work is done, so its reply is given even when it cannot be kept."""
+        """Store the reply. If that fails, the caller still gets it, because the work is done."""
         try:
             await self._table.keep(slot, fingerprint, *reply, self._clock.now())
         except SbxError as error:
@@ -159,14 +159,14 @@ def _reused(key: str) -> Conflict:
 
 
 def _unknown(key: str, kept: StoredReply) -> Conflict:
-    known = {"run_id": kept.run_id, "status": kept.run_status}
+    run_details = {"run_id": kept.run_id, "status": kept.run_status}
     where = "list the resources" if kept.run_id is None else "find the run in the history"
     return _conflict(
         "an earlier call with this key was begun, and its reply is unknown",
         key,
         f"{where} to see whether it was done, and use a new key to make the call again",
         code="outcome_unknown",
-        details={name: value for name, value in known.items() if value is not None},
+        details={name: value for name, value in run_details.items() if value is not None},
     )
 
 
@@ -178,5 +178,5 @@ def _conflict(
     code: str | None = None,
     details: Mapping[str, str] | None = None,
 ) -> Conflict:
-    told = {"key": key[:_SHOWN], "hint": hint, **(details or {})}
-    return Conflict(message, code=code, hint=hint, details=told)
+    all_details = {"key": key[:_SHOWN], "hint": hint, **(details or {})}
+    return Conflict(message, code=code, hint=hint, details=all_details)

@@ -1,7 +1,7 @@
-"""What a caller may use as the id of a user, an agent or a conversation.
+"""The check of ids of users, agents and conversations.
 
-Ids come from callers and are hostile. They are keys of the store and never paths: any text, but
-none that a person, a log or a path could take for something else.
+Ids come from callers and are hostile. They are keys of the store and never paths: any text that a
+user, a log or a path cannot mistake for something else.
 """
 
 import unicodedata

@@ -1,4 +1,5 @@
-"""Which sandboxes there are, which of them a caller may see, and the lease around each use."""
+"""The index of all sandboxes, the permission of a caller to see one, and the lease around each
+use."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -34,10 +35,19 @@ class SandboxIndex:
     def every(self) -> list[ServiceSandbox]:
         return list(self._by_id.values())
 
-    def sorted(self, after: str | None = None) -> list[ServiceSandbox]:
-        """Return those with an id after this one, by id."""
+    def visible(
+        self, caller: Caller, after: str | None = None, *, all_owners: bool = False
+    ) -> Iterator[ServiceSandbox]:
+        """Yield the sandboxes that the caller may see with an id after this one, by id.
+        `all_owners` has an effect for operators only."""
         ids = sorted(self._by_id)
-        return [self._by_id[name] for name in ids[bisect_right(ids, after) if after else 0 :]]
+        for sandbox_id in ids[bisect_right(ids, after) if after else 0 :]:
+            sandbox = self._by_id[sandbox_id]
+            row = sandbox.row
+            if row.owner != caller.owner and not (all_owners and caller.operator):
+                continue
+            if caller.sees(row.user_id, row.agent_id):
+                yield sandbox
 
     def of_id(self, sandbox_id: str) -> ServiceSandbox | None:
         return self._by_id.get(sandbox_id)
@@ -75,14 +85,15 @@ class SandboxIndex:
         *,
         conversation: str | None = None,
     ) -> ServiceSandbox:
-        """As `find`, for a caller with this scope. Raises NotFound."""
+        """Return the sandbox as `find` does, for a caller with this scope. Raise NotFound."""
         sandbox = self.find(caller, sandbox_id, conversation)
         if sandbox is None or (scope is not None and not caller.may(scope)):
             raise unknown(sandbox_id)
         return sandbox
 
     def get_whole(self, caller: Caller, sandbox_id: str, scope: str) -> ServiceSandbox:
-        """As `get`, for a caller that may reach every conversation. Raises NotFound."""
+        """Return the sandbox as `get` does, for a caller that may reach every conversation. Raise
+        NotFound."""
         if not caller.whole_sandbox:
             raise unknown(sandbox_id)
         return self.get(caller, sandbox_id, scope)
@@ -174,9 +185,9 @@ class SandboxLease:
         return self.box.conversation(name)
 
     async def existing(self, name: str) -> Conversation:
-        """As `conversation`, but raise NotFound for a new one."""
+        """Return the conversation of this name. Raise NotFound for a new one."""
         if not self._sees(name) or (
-            self.box.known(name) is None and not await self._sandbox.hooks.exists(name)
+            self.box.existing(name) is None and not await self._sandbox.hooks.exists(name)
         ):
             raise errors.NotFound(f"there is no conversation {name[:80]!r}")
         return self.box.conversation(name)
@@ -224,8 +235,8 @@ class SandboxLease:
 
 
 async def _end_unused(sandbox: ServiceSandbox) -> None:
-    """A prewarmed kernel does not count against limits until it runs something. If no lease ran
-    anything, stop the kernel."""
+    """End a prewarmed kernel if no lease ran anything: it does not count against limits until it
+    runs something."""
     box = sandbox.box
     if box is not None and not sandbox.users and not sandbox.starts and box.has_unused:
         await box.end_unused()

@@ -1,11 +1,11 @@
-"""The states of a sandbox, and every way from one to another, in one table.
+"""The states of a sandbox, and every transition between them, in one table.
 
     idle ──start──► starting ──ready──► ready            expire: from all of them to `expired`
      ▲  ◄──stop─────────┤ ◄─────stop──────┘              delete: from every state to `deleted`
      └──────stop──── failed ◄──fail── starting
 
-What of it is compute is derived from what lives, never stored and trusted: `state_of` says how.
-The table says what may be done, and where that must lead; nothing else in the runtime decides it.
+The live kernels decide about idle, starting and ready; no stored value does: see `state_of`. The
+table alone decides which acts are allowed, and to which state they lead.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class State(StrEnum):
 
     @classmethod
     def named(cls, name: str | None) -> "State | None":
-        """The state of this name; None where there is none."""
+        """Return the state of this name; None without one."""
         return cls(name) if name in set(cls) else None
 
 
@@ -118,7 +118,6 @@ def after(state: State, act: Act) -> State | None:
 
 
 def refusal(sandbox_id: str, state: State, expires_at: float | None = None) -> SbxError:
-    """What to raise for an act that this state refuses."""
     if state is State.EXPIRED:
         return Conflict(
             f"the sandbox {sandbox_id} has expired",

@@ -36,7 +36,8 @@ class KernelLimit:
                 raise _full(self._limit)
 
     async def evict_one(self, cause: str, owner: str | None = None) -> bool:
-        """End the least recently used idle kernel, of this owner if given; False if all are busy"""
+        """End the least recently used idle kernel, of this owner if given. Return False if all are
+        busy."""
         for sandbox, context in self._idle(owner):
             if await context.end_if_idle():
                 sandbox.evicted(context, cause)

@@ -1,5 +1,4 @@
-"""What the runtime tells of sandboxes, workspaces and conversations: values, for faces to turn into
-replies."""
+"""Values that describe sandboxes, workspaces and conversations; the API turns them into replies."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,9 +20,9 @@ class SessionIdentity:
 
 @dataclass(frozen=True, slots=True)
 class SandboxView:
-    """A sandbox at one moment. Times are seconds of the epoch. `profile` is the policy's name as it
-    was asked for, `policy` what it and the request came to; `stopped`: by request, and not used
-    since; `failure`: why the last start failed, as `SbxError.to_dict`."""
+    """A sandbox at one moment. Times are seconds of the epoch. `profile` is the requested name of
+    the policy, and `policy` the result with the request; `stopped`: by request, and not used since;
+    `failure`: the error of the last start, as `SbxError.to_dict`."""
 
     id: str
     owner: str
@@ -60,7 +59,7 @@ class ConversationView:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceView:
-    """A workspace with an id of its own. `managed_by`: the sandbox it lives and dies with."""
+    """A workspace with a separate id. `managed_by`: the sandbox with which it is deleted."""
 
     id: str
     owner: str
@@ -72,7 +71,7 @@ class WorkspaceView:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """What one task of a collection did."""
+    """The report of one task of a collection."""
 
     task_name: str
     cleaned_count: int = 0

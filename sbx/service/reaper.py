@@ -1,8 +1,8 @@
-"""What happens to sandboxes by itself: idle ones are closed, expired ones end, leftovers go, and
-idle kernels make room before the host swaps.
+"""Periodic work on sandboxes: it closes idle ones, ends expired ones, collects garbage, and stops
+idle kernels before the host swaps.
 
-One task with the injected clock; a round is short, and one that fails is logged and comes again.
-Nothing depends on its being in time: whoever uses a sandbox looks at its expiry himself.
+One task with the injected clock. A round is short, and a failed one is logged and repeated. Nothing
+depends on its punctuality: each use of a sandbox checks its expiry.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reaper:
-    """`available` tells (bytes that programs could take without swapping, bytes in all)."""
+    """`available` returns (bytes that programs could take without swapping, bytes in all)."""
 
     def __init__(
         self,
@@ -52,7 +52,6 @@ class Reaper:
         self._collection: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
         try:
             while True:
                 await self._clock.sleep(ROUND_S)
@@ -66,10 +65,10 @@ class Reaper:
                 await asyncio.wait([self._collection])
 
     async def round(self) -> None:
-        """Everything that is due now; a collection goes on beside later rounds."""
+        """Do all work that is due now; a collection continues next to later rounds."""
         every = self._sandboxes.every()
-        await _all(one.expire() for one in every if one.expired and not one.over)
-        await _all(one.stop_idle() for one in every if one.idle)
+        await _all(sandbox.expire() for sandbox in every if sandbox.expired and not sandbox.over)
+        await _all(sandbox.stop_idle() for sandbox in every if sandbox.idle)
         if self._projects is not None:
             await self._projects.close_idle()
         await self._make_room()

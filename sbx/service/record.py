@@ -10,9 +10,11 @@ from sbx.aio import Clock
 from sbx.event_log import ChangeSignal
 from sbx.kernels.budget import FrameBudgets
 from sbx.policy import Policy
+from sbx.protocol.mounts import Mount
 from sbx.runtime.files.open_files import OpenFilesLimit
 from sbx.runtime.honeytokens import CODE as HONEYTOKEN
 from sbx.runtime.honeytokens import TokenTriggered, refusal
+from sbx.runtime.live_mounts import LiveMounts, not_mounted
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service import lifecycle
@@ -24,13 +26,14 @@ from sbx.store import sandboxes as rows
 from sbx.store.sandboxes import SandboxRow, WorkspaceRow
 from sbx.telemetry.audit import Audit
 from sbx.telemetry.host_paths import without_host_paths
+from sbx.workspace import allowed_paths
 
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceDependencies:
-    """What every sandbox of a service uses.
+    """The parts of a service that every sandbox uses.
 
     `make_room` ends idle kernels until a kernel of this owner may start. `workspaces`, by id, are
     those that were not deleted.
@@ -60,6 +63,7 @@ class SandboxRecord:
         )
         self._workspace = dependencies.workspaces[row.workspace_id]
         self._policies: tuple[Policy, Policy] | None = None
+        self._mounts: LiveMounts | None = None
         self.changes = ChangeSignal()  # of its events in the store
 
     @property
@@ -84,7 +88,6 @@ class SandboxRecord:
         return end is not None and end <= self.now
 
     def state_with(self, kernels: int) -> State:
-        """Return the state of a sandbox with so many live kernels."""
         return lifecycle.state_of(
             deleted=self.row.deleted_at is not None,
             expired=self.expired,
@@ -134,7 +137,7 @@ class SandboxRecord:
         )
 
     def begin_use(self) -> None:
-        """A stop on request counts until the next use."""
+        """End a stop on request, which counts until the next use."""
         if self.row.stopped:
             self.set_stopped(stopped=False, failure=self.row.failure)
 
@@ -221,6 +224,47 @@ class SandboxRecord:
             env=row.request.get("env"),
         )
 
+    # -- mounts and events ----------------------------------------------------------------------
+
+    @property
+    def mounted(self) -> tuple[Mount, ...]:
+        return self._mounts.there if self._mounts is not None else ()
+
+    async def mount(
+        self, source: str, target: str | None = None, *, read_only: bool = True
+    ) -> Mount:
+        """Mount a directory of the host below the setting `mount_dirs`, for operators, until
+        `unmount` or the end of this process. Start nothing; later kernels get the mount too.
+
+        Raise Conflict `sandbox_expired`, Denied `not_granted`, and as `LiveMounts.mount`.
+        """
+        self.check(Act.USE)
+        mounts = await self.live_mounts()
+        mount = await mounts.mount(source, target, read_only=read_only)
+        self.emit("mounted", target=mount.target, read_only=mount.read_only)
+        return mount
+
+    async def unmount(self, target: str) -> None:
+        """Unmount a directory, for operators. Raise NotFound `not_mounted`."""
+        if self._mounts is None:
+            raise not_mounted(target)
+        await self._mounts.unmount(target)
+        self.emit("unmounted", target=target)
+
+    async def live_mounts(self) -> LiveMounts:
+        """Return the mounts. They stay when the sandbox is closed, until this process ends."""
+        _, policy = await self.policy()
+        if self._mounts is None:
+            runtime = self.dependencies.runtime
+            self._mounts = LiveMounts(
+                policy.shared,
+                guarded=policy.host_executables != "allow",
+                possible=runtime.capabilities.own_namespaces,
+                check=partial(allowed_paths.check, own=runtime.own_paths),
+                sources=runtime.mount_sources,
+            )
+        return self._mounts
+
     def emit(self, kind: str, cause: str | None = None, **details: Any) -> None:
         """Record an event, and wake its followers."""
         at = self.now
@@ -231,7 +275,8 @@ class SandboxRecord:
 
 
 def _within_workspace(policy: Policy, workspace: WorkspaceRow) -> Policy:
-    """The size limit of a workspace narrows what each of its conversations may keep."""
+    """Narrow the policy by the size limit of a workspace, which applies to each of its
+    conversations."""
     if workspace.size_limit_mb is None:
         return policy
     limit = min(policy.limits.workspace_max, workspace.size_limit_mb * _MIB)

@@ -20,7 +20,7 @@ _TEXT_MAX = 1000  # characters of a detail; a line whose details are too long wo
 
 
 def problems(*, full: bool, audit_waits: bool, store_waits: bool) -> Sequence[str]:
-    """Return the codes of what is wrong, the first one to solve first."""
+    """Return the codes of the present problems, the first one to solve first."""
     codes = []
     if full:
         codes.append("no_space")
@@ -30,7 +30,6 @@ def problems(*, full: bool, audit_waits: bool, store_waits: bool) -> Sequence[st
 
 
 def refusal(code: str) -> Unavailable:
-    """Return the error for new work while there is this problem."""
     if code == "no_space":
         return Unavailable(
             "the disk of the service is full, so it takes no new work",
@@ -56,7 +55,6 @@ class Recording:
 
     @property
     def problems(self) -> Sequence[str]:
-        """Return the codes of what is wrong now."""
         return problems(
             full=self.reserve.full,
             audit_waits=self.audit.refused,

@@ -59,11 +59,11 @@ class Reserve:
     def _taken_over(self) -> int:
         """Return how much an earlier process allocated. A tool that copied the data directory may
         have made a hole of it."""
-        found = os.fstat(self._fd)
-        if found.st_blocks * 512 < found.st_size:
+        status = os.fstat(self._fd)
+        if status.st_blocks * 512 < status.st_size:
             os.ftruncate(self._fd, 0)
             return 0
-        return found.st_size
+        return status.st_size
 
     def give_up(self) -> bool:
         """Return a part to the file system; False where nothing is left."""
@@ -100,7 +100,7 @@ class Reserve:
             self.full = full
 
     def _grow(self, missing: int) -> bool:
-        """Return whether the disk has room. Where the file cannot be allocated for another reason
+        """Return whether the disk has room. If the file cannot be allocated for another reason,
         there is no reserve, and the disk may still have room."""
         disk = os.fstatvfs(self._fd)
         if not has_room(disk.f_bavail * disk.f_frsize, missing, self._size):

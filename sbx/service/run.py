@@ -248,7 +248,6 @@ class RunHandle:
         self._count(run)
 
     def set_ended(self) -> None:
-        """Wake all waiters."""
         self.ended = True
         if self._ended is not None:
             self._ended.set()

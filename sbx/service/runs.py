@@ -62,8 +62,8 @@ class RunQueue:
 
 
 class Runs:
-    """All runs of a service. `queue_max` cells of a context wait behind the one that runs, and
-    as many commands run beside it; ended runs are replayed for `replay_s` seconds."""
+    """All runs of a service. `queue_max` cells of a context wait behind the one that runs, and as
+    many commands run at once; ended runs are replayed for `replay_s` seconds."""
 
     def __init__(
         self,

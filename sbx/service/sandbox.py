@@ -14,10 +14,8 @@ from typing import Any
 from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.policy import Policy
-from sbx.protocol.mounts import Mount
 from sbx.protocol.runs import RunError
 from sbx.runtime.conversation import Conversation
-from sbx.runtime.live_mounts import LiveMounts, not_mounted
 from sbx.runtime.prewarm import PrewarmedSandbox
 from sbx.runtime.run.context import Context
 from sbx.service.hooks import LostContexts, PersistentSandbox, SandboxHooks, kernel_name
@@ -30,7 +28,6 @@ from sbx.store import events
 from sbx.store import sandboxes as rows
 from sbx.store.sandboxes import ConversationRow, SandboxRow
 from sbx.telemetry import metrics
-from sbx.workspace import allowed_paths
 
 _TOUCHED_EVERY_S = 60.0
 _log = logging.getLogger(__name__)
@@ -60,13 +57,11 @@ class ServiceSandbox(SandboxRecord):
         self.shut_down = False  # the service has closed
         self.hooks = SandboxHooks(self, lost, new=new)
         self._lock = asyncio.Lock()
-        self._mounts: LiveMounts | None = None
         self._idle_at: float | None = None
         self._touched_at = 0.0
 
     @property
     def kernels(self) -> int:
-        """Return the number of kernels that live or are being started."""
         return self.starts + self._live
 
     @property
@@ -99,7 +94,6 @@ class ServiceSandbox(SandboxRecord):
         return await self.view_with(self.state, self.idle_at)
 
     def touch(self) -> None:
-        """Put off the idle time-out."""
         now = self.dependencies.clock.now()
         self._idle_at = now + self.dependencies.settings.idle_timeout
         if not 0 <= now - self._touched_at < _TOUCHED_EVERY_S:
@@ -136,7 +130,7 @@ class ServiceSandbox(SandboxRecord):
         try:
             loaded, decided = await self.policy()
             await self.hooks.load()
-            mounts = await self._live_mounts()
+            mounts = await self.live_mounts()
             async with AsyncExitStack() as undo:
                 home = await self._prewarmed(loaded, decided, to_start)
                 if home is not None:
@@ -184,54 +178,13 @@ class ServiceSandbox(SandboxRecord):
         if not moved:
             await home.give_up()
             return None
-        runtime.known(home)
+        runtime.forget_home(home)
         self.change_workspace(directory=home.directory, uid=uid)
         conversations[conversation] = row
         return home
 
-    @property
-    def mounted(self) -> tuple[Mount, ...]:
-        return self._mounts.there if self._mounts is not None else ()
-
-    async def mount(
-        self, source: str, target: str | None = None, *, read_only: bool = True
-    ) -> Mount:
-        """For operators: show a directory of the host below the setting `mount_dirs`, until
-        `unmount` or the end of this process. Start nothing; later kernels get the mount too.
-
-        Raises Conflict `sandbox_expired`, Denied `not_granted`, and as `LiveMounts.mount`.
-        """
-        self.check(Act.USE)
-        mounts = await self._live_mounts()
-        mount = await mounts.mount(source, target, read_only=read_only)
-        self.emit("mounted", target=mount.target, read_only=mount.read_only)
-        return mount
-
-    async def unmount(self, target: str) -> None:
-        """For operators. Raises NotFound `not_mounted`."""
-        if self._mounts is None:
-            raise not_mounted(target)
-        await self._mounts.unmount(target)
-        self.emit("unmounted", target=target)
-
-    async def _live_mounts(self) -> LiveMounts:
-        """Return the mounts, which stay as long as this process lives, however often the sandbox is
-        closed."""
-        _, policy = await self.policy()
-        if self._mounts is None:
-            runtime = self.dependencies.runtime
-            self._mounts = LiveMounts(
-                policy.shared,
-                guarded=policy.host_executables != "allow",
-                possible=runtime.capabilities.own_namespaces,
-                check=partial(allowed_paths.check, own=runtime.own_paths),
-                sources=runtime.mount_sources,
-            )
-        return self._mounts
-
     def forget_conversation(self, name: str) -> Conversation | None:
-        """Forget a conversation that was deleted; return what is open of it, for the caller to
-        end."""
+        """Forget a deleted conversation. Return it if it is open, for the caller to end."""
         self.hooks.forget(name)
         return self.box.forget(name) if self.box is not None else None
 
@@ -242,7 +195,6 @@ class ServiceSandbox(SandboxRecord):
         return self.end_freeze()
 
     def evicted(self, context: Context, cause: str) -> None:
-        """Record that one of its kernels was ended to make room."""
         metrics.kernel_stopped(cause)
         self.emit("stopped", cause, **kernel_name(context.conversation, context.name))
 
@@ -303,8 +255,8 @@ class ServiceSandbox(SandboxRecord):
             return True
 
     async def delete(self, cause: str) -> bool:
-        """Leave a tombstone, and end what lives; the caller removes the files. False if it was
-        deleted before. A cancelled call completes it."""
+        """Leave a tombstone, and end all kernels; the caller removes the files. Return False if it
+        was deleted before. A cancelled call still completes."""
         return await run_to_completion(self._delete(cause))
 
     async def _delete(self, cause: str) -> bool:
@@ -327,7 +279,7 @@ class ServiceSandbox(SandboxRecord):
             return True
 
     async def shut(self, reason: RunError) -> None:
-        """End what lives because the service ends; files stay."""
+        """End all kernels because the service ends; the files stay."""
         async with self._lock:
             await run_to_completion(self._end_box(reason))
         self.shut_down = True

@@ -9,8 +9,9 @@ that the caller may not see is NotFound, whatever the reason.
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 from sbx import errors
@@ -49,7 +50,7 @@ _FORGOTTEN = RunError("ConversationDeleted", "the conversation was deleted meanw
 
 
 class Sandboxes:
-    """Its methods may be called concurrently from one event loop."""
+    """The sandboxes of a service. Call the methods from one event loop; calls may be concurrent."""
 
     def __init__(
         self,
@@ -103,7 +104,6 @@ class Sandboxes:
             self.index.add(ServiceSandbox(self._dependencies, row, lost.get(row.id, frozenset())))
 
     def every(self) -> list[ServiceSandbox]:
-        """Return all that were not deleted."""
         return self.index.every()
 
     def live(self, sandbox_id: str) -> Sequence[Context]:
@@ -132,8 +132,8 @@ class Sandboxes:
     ) -> SandboxView:
         """Create a sandbox; nothing starts yet. With a `ttl_s` of None, 0 or less it never expires.
 
-        Raises BadRequest `validation_error` for a missing policy, and as `Runtime.decide`;
-        CannotEnforce; NotFound for the workspace; Unavailable `too_many_sandboxes`; Conflict
+        Raise BadRequest `validation_error` for a missing policy, the errors of `Runtime.decide`,
+        CannotEnforce, NotFound for the workspace, Unavailable `too_many_sandboxes`, Conflict
         `session_exists`.
         """
         _check_may_create(caller, session)
@@ -149,12 +149,8 @@ class Sandboxes:
             workspace_id=workspace_id or "",
             created_at=now,
             expires_at=min(now + ttl_s, LATEST) if ttl_s is not None and ttl_s > 0 else None,
-            session_id=session.session_id if session else None,
-            user_id=session.user_id if session else None,
-            agent_id=session.agent_id if session else None,
-            business_domain_id=session.business_domain_id if session else None,
             upload_limits=dict(upload_limits) if upload_limits is not None else None,
-            recreated_because=session.recreated_because if session else None,
+            **(asdict(session) if session else {}),
         )
         with self.index.creating(caller.owner):
             return await run_to_completion(self._create(caller, row))
@@ -175,9 +171,8 @@ class Sandboxes:
         if added is None:
             raise errors.NotFound(f"there is no workspace {workspace.id}")
         if not added:
-            raise errors.Conflict(
-                f"the session {row.session_id} exists already", code="session_exists"
-            )
+            message = f"the session {row.session_id} exists already"
+            raise errors.Conflict(message, code="session_exists")
         self._workspaces.remember(workspace)
         sandbox = ServiceSandbox(self._dependencies, row, new=True)
         sandbox.set_policy(loaded, decided)
@@ -200,18 +195,13 @@ class Sandboxes:
     ) -> Page[SandboxView]:
         """Return a page by id. `all_owners` has an effect for operators only."""
         limit = max(1, min(limit, _LIST_MAX))
-        matches: list[ServiceSandbox] = []
-        for sandbox in self.index.sorted(cursor):
-            row = sandbox.row
-            if row.owner != caller.owner and not (all_owners and caller.operator):
-                continue
-            if not caller.sees(row.user_id, row.agent_id):
-                continue
-            if (sessions_only and row.session_id is None) or state not in (None, sandbox.state):
-                continue
-            matches.append(sandbox)
-            if len(matches) > limit:
-                break
+        matching = (
+            sandbox
+            for sandbox in self.index.visible(caller, cursor, all_owners=all_owners)
+            if not (sessions_only and sandbox.row.session_id is None)
+            and state in (None, sandbox.state)
+        )
+        matches = [*islice(matching, limit + 1)]
         views = [await sandbox.view() for sandbox in matches[:limit]]
         return Page(views, views[-1].id if len(matches) > limit else None)
 
@@ -225,14 +215,13 @@ class Sandboxes:
         frees: bool = False,
         conversation: str | None = None,
     ) -> SandboxLease:
-        """Return the lease for an `async with` around any use of the files or kernels.
+        """Return the lease for an `async with` around any use of the files or kernels. It puts off
+        the idle time-out. `starts`: the use ends a stop on request. `frees`: the use only deletes,
+        which is allowed on a full disk. Without a `conversation`, the caller of this method
+        respects the bounds of a token.
 
-        It keeps the idle time-out away. With `starts` a stop on request is over. `frees`: the use
-        only deletes, which is allowed on a full disk. `conversation`: the one that is used; without
-        it the caller of this method respects the bounds of a token.
-
-        Raises NotFound, Conflict `sandbox_expired`, Unavailable `no_space` and `not_recording`, and
-        as opening. If the sandbox ends meanwhile, the same is raised instead of Closed.
+        Raise NotFound, Conflict `sandbox_expired`, Unavailable `no_space` and `not_recording`, and
+        the errors of opening. If the sandbox ends meanwhile, raise the same instead of Closed.
         """
         check = None
         new_work = scope == "files:write" or (scope == "execute" and starts)
@@ -248,10 +237,8 @@ class Sandboxes:
         return await sandbox.view()
 
     async def resume(self, caller: Caller, sandbox_id: str) -> SandboxView:
-        """Start a kernel of `default`, or of the conversation that a session used last.
-
-        Raises as `using`, and as a start.
-        """
+        """Start a kernel of `default`, or of the conversation that a session used last. Raise as
+        `using`, and the errors of a start."""
         async with self.using(caller, sandbox_id, scope="execute") as use:
             sandbox = self.index.get(caller, use.id)
             name = caller.conversation_id or await _first_conversation(sandbox)
@@ -263,10 +250,8 @@ class Sandboxes:
         """Raise BadRequest, Conflict `sandbox_expired` and `sandbox_ttl_infinite`."""
         sandbox = self.index.get_whole(caller, sandbox_id, "admin")
         if not by_s > 0:
-            raise errors.BadRequest(
-                f"extend_by is a number of seconds above 0, not {by_s!r}",
-                details={"field": "extend_by"},
-            )
+            message = f"extend_by is a number of seconds above 0, not {by_s!r}"
+            raise errors.BadRequest(message, details={"field": "extend_by"})
         await sandbox.extend_by(by_s, LATEST)
         return await sandbox.view()
 
@@ -278,8 +263,7 @@ class Sandboxes:
         await sandbox.stop()
 
     async def delete(self, caller: Caller, sandbox_id: str, *, cause: str = "requested") -> None:
-        """End a sandbox, with the files that it manages; a second time does nothing. Raises
-        NotFound only if this caller never had it."""
+        """End a sandbox and its own files. Raise NotFound only if the caller never had it."""
         scope = "execute" if cause == "expired" else "admin"
         if not caller.whole_sandbox or not caller.may(scope):
             raise unknown(sandbox_id)
@@ -292,8 +276,8 @@ class Sandboxes:
                 await self._store.write(partial(chats.drop_of_sandbox, sandbox_id=row.id))
 
     async def end(self, sandbox: ServiceSandbox, cause: str) -> bool:
-        """Delete it without a caller; False if it was deleted before."""
-        workspace, deleted = sandbox.workspace, False
+        """Delete a sandbox without a caller. Return False if it was deleted before."""
+        workspace = sandbox.workspace
         for on_delete in self._on_delete:
             await on_delete(sandbox.id, None)
         try:
@@ -315,7 +299,7 @@ class Sandboxes:
         return deleted
 
     async def conversations(self, caller: Caller, sandbox_id: str) -> Sequence[ConversationView]:
-        """Return those within the caller's bounds, by name. Raises as `using`."""
+        """Return the conversations within the caller's bounds, by name. Raise as `using`."""
         async with self.using(caller, sandbox_id, scope="files:read", starts=False) as use:
             sandbox = self.index.get(caller, use.id)
             return [
@@ -327,20 +311,17 @@ class Sandboxes:
     async def conversation_names(self, caller: Caller, sandbox_id: str) -> Sequence[str]:
         """Return the conversations within the caller's bounds, the oldest first. Raise NotFound."""
         sandbox = self.index.get(caller, sandbox_id)
-        conversations = (await sandbox.hooks.conversations()).values()
+        entries = (await sandbox.hooks.conversations()).values()
         return [
             row.name
-            for row in sorted(conversations, key=lambda row: (row.created_at, row.name))
+            for row in sorted(entries, key=lambda row: (row.created_at, row.name))
             if caller.sees(sandbox.row.user_id, sandbox.row.agent_id, row.name)
         ]
 
     async def delete_conversation(self, caller: Caller, sandbox_id: str, name: str) -> None:
-        """Kill its kernels and remove its files, which are out of reach at once. A conversation
-        that does not exist is ignored.
-
-        Raises NotFound for the sandbox, also without the scope `files:write` or `execute`; Conflict
-        `sandbox_expired`.
-        """
+        """Kill its kernels and remove its files. Ignore a conversation that does not exist. Raise
+        NotFound for the sandbox, also without the scope `files:write` or `execute`, and Conflict
+        `sandbox_expired`."""
         sandbox = self.index.get(caller, sandbox_id, "files:write", conversation=name)
         if not caller.may("execute"):  # this ends runs
             raise unknown(sandbox_id)
@@ -401,7 +382,7 @@ async def _first_conversation(sandbox: ServiceSandbox) -> str | None:
 
 
 async def _conversation_view(box: PersistentSandbox, row: ConversationRow) -> ConversationView:
-    conversation = box.known(row.name)
+    conversation = box.existing(row.name)
     status: Literal["idle", "ready", "busy"] = "idle"
     if conversation is not None and (conversation.busy or conversation.alive):
         status = "busy" if conversation.busy else "ready"

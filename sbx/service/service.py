@@ -1,10 +1,10 @@
-"""A service: everything that one `sbx serve` process holds, over one data directory.
+"""A service: all parts of one `sbx serve` process, over one data directory.
 
-{data}/store.sqlite        what is remembered
-{data}/store_mark.json     which store that is (store/marks.py)
-{data}/audit.jsonl         who did what
-{data}/audit_key           what signs it
-{data}/token_secret        what signs tokens
+{data}/store.sqlite        all records
+{data}/store_mark.json     the identity of the store (store/marks.py)
+{data}/audit.jsonl         the audit log
+{data}/audit_key           the key that signs it
+{data}/token_secret        the key that signs tokens
 {data}/reserve             space for records on a full disk
 {data}/sandboxes/ removed/ files (workspace/layout.py)
 """
@@ -31,7 +31,7 @@ from sbx.service.auth import Authenticator
 from sbx.service.events import SandboxEvents
 from sbx.service.garbage import GarbageCollector
 from sbx.service.idempotency import IdempotencyCache
-from sbx.service.projects.client import ProjectProcess, ProjectServerLink
+from sbx.service.projects.link import ProjectProcess, ProjectServerLink
 from sbx.service.projects.projects import Projects
 from sbx.service.reaper import Reaper
 from sbx.service.recording import Recording
@@ -56,9 +56,9 @@ _log = logging.getLogger(__name__)
 class Service:
     """`async with Service(settings) as service`. Its parts exist until it is closed.
 
-    Raises what they raise when they open: Conflict `data_dir_in_use`, Unavailable `store_corrupt`,
-    `store_newer`, `store_missing`, `store_older`, `store_of_another`, `no_space` and what a broker
-    says. What opened is closed again then.
+    Raise the errors of its parts when they open: Conflict `data_dir_in_use`, Unavailable
+    `store_corrupt`, `store_newer`, `store_missing`, `store_older`, `store_of_another`, `no_space`
+    and the errors of a broker. The opened parts are closed again then.
     """
 
     runtime: Runtime
@@ -111,26 +111,26 @@ class Service:
 
     async def start(self) -> Self:
         """Open everything, and mend what an earlier process left. Nothing runs before."""
-        async with AsyncExitStack() as held:
-            await self._open(held)
-            self._held = held.pop_all()
+        async with AsyncExitStack() as stack:
+            await self._open(stack)
+            self._held = stack.pop_all()
         return self
 
-    async def _open(self, held: AsyncExitStack) -> None:
+    async def _open(self, stack: AsyncExitStack) -> None:
         settings, clock, data = self.settings, self.clock, self.data_dir
         self.runtime = Runtime(settings, broker=self._broker, keep_files=True)
-        await held.enter_async_context(self.runtime)  # whose lock says that the data are ours
+        await stack.enter_async_context(self.runtime)  # whose lock says that the data are ours
         reserve = await asyncio.to_thread(Reserve, data / "reserve")
-        held.callback(reserve.close)
+        stack.callback(reserve.close)
         self.store = await Store.of_data(data, on_full=reserve.give_up)
-        held.push_async_callback(self.store.close)
+        stack.push_async_callback(self.store.close)
         self.pending = PendingWrites(self.store)
-        held.push_async_callback(self.pending.close)
+        stack.push_async_callback(self.pending.close)
         key = await asyncio.to_thread(secret_at, data / "audit_key")
         self.audit = await Audit.open(
             data / "audit.jsonl", clock=clock.now, key=key, on_full=reserve.give_up
         )
-        held.push_async_callback(self.audit.close)
+        stack.push_async_callback(self.audit.close)
         self.recording = Recording(reserve, self.audit, self.pending)
         await recover(self.store, clock, self.runtime)
         self.access = Authenticator(
@@ -172,21 +172,21 @@ class Service:
             history_max=settings.history_max,
             pending=self.pending,
         )
-        held.push_async_callback(self.runs.close)
-        held.push_async_callback(self.sandboxes.close)
+        stack.push_async_callback(self.runs.close)
+        stack.push_async_callback(self.sandboxes.close)
         self.uploads = UserUploads(self.store, self.sandboxes, self.recording)
         if self._project_process is not None:
             link = ProjectServerLink(self._project_process)
-            self._project_server = await held.enter_async_context(link)
+            self._project_server = await stack.enter_async_context(link)
         self.projects = Projects(self.store, clock, self.runtime, settings, self._project_server)
-        held.push_async_callback(self.projects.close)
+        stack.push_async_callback(self.projects.close)
         self.reaper = Reaper(
             self.sandboxes, clock, settings, self.garbage, self.projects, reserve=reserve
         )
         reaping = asyncio.create_task(self.reaper.run())
-        held.push_async_callback(_cancelled, reaping)
+        stack.push_async_callback(_cancelled, reaping)
         metrics.watch(
-            kernels=lambda: float(sum(one.kernels for one in self.sandboxes.every())),
+            kernels=lambda: float(sum(sandbox.kernels for sandbox in self.sandboxes.every())),
             sandboxes=lambda: float(len(self.sandboxes.every())),
             parked=lambda: float(self.runtime.parked),
             starts=lambda: self.runtime.starts,
@@ -195,13 +195,13 @@ class Service:
         )
 
     def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Await this before anything of the service is closed: the last one told comes first."""
+        """Await this before any part of the service is closed, the last one first."""
         self._held.push_async_callback(close)
 
     async def close(self) -> None:
-        """End what runs, which is recorded as interrupted, and close everything; files stay."""
-        held, self._held = self._held, AsyncExitStack()
-        await run_to_completion(held.aclose())
+        """End all runs, which are recorded as interrupted, and close everything. The files stay."""
+        stack, self._held = self._held, AsyncExitStack()
+        await run_to_completion(stack.aclose())
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -222,10 +222,10 @@ async def _cancelled(task: "asyncio.Task[None]") -> None:
 
 
 async def recover(store: Store, clock: Clock, runtime: Runtime) -> None:
-    """Mark interrupted runs, clear the kernels of all rows, remove partial files, and undo
+    """Mark interrupted runs, clear the kernels of all rows, remove partial files, and revert
     interrupted commits.
 
-    `GarbageCollector.collect` removes what the store does not know, and finishes deletions.
+    `GarbageCollector.collect` removes files that the store does not name, and finishes deletions.
     """
     interrupted = await runs.mark_interrupted(store, clock.now())
     agents = await agent_runs.mark_interrupted(store, clock.now())

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def session_id(user_id: str, agent_id: str) -> str:
-    """What everyone computes alike."""
+    """Return the id of a session, which every client can compute."""
     return f"sb-session-{user_id}-{agent_id}"
 
 
@@ -107,10 +107,10 @@ class Sessions:
         self._warming: dict[str, asyncio.Task[None]] = {}
 
     async def ensure(self, caller: Caller, ask: SessionAsk) -> tuple[SandboxView, Ensured]:
-        """The session of a pair, usable, and what that took.
+        """Return the session of a pair, ready for use, and how it was obtained.
 
-        Raises BadRequest, `limit_widened` too; Conflict for a pair whose id is another pair's;
-        NotFound beyond a token's bounds.
+        Raise BadRequest, `limit_widened` too; Conflict for a pair whose id belongs to another pair;
+        NotFound outside of a token's bounds.
         """
         key = session_id(check_id("user_id", ask.user_id), check_id("agent_id", ask.agent_id))
         if not caller.sees(ask.user_id, ask.agent_id) or not (
@@ -123,11 +123,11 @@ class Sessions:
                 hint="leave session_id out, or give this one",
                 details={"field": "config.session_id", "session_id": key},
             )
-        made = self._decided(caller, ask)
+        decision = self._decided(caller, ask)
         async with self._turn(caller, key):
             view = await self._living(caller, key)
             if view is None:
-                return await self._made(caller, made), "created"
+                return await self._made(caller, decision), "created"
             if (view.user_id, view.agent_id) != (ask.user_id, ask.agent_id):
                 raise Conflict(
                     f"the session {key} is that of another user and agent",
@@ -138,15 +138,15 @@ class Sessions:
                 # Nobody can use it any more: whoever may have a session may have it replaced.
                 freely = replace(caller, scopes=None, conversation_id=None)
                 await self._service.sandboxes.delete(freely, view.id, cause="expired")
-                again = replace(made.identity, recreated_because="expired")
-                return await self._made(caller, replace(made, identity=again)), "created"
+                again = replace(decision.identity, recreated_because="expired")
+                return await self._made(caller, replace(decision, identity=again)), "created"
             if view.stopped or view.state is State.FAILED:
                 freely = replace(caller, scopes=None)
                 return await self._service.sandboxes.resume(freely, view.id), "resumed"
             return view, "found"
 
     async def get(self, caller: Caller, key: str) -> SandboxView:
-        """Raises NotFound, for a sandbox that is no session too."""
+        """Return a session. Raise NotFound, also for a sandbox that is not a session."""
         view = await self._service.sandboxes.get(caller, key)
         if view.session_id != key:
             raise unknown(key)
@@ -164,7 +164,7 @@ class Sessions:
         return status_of(view, warming=task is not None and not task.done())
 
     def files(self, view: SandboxView) -> FileRules:
-        """What may be uploaded to this session."""
+        """Return the limits for uploads to this session."""
         return FileRules.from_json(view.upload_limits) if view.upload_limits else self.rules.files
 
     async def _living(self, caller: Caller, key: str) -> SandboxView | None:
@@ -174,7 +174,8 @@ class Sessions:
             return None
 
     def _decided(self, caller: Caller, ask: SessionAsk) -> "_Making":
-        """What would be made, judged also when there is a session already."""
+        """Decide about a new session; also call this, for its checks, if there is a session
+        already."""
         policy = ask.policy or self.rules.policy
         if caller.via == "token" and policy != self.rules.policy:
             raise widened("policy", self.rules.policy, self.rules.policy)
@@ -204,11 +205,10 @@ class Sessions:
         return view
 
     def _turn(self, caller: Caller, key: str) -> asyncio.Lock:
-        """Calls for one session are served one after the other."""
         return self._turns.setdefault((caller.owner, key), asyncio.Lock())
 
     def _warm(self, policy: str) -> None:
-        """Bring up what the policy's kernels are forked from, once, with nobody waiting."""
+        """Start the zygote of the policy, once, in the background."""
         if policy not in self._warming:
             self._warming[policy] = asyncio.create_task(self._warmed(policy), context=Context())
 

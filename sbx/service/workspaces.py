@@ -26,7 +26,7 @@ _RETRY_AFTER_S = 30.0
 
 
 class Workspaces:
-    """Those that were not deleted, held in memory as the sandboxes are."""
+    """The workspaces that were not deleted, in memory as the sandboxes are."""
 
     def __init__(
         self,
@@ -52,15 +52,15 @@ class Workspaces:
         self.by_id.update({row.id: row for row in await rows.workspaces(self._store)})
 
     def demand(self, workspace_id: str) -> None:
-        """It is that of a sandbox that lives. Raises Broken where the store has lost it."""
+        """Check the workspace of a live sandbox. Raise Broken if the store has lost it."""
         if workspace_id not in self.by_id:
             raise errors.Broken(f"the store has a sandbox whose workspace {workspace_id} is gone")
 
     def for_sandbox(
         self, caller: Caller, workspace_id: str | None, sandbox_id: str
     ) -> WorkspaceRow:
-        """The one that is named, or a new one that the sandbox will manage. Raises NotFound, and
-        Conflict for one that is another sandbox's own."""
+        """Return the named workspace, or a new one that the sandbox will manage. Raise NotFound,
+        and Conflict for one that belongs to another sandbox."""
         if workspace_id is None:
             return self._new(caller.owner, sandbox_id, None)
         row = self._mine(caller, workspace_id)
@@ -111,7 +111,7 @@ class Workspaces:
             )
 
     def get(self, caller: Caller, workspace_id: str) -> WorkspaceView:
-        """Raises NotFound."""
+        """Return a workspace. Raise NotFound."""
         return _view(self._mine(caller, workspace_id))
 
     def list(
@@ -124,7 +124,7 @@ class Workspaces:
     ) -> Page[WorkspaceView]:
         """Return a page by id; with `managed` those that sandboxes manage, else the others."""
         limit = max(1, min(limit, _LIST_MAX))
-        found = [
+        matches = [
             row
             for workspace_id, row in sorted(self.by_id.items())
             if row.owner == caller.owner
@@ -132,8 +132,8 @@ class Workspaces:
             and (row.managed_by is not None) == bool(managed)
             and (cursor is None or workspace_id > cursor)
         ]
-        views = [_view(row) for row in found[:limit]]
-        return Page(views, views[-1].id if len(found) > limit else None)
+        views = [_view(row) for row in matches[:limit]]
+        return Page(views, views[-1].id if len(matches) > limit else None)
 
     async def delete(self, caller: Caller, workspace_id: str) -> None:
         """Delete it with its files. Raises NotFound, Conflict while a sandbox uses it."""

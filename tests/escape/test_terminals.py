@@ -11,7 +11,7 @@ from attacking import Fresh, attack, attack_by_shell
 
 from sbx.kernels import frames
 from sbx.kernels.command import TerminalCommand
-from sbx.runtime.processes.terminals import Terminal, TerminalClient
+from sbx.runtime.processes.terminal import Terminal, TerminalClient
 from sbx.runtime.sandbox import AsyncSandbox
 
 pytestmark = pytest.mark.core

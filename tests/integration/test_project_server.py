@@ -26,7 +26,8 @@ from sbx.errors import BadRequest, Closed, Denied, InvalidPath, NotFound, TooLar
 from sbx.isolation.broker import pulse
 from sbx.runtime.runtime import Runtime
 from sbx.service.projects import calls as project_calls
-from sbx.service.projects.client import ProjectServerLink, RemoteBox
+from sbx.service.projects.client import RemoteBox
+from sbx.service.projects.link import ProjectServerLink
 from tests.tiers import rows
 
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")
@@ -64,7 +65,7 @@ async def box(link: ProjectServerLink, top: Path) -> AsyncIterator[RemoteBox]:
 
 async def opened(link: ProjectServerLink, directory: Path, **words: Any) -> RemoteBox:
     words = {"commands_allowed": False, "lost": False, "narrower": {}, "env": {}, **words}
-    return await link.open("default", directory, **words)
+    return await RemoteBox.open(link, "default", directory, **words)
 
 
 def status_of(pid: int) -> dict[str, str]:
@@ -167,8 +168,8 @@ async def test_what_the_settings_do_not_name_is_refused(link: ProjectServerLink,
         await opened(link, top / "work/strange")
     assert raised.value.code == "not_granted"
     with pytest.raises(NotFound):
-        await link.open(
-            "nope", top / "work/root", narrower={}, env={}, commands_allowed=False, lost=False
+        await RemoteBox.open(
+            link, "nope", top / "work/root", narrower={}, env={}, commands_allowed=False, lost=False
         )
 
 

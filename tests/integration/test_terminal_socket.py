@@ -174,7 +174,7 @@ async def test_text_that_is_not_utf8_ends_the_connection_without_an_error_in_the
 async def test_what_nobody_reads_is_said_in_the_end(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbx.runtime.processes.terminals._TYPING_S", 0.5)
+    monkeypatch.setattr("sbx.runtime.processes.terminal._TYPING_S", 0.5)
     terminal = await place.open(command="stty raw -echo; echo go; sleep 100")
     async with place.attach(terminal) as socket:
         await until(socket, b"go")

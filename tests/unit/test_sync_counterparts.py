@@ -19,7 +19,8 @@ from sbx.protocol.runs import Event, Run
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.files import WorkspaceFiles, WorkspaceUploads
 from sbx.runtime.processes.commands import BackgroundCommand, Commands
-from sbx.runtime.processes.terminals import Terminal, TerminalClient, Terminals
+from sbx.runtime.processes.terminal import Terminal, TerminalClient
+from sbx.runtime.processes.terminals import Terminals
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.contexts import Contexts
 from sbx.runtime.sandbox import AsyncSandbox

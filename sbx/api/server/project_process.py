@@ -25,7 +25,7 @@ from sbx.isolation.broker.watchdog import Watchdog
 from sbx.linux.descriptors import raise_nofile_limit
 from sbx.runtime.runtime import Runtime
 from sbx.service.projects import calls
-from sbx.service.projects.client import ProjectProcess
+from sbx.service.projects.link import ProjectProcess
 from sbx.service.projects.server import ProjectServer
 from sbx.telemetry import logs
 from sbx.workspace.allowed_paths import AllowedProjects

@@ -44,7 +44,7 @@ from sbx.isolation.broker.process import BrokerProcess, start_broker
 from sbx.isolation.cgroups import move_to_leaf_cgroup
 from sbx.linux.descriptors import raise_nofile_limit
 from sbx.service.agents import Agents
-from sbx.service.projects.client import ProjectProcess
+from sbx.service.projects.link import ProjectProcess
 from sbx.service.service import Service
 from sbx.telemetry import logs, metrics
 

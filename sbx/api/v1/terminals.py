@@ -29,7 +29,7 @@ from sbx.protocol.terminals import (
     TerminalScreen,
     TerminalStatus,
 )
-from sbx.runtime.processes.terminals import Terminal, TerminalClient
+from sbx.runtime.processes.terminal import Terminal, TerminalClient
 
 router = APIRouter(prefix=f"{PREFIX}/terminals", tags=["native"])
 _ERRORS = documented(404, 409, 429, 504)

@@ -1,9 +1,9 @@
-"""Archives of a directory, down and up: made and read inside the walls, by a command of the guest.
+"""Archives of a directory, packed and unpacked inside the walls by a command of the guest.
 
-No archive is looked into on this side. Its bytes cross as text on the command's own streams (see
-sbx/guest/tools/archive.py), paced by whoever takes them, so there is no file in between: nothing to
-bound on a disk, nothing in the workspace, nothing to sweep after a crash. What the command says is
-bounded and checked like everything from inside.
+The host never parses an archive. The bytes cross as text on the streams of the command (see
+sbx/guest/tools/archive.py) at the pace of the reader. So there is no file in between that needs a
+limit, or that a crash would leave. The replies of the command are bounded and checked, as all data
+from inside.
 """
 
 import asyncio
@@ -51,7 +51,6 @@ class ArchiveLimits:
 
     @property
     def words(self) -> tuple[str, str, str]:
-        """Return the limits as arguments of the command."""
         return str(self.bytes), str(self.entries), str(self.file_bytes)
 
     def exceeded(self, name: object) -> errors.TooLarge:
@@ -73,14 +72,15 @@ class ArchiveLimits:
 
 
 class Archives:
-    """Packs and unpacks in one conversation; `beside` gives the kernel in whose jail it is done."""
+    """Packs and unpacks in one conversation. `beside` lends the kernel in whose jail this
+    happens."""
 
     def __init__(self, policy: Policy, beside: Beside) -> None:
         self._policy = policy
         self._beside = beside
 
     def check(self, form: str = "tar.gz") -> None:
-        """Raises Denied `processes_denied`, `capability_not_supported`, BadRequest
+        """Raise Denied `processes_denied`, `capability_not_supported`, BadRequest
         `unknown_format`."""
         require_capability(self._policy, "filesystem")
         require_processes(self._policy)
@@ -93,10 +93,10 @@ class Archives:
             )
 
     async def pack(self, path: str, form: ArchiveFormat) -> AsyncGenerator[bytes, None]:
-        """The bytes of an archive of the directory `path` (as the code inside sees it).
+        """Yield the bytes of an archive of the directory `path` (as the code inside sees it).
 
-        Raises NotFound, InvalidPath `not_a_directory`, Conflict `stopped`, and whatever it is, when
-        the archive is not whole.
+        Raise NotFound, InvalidPath `not_a_directory`, Conflict `stopped`, and any other error if
+        the archive is not complete.
         """
         limits = ArchiveLimits(PACKED_MAX, _ENTRIES_MAX, PACKED_MAX)
         words = ("pack", path, form, *limits.words)
@@ -118,10 +118,10 @@ class Archives:
         raise _failed("it ended without a word")
 
     async def unpack(self, path: str, chunks: AsyncIterable[bytes]) -> Unpacked:
-        """Unpack what `chunks` brings into the directory `path`, which is made where it is missing.
+        """Unpack `chunks` into the directory `path`, and create the directory if it is missing.
 
-        What was unpacked before a failure stays. Raises BadRequest `not_an_archive`, TooLarge
-        `archive_too_large`, Denied `file_not_permitted`, Unavailable `no_space`, Conflict
+        A failure leaves the files that were unpacked before. Raise BadRequest `not_an_archive`,
+        TooLarge `archive_too_large`, Denied `file_not_permitted`, Unavailable `no_space`, Conflict
         `stopped`.
         """
         most = self._policy.limits
@@ -158,19 +158,19 @@ class Archives:
 
 async def _send(command: Command, chunks: AsyncIterable[bytes], ahead: asyncio.Semaphore) -> None:
     """Feed all of `chunks`, a block at a time, as far ahead as it may be."""
-    held = bytearray()
+    pending = bytearray()
 
     async def block(data: bytes) -> None:
         await ahead.acquire()
         await command.write(base64.b64encode(data).decode("ascii") + "\n")
 
     async for chunk in chunks:
-        held += chunk
-        while len(held) >= _BLOCK:
-            await block(bytes(held[:_BLOCK]))
-            del held[:_BLOCK]
-    if held:
-        await block(bytes(held))
+        pending += chunk
+        while len(pending) >= _BLOCK:
+            await block(bytes(pending[:_BLOCK]))
+            del pending[:_BLOCK]
+    if pending:
+        await block(bytes(pending))
     await command.write("\n")
 
 
@@ -181,8 +181,8 @@ async def _taken(
     path: str,
     limits: ArchiveLimits,
 ) -> Unpacked:
-    """Listen until it says what it did. A sender that fails ends it; one that is merely slow is
-    for whoever sends to time."""
+    """Read until the command reports its work. A sender that fails ends this; the caller limits the
+    time of a slow one."""
     async with aclosing(_lines(command, sending)) as lines:
         async for line in lines:
             if line == "+":
@@ -191,8 +191,8 @@ async def _taken(
                 except ValueError:
                     raise _failed("it took what was not sent") from None
             elif line.startswith("{"):
-                told = _told(line, path, limits)
-                return Unpacked(told["entries"], told["bytes"], told["skipped"])
+                report = _told(line, path, limits)
+                return Unpacked(report["entries"], report["bytes"], report["skipped"])
             else:
                 raise _failed("it said what it should not")
     raise _failed("it ended without a word")
@@ -201,16 +201,16 @@ async def _taken(
 async def _lines(
     command: Command, sending: "asyncio.Future[None] | None" = None
 ) -> AsyncGenerator[str, None]:
-    """What it says, line by line, until it ends. It may be silent while `sending` still waits for
-    whoever sends; what that raises is raised. Raises KernelDied, Conflict `archive_failed`."""
-    held = ""
-    while (told := await _heard(command, sending)) is not None:
-        await command.took(len(told.text.encode()))
-        if told.name != "stdout":
+    """Yield the lines of the command up to its end. It may be silent while `sending` waits for the
+    sender. Raise the error of `sending`, KernelDied, Conflict `archive_failed`."""
+    rest = ""
+    while (frame := await _heard(command, sending)) is not None:
+        await command.took(len(frame.text.encode()))
+        if frame.name != "stdout":
             continue
-        held += told.text
-        *lines, held = held.split("\n")
-        if len(held) > _LINE_MAX:
+        rest += frame.text
+        *lines, rest = rest.split("\n")
+        if len(rest) > _LINE_MAX:
             raise _failed("it said more than a line holds")
         for line in lines:
             yield line
@@ -219,7 +219,7 @@ async def _lines(
 async def _heard(
     command: Command, sending: "asyncio.Future[None] | None"
 ) -> frames.OutputFrame | None:
-    """What it says next; None at its end."""
+    """Return the next output; None at the end."""
     hearing = asyncio.ensure_future(command.next())
     try:
         if sending is not None:
@@ -231,8 +231,8 @@ async def _heard(
             await asyncio.wait({hearing}, timeout=_SILENCE_S)
         if not hearing.done():
             raise _failed(f"it said nothing for {_SILENCE_S:g} s")
-        told = hearing.result()
-        return None if isinstance(told, frames.Exited) else told
+        frame = hearing.result()
+        return None if isinstance(frame, frames.Exited) else frame
     finally:
         if not hearing.done():
             hearing.cancel()
@@ -247,13 +247,13 @@ def _decoded(line: str) -> bytes:
 
 
 def _told(line: str, path: str, limits: ArchiveLimits) -> dict[str, Any]:
-    """What it says of its work; raises what it says of its failure, in words of ours only."""
+    """Return the report of the command. Raise its failure as an error with our own words only."""
     try:
-        told = json.loads(line)
-        if "error" not in told:
-            counted = {name: int(told[name]) for name in ("entries", "bytes", "skipped")}
+        report = json.loads(line)
+        if "error" not in report:
+            counted = {name: int(report[name]) for name in ("entries", "bytes", "skipped")}
             return {name: min(max(0, count), _COUNT_MAX) for name, count in counted.items()}
-        word = str(told["error"])
+        word = str(report["error"])
     except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise _failed("its last word is none of ours") from None
     match word:
@@ -268,7 +268,7 @@ def _told(line: str, path: str, limits: ArchiveLimits) -> dict[str, Any]:
                 hint="uploads are read-only inside; choose another directory",
             )
         case "too_large":
-            raise limits.exceeded(told.get("limit"))
+            raise limits.exceeded(report.get("limit"))
         case "not_an_archive":
             raise errors.BadRequest(
                 "what was sent is no archive that can be read, or not all of one",

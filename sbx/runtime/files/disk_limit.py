@@ -1,17 +1,16 @@
-"""By which means a conversation's files keep to their size, and the one that is ours: look, and
-kill.
+"""The limit of the size of a conversation's files: by quota, or by a watch that kills.
 
-    quota     linux refuses what goes beyond: sbx.isolation.project_quota. Nothing is looked at
-    watched   the files are looked at while anything runs, and the kernel that made them grow is
-              ended; between two looks they can grow, and what is there then stays
+    quota     Linux refuses more: sbx.isolation.project_quota. There is no watch
+    watched   sbx measures the files while code runs, and ends the kernel that exceeds the limit.
+              The files can grow between two measurements, and they stay as large as they are then
 
-A look walks the files and asks the jail's processes for files that have no name any more. It comes
-every half second, and sooner when the file system has lost as much room as the files had left: so
-who writes fast is found fast. Not seen are unlinked files on their way through a socket, and by an
-unprivileged runtime those that are mapped and not open.
+A measurement walks the files, and asks the processes of the jail for unlinked files. It happens
+every half second, and earlier if the file system lost as much space as the files had left: so a
+fast writer is found quickly. Two things are not seen: unlinked files on their way through a socket,
+and for an unprivileged runtime files that are mapped and not open.
 
-The quarantine of a directory of the host is measured as well. It has no quota, and its content
-counts with the files.
+The quarantine of a directory of the host is measured too. It has no quota, and its content counts
+with the files.
 """
 
 import asyncio
@@ -68,7 +67,7 @@ _OLD = "this workspace is older than the quota of its file system, and its files
 
 
 def refused(setting: str, capabilities: Capabilities) -> CannotEnforce | None:
-    """Why no sandbox is to be had here, by the setting; pure."""
+    """Return why the setting refuses every sandbox on this host; pure."""
     layer = capabilities.layer("disk")
     if setting != "required" or layer.found:
         return None
@@ -76,7 +75,6 @@ def refused(setting: str, capabilities: Capabilities) -> CannotEnforce | None:
 
 
 def wall(setting: str, layer: Layer, *, charged: bool, ours: bool, policy: Policy) -> Wall:
-    """What the receipt says; pure."""
     demanded = "hard" if setting == "required" else "best-effort"
     if not ours:
         return Wall("disk", demanded, _FOREIGN, weaker=True)
@@ -88,9 +86,9 @@ def wall(setting: str, layer: Layer, *, charged: bool, ours: bool, policy: Polic
 
 
 async def limited(means: RuntimeResources, policy: Policy, opened: OpenFiles) -> OpenFiles:
-    """The files, from now on held to the size that the policy gives them. Before a jail uses them.
+    """Limit the files to the size of the policy. Call it before a jail uses them.
 
-    Raises CannotEnforce where the setting requires what cannot be had.
+    Raise CannotEnforce if the setting requires a quota that this host does not offer.
     """
     layer, setting = means.capabilities.layer("disk"), means.disk_quota
     ours = opened.measured is not None
@@ -123,8 +121,9 @@ def _cannot(cause: str, remedy: str | None) -> CannotEnforce:
 
 
 class DiskLimitState:
-    """What the watches of one conversation share: what is `tolerated`, which of them `stir`, having
-    done something since their last look, and which did while a limit was crossed."""
+    """The shared state of the watches of one conversation: the `tolerated` size, the watches that
+    `stir` because their jail was active since their last measurement, and those that were active
+    while a limit was exceeded."""
 
     def __init__(self) -> None:
         self.tolerated = (0, 0)
@@ -138,13 +137,13 @@ class DiskLimitState:
 
 
 class DiskLimit:
-    """Watches one conversation's files for one kernel; best effort, between two looks they can
-    grow.
+    """Watches the files of one conversation for one kernel, as well as it can: they can grow
+    between two measurements.
 
-    What is beyond the limits already is tolerated as long as it does not grow: the next run may be
-    the one that deletes. Between runs there is no look at the files while the jail does nothing.
-    Of several kernels over the same files every one ends that did something between its last look
-    and the one that found them beyond the limits: who wrote what is not known.
+    A size above the limit is tolerated as long as it does not grow: the next run may delete files.
+    Between runs there is no measurement while the jail does nothing. Of several kernels over the
+    same files, each one ends that was active between its last measurement and the one that exceeded
+    the limit: the writer is not known.
     """
 
     def __init__(self, limits: LimitsPolicy, shared: DiskLimitState | None = None) -> None:
@@ -155,7 +154,7 @@ class DiskLimit:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, kernel: Kernel, opened: OpenFiles) -> None:
-        """From now on watch what this kernel does, until `close`; nothing where Linux does."""
+        """Watch this kernel until `close`. Do nothing if Linux limits the files."""
         if _limited(opened) or opened.quarantine is not None:
             looking = self._look(kernel, opened)
             self._task = asyncio.create_task(looking, context=background_context())
@@ -170,14 +169,14 @@ class DiskLimit:
         self._busy -= 1
 
     def leave(self) -> None:
-        """As `close`, at once; only while it does not look."""
+        """Do the same as `close`, at once. Call it only outside of a measurement."""
         task, self._task = self._task, None
         self._shared.forget(self)
         if task is not None:
             task.cancel()
 
     async def close(self) -> None:
-        """Stop watching; the next `watch` keeps what is tolerated."""
+        """Stop watching; the next `watch` keeps the tolerated size."""
         task, self._task = self._task, None
         self._shared.forget(self)
         if task is not None and task is not asyncio.current_task():
@@ -218,16 +217,16 @@ class DiskLimit:
                     await self._active.wait()
 
     async def _end(self, kernel: Kernel, opened: OpenFiles) -> None:
-        """End it at once, and see then how much there is to tolerate: a look that stopped as soon
-        as it knew enough did not tell."""
+        """End the kernel at once, then measure the size to tolerate: a measurement that exceeded
+        the limit stopped early."""
         await kernel.kill(Cause.DISK)
         used, _ = await _measured(kernel, opened, _SCAN_MAX_S, None)
         self._shared.tolerated = (used.bytes, used.inodes)
 
 
 class FreeSpaceProbe:
-    """How much the file system may lose before the next look, whoever takes it: as much as the
-    files had left at the last one, which took `taking_s`."""
+    """The space that the file system may lose before the next measurement, whatever takes it: as
+    much as the files had left at the last one, which took `taking_s`."""
 
     def __init__(self, left: int, files_left: int, *, taking_s: float = 0.0) -> None:
         self._left = left
@@ -250,10 +249,10 @@ class FreeSpaceProbe:
         trees = _limited(opened)
         fd = trees[0].fd if trees else _quarantine(opened).fd
         try:
-            told = await opened.call(lambda: os.fstatvfs(fd))
+            status = await opened.call(lambda: os.fstatvfs(fd))
         except OSError:
             return False
-        free = told.f_bfree * told.f_frsize, told.f_ffree
+        free = status.f_bfree * status.f_frsize, status.f_ffree
         if self._at_first is None:
             self._at_first = free
         taken, files_taken = (a - b for a, b in zip(self._at_first, free, strict=True))
@@ -261,7 +260,8 @@ class FreeSpaceProbe:
 
 
 class IdleProbe:
-    """Whether a jail did nothing since this was made; what a run left behind may still write."""
+    """Checks whether a jail did nothing since this was created; processes of an ended run may still
+    write."""
 
     def __init__(self, kernel: Kernel) -> None:
         inside = kernel.jail.processes()
@@ -318,8 +318,8 @@ class ProbeScheduler:
 async def _measured(
     kernel: Kernel, opened: OpenFiles, scan_s: float, enough: EarlyStop | None
 ) -> tuple[DiskUsage, IdleProbe]:
-    """What the files take, and what is quiet as long as that is so. Where they cannot be looked at,
-    they take nothing: the next look may."""
+    """Return the size of the files, and the parts that are quiet as long as it is right. If the
+    files cannot be measured, return 0: the next measurement may succeed."""
     try:
         used, quiet, unlinked = await opened.call(lambda: _look(kernel, opened, scan_s, enough))
         if unlinked is None:
@@ -333,9 +333,9 @@ async def _measured(
 def _look(
     kernel: Kernel, opened: OpenFiles, scan_s: float, enough: EarlyStop | None
 ) -> tuple[DiskUsage, IdleProbe, tuple[int, int] | None]:
-    """The larger of what the conversation and what all conversations keep; what is quiet, taken
-    before the look, as what is written meanwhile is for the next one; and the bytes and the number
-    of unlinked files, None where only the broker may look."""
+    """Return the larger size of this conversation and of all conversations; the quiet parts, which
+    were recorded before, so that the next measurement covers later writes; and the bytes and the
+    number of unlinked files, None if only the broker may look."""
     quiet = IdleProbe(kernel)
     trees = _limited(opened)
     aside = [] if opened.quarantine is None else [opened.quarantine.tree]
@@ -344,9 +344,9 @@ def _look(
         for some in (trees, aside)
     )
     used = DiskUsage(
-        max((one.bytes for one in looks), default=0) + sum(one.bytes for one in extra),
-        max((one.inodes for one in looks), default=0) + sum(one.inodes for one in extra),
-        complete=all(one.complete for one in (*looks, *extra)),
+        max((look.bytes for look in looks), default=0) + sum(look.bytes for look in extra),
+        max((look.inodes for look in looks), default=0) + sum(look.inodes for look in extra),
+        complete=all(look.complete for look in (*looks, *extra)),
     )
     if not trees:  # files without a name may be of the directory, which has no limit
         return used, quiet, (0, 0)

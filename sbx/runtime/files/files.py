@@ -50,7 +50,7 @@ class WorkspaceFiles:
         policy: Policy,
         beside: Beside,
     ) -> None:
-        """`beside`: the kernel in whose jail archives are made and read."""
+        """`beside` lends the kernel in whose jail archives are packed and unpacked."""
         self.honeytokens: Honeytokens | None = None
         self._open = open_files
         self._policy = policy
@@ -58,7 +58,7 @@ class WorkspaceFiles:
         self.partials = Partials(self._opened, policy)
 
     async def read(self, path: str) -> str:
-        """The text of a file. Raises BadRequest `not_text` when it is not UTF-8."""
+        """Return the text of a file. Raise BadRequest `not_text` if it is not UTF-8."""
         content = await self.read_bytes(path)
         try:
             return content.decode()
@@ -90,7 +90,7 @@ class WorkspaceFiles:
     async def write_stream(
         self, path: str, chunks: AsyncIterable[bytes], *, max_bytes: int | None = None
     ) -> int:
-        """`write`, from a source of any size; cancelled or failed, it leaves what was there."""
+        """`write`, from a source of any size. A cancelled or failed call leaves the old file."""
         opened = await self._opened()
         reader = await reader_of(self.honeytokens, "a file that came in")
         intake = opened.files.writing(path, max_bytes=max_bytes)
@@ -105,7 +105,8 @@ class WorkspaceFiles:
         return await self._call(lambda files: files.stat(path))
 
     async def delete(self, path: str) -> bool:
-        """Delete a file, or a directory with all below it; False if that goes on later."""
+        """Delete a file, or a directory with its content. Return False if the deletion continues
+        later."""
         return await self._call(lambda files: files.delete(path))
 
     async def make_directory(self, path: str) -> None:
@@ -114,8 +115,8 @@ class WorkspaceFiles:
     async def find(
         self, pattern: str, path: str = ".", *, kind: Kind | None = None, max_results: int = 1000
     ) -> Listing:
-        """What lies below a directory and has a name, or with a `/` in the pattern a path, like
-        `*.py` or `src/**/test_*`; `complete` is False where a limit cut it."""
+        """Find entries below a directory by name, or with a `/` in the pattern by path, like `*.py`
+        or `src/**/test_*`. `complete` is False if a limit ended the search."""
         return await self._long_call(
             lambda files: files.find(pattern, path, kind=kind, max_results=max_results)
         )
@@ -130,8 +131,8 @@ class WorkspaceFiles:
         include: str | None = None,
         max_matches: int = 1000,
     ) -> Matches:
-        """The lines of text files that have `pattern`: plain text, or with `regex` an expression of
-        RE2's. `include`: only files whose name, or path, is like this. See `Matches`."""
+        """Find lines of text files with `pattern`: plain text, or with `regex` an RE2 expression.
+        `include`: only files with such a name or path. See `Matches`."""
         return await self._long_call(
             lambda files: files.grep(
                 pattern,
@@ -163,8 +164,8 @@ class WorkspaceFiles:
     async def watch(
         self, path: str = ".", *, recursive: bool = True
     ) -> AsyncGenerator[FileEvent, None]:
-        """What changes in a directory, and with `recursive` below it, from the `started` on that
-        comes first, until the conversation ends. Raises Unavailable `too_many_watches`."""
+        """Yield the changes in a directory, and with `recursive` below it, after a first `started`,
+        until the conversation ends. Raise Unavailable `too_many_watches`."""
         opened = await self._opened()
 
         def begin() -> tuple[str, Watching]:
@@ -178,8 +179,8 @@ class WorkspaceFiles:
     async def archive(
         self, path: str = ".", *, format: ArchiveFormat = "tar.gz"
     ) -> AsyncGenerator[bytes, None]:
-        """The bytes of an archive of a directory, as they are packed, inside. An end without an
-        error is a whole archive. Starts the kernel; raises Denied `processes_denied`."""
+        """Yield the bytes of an archive of a directory, while it is packed inside. An end without
+        an error is a complete archive. Start the kernel. Raise Denied `processes_denied`."""
         self._archives.check(format)
         opened = await self._opened()
         view = opened.files.view(path)
@@ -188,9 +189,9 @@ class WorkspaceFiles:
                 yield piece
 
     async def unpack(self, source: bytes | AsyncIterable[bytes], path: str = ".") -> Unpacked:
-        """Unpack a tar (plain, gz, bz2, xz) or a zip into a directory, inside; files of the same
-        names are replaced. Starts the kernel; raises Denied `processes_denied`, BadRequest
-        `not_an_archive`, TooLarge `archive_too_large`; what was unpacked until then stays."""
+        """Unpack a tar (plain, gz, bz2, xz) or a zip into a directory, inside; replace files of the
+        same names. Start the kernel. Raise Denied `processes_denied`, BadRequest `not_an_archive`,
+        TooLarge `archive_too_large`; a failure leaves the files that were unpacked before."""
         self._archives.check()
         opened = await self._opened()
         view = opened.files.view(path, into=True)
@@ -213,7 +214,7 @@ class WorkspaceFiles:
 
 
 class WorkspaceUploads:
-    """What a user put into the conversation, read-only inside at /workspace/uploads/temparea."""
+    """The uploads of the user, read-only inside at /workspace/uploads/temparea."""
 
     def __init__(self, open_files: Callable[[], Awaitable[OpenFiles]], policy: Policy) -> None:
         self.honeytokens: Honeytokens | None = None
@@ -237,9 +238,9 @@ class WorkspaceUploads:
     async def put_stream(
         self, name: str, chunks: AsyncIterable[bytes], limits: UploadLimits | None = None
     ) -> Upload:
-        """Store what `chunks` brings, of any size, within `limits` (None: the policy's).
+        """Store `chunks`, of any size, within `limits` (None: the policy's).
 
-        Raises as `put`; cancelled or failed, it leaves what was there.
+        Raise as `put`. A cancelled or failed call leaves the old upload.
         """
         opened, uploads = await self._opened()
         reader = await reader_of(self.honeytokens, "an upload")
@@ -318,7 +319,8 @@ def _opened_upload(uploads: Uploads, name: str) -> tuple[OpenFile, Upload]:
 
 
 def _encoded(content: str | bytes) -> bytes:
-    """Raises BadRequest `invalid_content` for neither bytes nor text that UTF-8 can carry."""
+    """Return the bytes. Raise BadRequest `invalid_content` for anything but bytes and text with a
+    UTF-8 form."""
     try:
         return content.encode() if isinstance(content, str) else bytes(memoryview(content))
     except (UnicodeEncodeError, TypeError) as error:
@@ -330,6 +332,6 @@ def _encoded(content: str | bytes) -> bytes:
 
 
 def _upload_limits(policy: Policy) -> UploadLimits:
-    asked = policy.uploads
-    types = None if asked.allowed_types == "any" else frozenset(asked.allowed_types)
-    return UploadLimits(asked.max_file_size, asked.max_file_count, asked.total_max, types)
+    limits = policy.uploads
+    types = None if limits.allowed_types == "any" else frozenset(limits.allowed_types)
+    return UploadLimits(limits.max_file_size, limits.max_file_count, limits.total_max, types)

@@ -1,10 +1,10 @@
-"""Resumable uploads of one conversation: begun, sent in pieces, finished with a checksum of all.
+"""Resumable uploads of one conversation: created, sent in pieces, finished with a checksum of all.
 
     begin → id      append(id, offset, piece, checksum) → offset      finish(id, checksum)
 
-Whoever lost the connection asks `get` for the offset and goes on from there. Bounded in number, in
-bytes and in time; forgotten with the conversation's object, and what a crash left is removed with
-all that was half written.
+A client that lost its connection asks `get` for the offset and continues there. Number, bytes and
+time are bounded. The conversation forgets them when it is closed, and a start removes the rest that
+a crash left.
 """
 
 import asyncio
@@ -130,9 +130,9 @@ class Partials:
     async def finish(
         self, id: str, sha256: str, store: Callable[[OpenFiles, str, Iterator[bytes]], T]
     ) -> T:
-        """Give the whole content to `store`, with the path, in a worker thread; it is forgotten
-        when that succeeds, save for its outcome, which is told again. Raises Conflict
-        `upload_incomplete`, BadRequest `checksum_mismatch`, and as `store`."""
+        """Pass the whole content to `store`, with the path, in a worker thread. After a success
+        forget all but the outcome, which a repeated call gets again. Raise Conflict
+        `upload_incomplete`, BadRequest `checksum_mismatch`, and the errors of `store`."""
         resumable_uploads.check_sha256(sha256)
         if (done := self._finished.get(id)) is not None and done.sha256 == sha256:
             return cast("T", done.outcome)
@@ -180,7 +180,7 @@ class Partials:
             partial.lock.release()
 
     async def close(self, opened: OpenFiles | None) -> None:
-        """Forget all of them, and remove what they have while the files are open."""
+        """Forget all of them, and remove their data while the files are open."""
         if self._timer is not None:
             self._timer.cancel()
         for task in tuple(self._sweeping):
@@ -192,7 +192,6 @@ class Partials:
                 await self._remove(partial, opened)
 
     def is_upload(self, id: str) -> bool:
-        """Whether it becomes an upload, or did."""
         if (done := self._finished.get(id)) is not None:
             return done.upload
         return self._found(id).upload
@@ -213,7 +212,7 @@ class Partials:
                 hint="finish one, or abort it",
                 details={"limit": PARTIALS_MAX},
             )
-        total = size + sum(one.size for one in self._partials.values())
+        total = size + sum(upload.size for upload in self._partials.values())
         if total > max(most, self._limits.workspace_max):
             raise resumable_uploads.file_too_large(path, max(most, self._limits.workspace_max))
 

@@ -122,7 +122,6 @@ class IncomingFiles:
         return bool(self._filling)
 
     async def stop(self) -> None:
-        """End all writes, and refuse new ones."""
         self._stopped = True
         if filling := tuple(self._filling):
             for task in filling:

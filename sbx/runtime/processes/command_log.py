@@ -206,7 +206,6 @@ class CommandRecords:
         self._at: OpenFiles | None = None
 
     async def open(self) -> OpenFiles:
-        """Return the files for a new command."""
         self._at = await self._opened()
         return self._at
 

@@ -70,7 +70,7 @@ class BackgroundCommand:
 
     async def logs(self, offset: int = 0, *, limit: int = LOG_PIECE) -> LogPiece:
         """Return at most `limit` bytes of the output, from this byte on. A piece that begins later
-        means that the bytes between are no longer kept; an empty one is the end of the log. Raise
+        means that the bytes before it were dropped; an empty piece is the end of the log. Raise
         BadRequest `invalid_offset`."""
         return await self._commands.records.piece(self._record, offset, limit)
 
@@ -107,7 +107,7 @@ class Commands:
         opened: Callable[[], Awaitable[OpenFiles]],
         owner: str,
     ) -> None:
-        """The commands run in the jail of `context`. `owner` is the id of the sandbox."""
+        """Run the commands in the jail of `context`. `owner` is the id of the sandbox."""
         self._policy = policy
         self._context = context
         self.records = CommandRecords(opened, owner)
@@ -173,7 +173,6 @@ class Commands:
 
     @property
     def running(self) -> int:
-        """The number of running commands."""
         return self._running
 
     async def close(self) -> None:

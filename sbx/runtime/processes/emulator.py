@@ -1,7 +1,8 @@
-"""A terminal in memory: fed bytes, it tells what is on its screen, and what would draw it again.
+"""A terminal in memory: it gets bytes, and returns its screen and the bytes that draw the same
+screen.
 
-pyte, with what it lacks (the other screen that vi and less use, repeated letters, scrolling by
-order) and without what hostile bytes could make expensive or never end: see `_pass`.
+pyte, with additions (the alternate screen of vi and less, repeated letters, requested scrolling)
+and without sequences that hostile bytes could make expensive or endless: see `_pass`.
 """
 
 import copy
@@ -63,8 +64,8 @@ class Emulator:
         self._left_s = _CPU_S
 
     def feed(self, data: bytes) -> None:
-        """What was written to the terminal. Beyond a second of CPU time the rest is left out, save
-        its end: a screen that floods is then about right."""
+        """Process output. Beyond a second of CPU time, drop all of it but its end: the screen of a
+        flood is then approximate."""
         text = _without_scrolled(data.decode(errors="replace"), self._screen.lines)
         text = _REPEATED.sub(self._repeat, text)
         text = _ESCAPE.sub(_pass, text)
@@ -83,14 +84,13 @@ class Emulator:
             start = end
 
     def resize(self, rows: int, columns: int) -> None:
-        """Lines that have no room any more are lost at the top."""
+        """Resize the screen. Lines without room are lost at the top."""
         screen = self._screen
         screen.resize(rows, columns)
         screen.ensure_hbounds()
         screen.ensure_vbounds()
 
     def shown(self) -> TerminalScreen:
-        """What is to be seen."""
         screen = self._screen
         lines = tuple(
             "".join(screen.buffer[y][x].data for x in range(screen.columns)).rstrip()
@@ -100,7 +100,7 @@ class Emulator:
         return TerminalScreen(screen.lines, screen.columns, lines, cursor)
 
     def redraw(self) -> bytes:
-        """What makes any terminal of this size show the same, and behave so."""
+        """Return bytes that give any terminal of this size the same screen and modes."""
         data = self._redraw(coloured=True)
         return data if len(data) <= _COLOURED_MAX else self._redraw(coloured=False)
 
@@ -146,8 +146,8 @@ class Emulator:
         out.append(_rendition(cursor.attrs))
         return out
 
-    def _repeat(self, found: re.Match[str]) -> str:
-        return found[1] * (1 + min(int(found[2]), self._screen.columns))
+    def _repeat(self, match: re.Match[str]) -> str:
+        return match[1] * (1 + min(int(match[2]), self._screen.columns))
 
 
 class _Main:
@@ -208,7 +208,8 @@ class _Screen(pyte.Screen):
         del self.savepoints[:-_SAVED_MAX]
 
     def erase_in_display(self, how: int = 0, *args: Any, **named: Any) -> None:
-        """By whole lines: letter by letter, a few bytes could cost as much as all the screen."""
+        """Erase whole lines: letter by letter, a few bytes could cost as much as the whole
+        screen."""
         if how == 0:
             lines = range(self.cursor.y + 1, self.lines)
         elif how == 1:
@@ -244,23 +245,24 @@ class _Stream(pyte.Stream):
     events = pyte.Stream.events | frozenset(_SCROLLED.values())
 
 
-def _pass(found: re.Match[str]) -> str:
-    """A sequence as the emulator may get it; nothing for the rest."""
-    if (final := found["final"]) is not None:
-        private, numbers = found["private"], found["numbers"]
-        if found["between"] or ":" in numbers or private not in ("", "?"):
+def _pass(match: re.Match[str]) -> str:
+    """Return a sequence in the form that the emulator may get; an empty one if it must not get
+    it."""
+    if (final := match["final"]) is not None:
+        private, numbers = match["private"], match["numbers"]
+        if match["between"] or ":" in numbers or private not in ("", "?"):
             return ""
         if private and final not in "hl":
             return ""
-        given = numbers.split(";")
+        values = numbers.split(";")
         if not private and final in "hl":  # the library knows private ones by other numbers
-            given = [one for one in given if one in ("4", "20")] or ["0"]
-        if len(given) > _NUMBERS_OF.get(final, 0):
+            values = [number for number in values if number in ("4", "20")] or ["0"]
+        if len(values) > _NUMBERS_OF.get(final, 0):
             return ""
-        return f"\x1b[{private}{';'.join(one[:4] for one in given)}{final}"
-    if found["set"] or found["single"]:
-        return found[0]
-    if keypad := found["keypad"]:
+        return f"\x1b[{private}{';'.join(number[:4] for number in values)}{final}"
+    if match["set"] or match["single"]:
+        return match[0]
+    if keypad := match["keypad"]:
         return "\x1b[?66h" if keypad == "=" else "\x1b[?66l"
     return ""
 

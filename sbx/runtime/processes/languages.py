@@ -1,12 +1,12 @@
-"""Which languages a policy's jails can run, found on the host in what such a jail is shown.
+"""The languages that the jails of a policy can run, found on the host in the paths that a jail
+sees.
 
-    find     look: bash, node, deno, java with its compiler, go; nothing below a workspace
-    serving  decide: which of what was found serves a language, if any (pure)
-    Languages  both for one sandbox: the tool of a language, or what to install
+    find     search for bash, node, deno, java with its compiler, go; never below a workspace
+    serving  decide which program serves a language (pure)
+    Languages  both for one sandbox: the interpreter of a language, or how to install it
 
-What was found is kept for a while, so that a program that was installed meanwhile is found without
-a restart. TypeScript can also be had from the workspace: from a compiler in its node_modules, which
-is only ever run inside.
+The result is kept for a while, so that a program is found without a restart after its installation.
+A workspace may also bring TypeScript: a compiler in its node_modules, which runs only inside.
 """
 
 import asyncio
@@ -52,8 +52,8 @@ _INSTALL: dict[Language, tuple[str, str, str]] = {  # what it needs, its package
 
 @dataclass(frozen=True, slots=True)
 class VisiblePrograms:
-    """What a jail is shown of the host's programs: `shown` are pairs of a path inside and of where
-    it lies on the host; `places` are the directories inside in which programs are looked for."""
+    """The programs of the host that a jail sees: `shown` are pairs of a path inside and its path on
+    the host; `places` are the directories inside in which programs are searched."""
 
     shown: tuple[tuple[str, str], ...]
     places: tuple[str, ...]
@@ -61,8 +61,8 @@ class VisiblePrograms:
 
 @dataclass(frozen=True, slots=True)
 class InstalledPrograms:
-    """Paths of programs, as they are inside; None for what is not there. `node_version` None where
-    it is unknown."""
+    """Paths of programs inside; None without the program. `node_version` is None if it is
+    unknown."""
 
     bash: str | None = None
     node: str | None = None
@@ -74,14 +74,15 @@ class InstalledPrograms:
 
 @dataclass(frozen=True, slots=True)
 class ScriptInterpreter:
-    """What runs a language: `name` is bash, node, deno, java or go, `path` its path inside."""
+    """The interpreter of a language: `name` is bash, node, deno, java or go, `path` its path
+    inside."""
 
     name: str
     path: str
 
 
 def view_of(policy: Policy, interpreter: Interpreter) -> VisiblePrograms:
-    """What jails of this policy are shown."""
+    """Return the programs that jails of this policy see."""
     shown = [(path, path) for path in policy.filesystem.read]
     shown += [(mount.target, mount.source) for mount in policy.filesystem.mount]
     shown += [(prefix, prefix) for prefix in interpreter.prefixes]
@@ -92,23 +93,23 @@ def view_of(policy: Policy, interpreter: Interpreter) -> VisiblePrograms:
 
 
 def serving(
-    language: Language, found: InstalledPrograms, *, compiler: bool = False
+    language: Language, programs: InstalledPrograms, *, compiler: bool = False
 ) -> ScriptInterpreter | None:
-    """What runs this language; None when nothing does. `compiler`: the workspace has one for
-    TypeScript. Node.js goes before Deno, because that is what most scripts are written for."""
+    """Return the interpreter of this language; None without one. `compiler`: the workspace has one
+    for TypeScript. Node.js goes before Deno, because most scripts are written for it."""
     match language:
         case "bash":
-            return _tool("bash", found.bash)
+            return _tool("bash", programs.bash)
         case "javascript":
-            return _tool("node", found.node) or _tool("deno", found.deno)
+            return _tool("node", programs.node) or _tool("deno", programs.deno)
         case "typescript":
-            strips = found.node_version is not None and found.node_version >= STRIPS_TYPES
-            node = found.node if strips or compiler else None
-            return _tool("node", node) or _tool("deno", found.deno)
+            strips = programs.node_version is not None and programs.node_version >= STRIPS_TYPES
+            node = programs.node if strips or compiler else None
+            return _tool("node", node) or _tool("deno", programs.deno)
         case "java":
-            return _tool("java", found.java)
+            return _tool("java", programs.java)
         case "go":
-            return _tool("go", found.go)
+            return _tool("go", programs.go)
 
 
 def _tool(name: str, path: str | None) -> ScriptInterpreter | None:
@@ -116,12 +117,12 @@ def _tool(name: str, path: str | None) -> ScriptInterpreter | None:
 
 
 def how_to_get(language: Language) -> str:
-    """What to do for a language that is not there, in a sentence's part."""
+    """Return how to install a missing language, as a part of a sentence."""
     return _INSTALL[language][2]
 
 
 def unavailable(language: Language, available: Sequence[str]) -> BadRequest:
-    """BadRequest `language_unavailable`, with what to install."""
+    """Return BadRequest `language_unavailable`, with a hint how to install it."""
     needs, package, how = _INSTALL[language]
     return BadRequest(
         f"{language} cannot be run here: it needs {needs}",
@@ -154,7 +155,7 @@ def _inside(program: tuple[str, str] | None) -> str | None:
 
 
 def _program(name: str, view: VisiblePrograms) -> tuple[str, str] | None:
-    """Its path inside, and the real file on the host."""
+    """Return the path of a program inside, and the real file on the host."""
     for place in view.places:
         real = _real(f"{place}/{name}", view)
         if real is not None and _runs(real):
@@ -163,8 +164,8 @@ def _program(name: str, view: VisiblePrograms) -> tuple[str, str] | None:
 
 
 def _real(inside: str, view: VisiblePrograms) -> str | None:
-    """The host's file behind a path inside; None where a link on the way leads to what a jail is
-    not shown, or does not see at the same place."""
+    """Return the file of the host behind a path inside. Return None if a link leads to a place that
+    a jail does not see, or sees elsewhere."""
     path = inside
     for _ in range(_LINKS_MAX):
         host = _on_host(path, view)
@@ -194,12 +195,13 @@ def _runs(path: str) -> bool:
 
 
 def _version(real: str) -> tuple[int, ...] | None:
-    """Only of a file that nobody but root and this user can have written: it is run here."""
+    """Run a program for its version, but only if no user except root and this one can have written
+    it."""
     try:
-        said = os.stat(real)
-        if said.st_uid not in (0, os.geteuid()) or said.st_mode & _WRITABLE_BY_OTHERS:
+        status = os.stat(real)
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & _WRITABLE_BY_OTHERS:
             return None
-        told = subprocess.run(
+        output = subprocess.run(
             [real, "--version"],
             env={},
             cwd="/",
@@ -211,12 +213,12 @@ def _version(real: str) -> tuple[int, ...] | None:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    match = re.match(rb"v(\d{1,4})\.(\d{1,4})\.(\d{1,4})", told)
+    match = re.match(rb"v(\d{1,4})\.(\d{1,4})\.(\d{1,4})", output)
     return tuple(int(part) for part in match.groups()) if match else None
 
 
 class Cache:
-    """What was found, by view: `most` of them, for `kept_s` seconds each."""
+    """The programs of up to `most` views, each for `kept_s` seconds."""
 
     def __init__(self, *, kept_s: float = _KEPT_S, most: int = _KEPT_MAX) -> None:
         self._kept_s = kept_s
@@ -225,22 +227,22 @@ class Cache:
         self._changing = threading.Lock()
 
     def find(self, view: VisiblePrograms) -> InstalledPrograms:
-        """As the function; looks only where nothing is kept. Blocks as that."""
+        """Do the same as the function `find`, unless the result is kept."""
         now = time.monotonic()
         with self._changing:
             kept = self._found.get(view)
             if kept is not None and now - kept[0] < self._kept_s:
                 return kept[1]
-        found = find(view)
+        programs = find(view)
         with self._changing:
-            self._found[view] = (now, found)
+            self._found[view] = (now, programs)
             self._found.move_to_end(view)
             while len(self._found) > self._most:
                 self._found.popitem(last=False)
-        return found
+        return programs
 
     def kept(self, view: VisiblePrograms) -> InstalledPrograms | None:
-        """What is known without looking."""
+        """Return the kept result, without a search."""
         kept = self._found.get(view)
         return kept[1] if kept is not None and time.monotonic() - kept[0] < self._kept_s else None
 
@@ -249,17 +251,16 @@ _cache = Cache()
 
 
 def available(policy: Policy, environments: Environments) -> dict[Language, ScriptInterpreter]:
-    """The languages that jails of this policy can run by themselves, and by what; none where it
-    does not allow processes, or names an environment that is not there. What another
-    interpreter that is named by its path brings is not looked for. Blocks as `find`.
-    """
+    """Return the languages that jails of this policy can run without the workspace, each with its
+    interpreter; none if the policy does not allow processes, or names a missing environment.
+    Programs of another interpreter that is named by its path are not searched. Block as `find`."""
     if not policy.processes or "shell" not in policy.capabilities:
         return {}
     interpreter = _interpreter_of(policy, environments)
     if interpreter is None:
         return {}
-    found = _cache.find(view_of(policy, interpreter))
-    tools = {language: serving(language, found) for language in LANGUAGES}
+    programs = _cache.find(view_of(policy, interpreter))
+    tools = {language: serving(language, programs) for language in LANGUAGES}
     return {language: tool for language, tool in tools.items() if tool is not None}
 
 
@@ -283,20 +284,20 @@ class Languages:
     async def tool(
         self, language: Language, has_file: Callable[[str], Awaitable[bool]]
     ) -> ScriptInterpreter:
-        """What runs this language. `has_file` tells of the workspace.
+        """Return the interpreter of this language. `has_file` looks for a file of the workspace.
 
-        Raises BadRequest `language_unavailable`.
+        Raise BadRequest `language_unavailable`.
         """
-        found = _cache.kept(self._view)
-        if found is None:
-            found = await asyncio.to_thread(_cache.find, self._view)
-        tool = serving(language, found)
-        if tool is None and language == "typescript" and found.node is not None:
+        programs = _cache.kept(self._view)
+        if programs is None:
+            programs = await asyncio.to_thread(_cache.find, self._view)
+        tool = serving(language, programs)
+        if tool is None and language == "typescript" and programs.node is not None:
             for path in COMPILERS:
                 if await _is_there(has_file, path):
-                    return ScriptInterpreter("node", found.node)
+                    return ScriptInterpreter("node", programs.node)
         if tool is None:
-            raise unavailable(language, [one for one in LANGUAGES if serving(one, found)])
+            raise unavailable(language, [other for other in LANGUAGES if serving(other, programs)])
         return tool
 
 

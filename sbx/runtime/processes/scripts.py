@@ -1,12 +1,12 @@
-"""A script in another language, as what PID 1 of a jail has to do for it. Pure.
+"""A script in another language, as a plan for PID 1 of a jail. Pure.
 
-The code goes into a file below /tmp, which the started process writes itself, inside: never into
-the arguments, where its length would have a limit and every process could read it, and never
-through standard input, which is the script's own. Caches and configuration lie below /tmp, too.
+The started process writes the code to a file below /tmp, inside: an argument would have a limited
+length and be visible to every process, and standard input belongs to the script. Caches and
+configuration lie below /tmp too.
 
-A runtime that sizes itself by the machine would see the host's memory and CPUs: the cgroup is not
-shown inside. So each is told what the policy gives, and a program that wants more gets its own
-language's error before linux kills it.
+A language runtime that adapts to the machine would see the memory and CPUs of the host, because the
+cgroup is not visible inside. So each one gets the limits of the policy, and a program that needs
+more gets an error of its language before Linux kills it.
 """
 
 import json
@@ -37,7 +37,7 @@ _NAMES: Mapping[Language, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What was asked for, checked. `env` is the caller's, and goes before what we set."""
+    """A checked request. `env` is the caller's, and goes before the variables of sbx."""
 
     code: str
     language: Language
@@ -68,8 +68,9 @@ def check_script(
     env: Mapping[str, str] | None,
     stdin: str | None,
 ) -> Script:
-    """Raises Denied `capability_not_supported` and `processes_denied`, BadRequest `invalid_code`,
-    `invalid_arguments` and `invalid_env`, TooLarge `code_too_large`, InvalidPath."""
+    """Check a request for a script. Raise Denied `capability_not_supported` and `processes_denied`,
+    BadRequest `invalid_code`, `invalid_arguments` and `invalid_env`, TooLarge `code_too_large`,
+    InvalidPath."""
     checks.require_processes(policy)
     checks.require_capability(policy, "shell")
     checks.check_text(code, "code")
@@ -86,7 +87,7 @@ def check_script(
 
 
 def plan_script(script: Script, tool: ScriptInterpreter, policy: Policy, run_id: str) -> Program:
-    """What is to be started for a script, which lies in a directory named after its run."""
+    """Return the program to start for a script, which lies in a directory named after its run."""
     name = _NAMES[script.language]
     directory = f"{_TMP}/.{run_id}"
     path = f"{directory}/{name}"
@@ -141,6 +142,7 @@ def _go_environment(
 
 
 def _imports(cwd: str, name: str) -> str:
-    """An import map by which `./x.ts` is a file beside where the script runs, not beside itself."""
+    """Return an import map that resolves `./x.ts` in the working directory of the script, not in
+    the directory of its file."""
     beside = f"file://{quote(cwd.rstrip('/'))}/"
     return json.dumps({"imports": {"./": beside, f"./{name}": f"./{name}"}})

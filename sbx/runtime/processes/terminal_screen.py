@@ -1,14 +1,13 @@
-"""The last screen of a terminal, for whoever attaches to it later: what to write to a terminal so
-that it shows the same.
+"""The last screen of a terminal, for clients that attach later: bytes that show the same screen.
 
-The emulator (pyte) takes about 0.9 s for a MiB, so none is fed as output comes. Bytes are kept as
-they are, up to `KEPT` of them; of older ones only the modes that they set. When somebody asks, a
-worker thread draws the last screen and what came since, and that is the new last screen: bytes
-again, which take no more room than what is shown.
+The emulator (pyte) takes about 0.9 s for a MiB, so it does not process output at once. The newest
+`KEPT` bytes are kept as they are, and of older ones only the modes that they set. For a client, a
+worker thread draws the last screen with the later output. The result is the new last screen: again
+bytes, which take no more room than the screen.
 
-What was written is hostile. Only sequences that are known, with as many numbers as they have,
-reach the emulator; nothing it is told may cost much more than a letter, and there is a bound on
-the whole of it. Nothing in it is ever answered.
+The output is hostile. Only known sequences with a valid number of parameters reach the emulator. No
+sequence costs much more than a letter, and there is a limit for all of them together. The emulator
+never replies.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ class ScreenDump:
 
 
 class ScreenBuffer:
-    """What a terminal was told, and what is to be seen of it. Belongs to one event loop."""
+    """The output of a terminal, and its screen. Use it from one event loop."""
 
     def __init__(self, rows: int, columns: int, drawing: asyncio.Lock | None = None) -> None:
         """`drawing` is held by the one that is drawn, of all that share it."""
@@ -64,7 +63,6 @@ class ScreenBuffer:
         self._drawing = drawing or asyncio.Lock()
 
     def add(self, data: bytes) -> None:
-        """The terminal is told this."""
         self._told += len(data)
         last = self._since[-1] if self._since else None
         if isinstance(last, bytearray) and len(last) + len(data) <= _PIECE_MAX:
@@ -75,22 +73,21 @@ class ScreenBuffer:
         self._drop()
 
     def resize(self, rows: int, columns: int) -> None:
-        """From now on it has this size."""
         self.size = (rows, columns)
         self._since.append(self.size)
         self._held += _RESIZED
         self._drop()
 
     async def drawn(self) -> tuple[bytes, TerminalScreen]:
-        """What draws it, with what was written until now; and what is to be seen then.
+        """Return bytes that draw the screen with all output until now, and the screen.
 
-        Nothing is awaited between the moment that it is of and the return: what is added from then
-        on follows it without a gap.
+        Nothing is awaited between the moment of the screen and the return: later output follows
+        without a gap.
         """
         async with self._drawing:
             taken = list(self._since)
             self._since.clear()
-            held, self._held = self._held, 0
+            kept_size, self._held = self._held, 0
             modes, self._modes = b"".join(self._modes), {}
             unfinished = _unfinished(taken)
             before, size = self._drawn, self._drawn_size
@@ -100,7 +97,7 @@ class ScreenBuffer:
             except asyncio.CancelledError:
                 # The next one draws it anew, from what there was.
                 self._since.extendleft(reversed(taken))
-                self._held += held
+                self._held += kept_size
                 self._modes = {**_modes_of(modes), **self._modes}
                 if unfinished:
                     self._since.insert(len(taken), bytearray(unfinished))
@@ -114,9 +111,9 @@ class ScreenBuffer:
                 self._held += len(unfinished)
             return result.data + self._later(), result.shown
 
-    async def told(self) -> bytes:
-        """As `drawn`, for whoever comes to a terminal of which there is little to tell: then it is
-        told as it was written, which leaves what stands on his own screen."""
+    async def restored(self) -> bytes:
+        """Do the same as `drawn` for a new client, but return little output as it was written: this
+        keeps the content of the client's own screen."""
         raw = self._later()
         if self._told <= _RAW_MAX and self._told == len(raw) and not _NOT_RAW.search(raw):
             return raw
@@ -135,9 +132,9 @@ class ScreenBuffer:
                 self._held -= _RESIZED
                 continue
             self._held -= len(part)
-            for found in _MODE.finditer(part):
-                self._modes.pop(found[0], None)
-                self._modes[bytes(found[0])] = None
+            for match in _MODE.finditer(part):
+                self._modes.pop(match[0], None)
+                self._modes[bytes(match[0])] = None
             while len(self._modes) > _MODES_MAX:
                 del self._modes[next(iter(self._modes))]
         if dropped and self._since and isinstance(first := self._since[0], bytearray):
@@ -148,11 +145,11 @@ class ScreenBuffer:
 
 
 def _modes_of(data: bytes) -> dict[bytes, None]:
-    return {bytes(found[0]): None for found in _MODE.finditer(data)}
+    return {bytes(match[0]): None for match in _MODE.finditer(data)}
 
 
 def _unfinished(parts: _Parts) -> bytes:
-    """Take off what the end of the last part begins only: a sequence, or a letter of UTF-8."""
+    """Cut an incomplete sequence or UTF-8 letter off the end of the last part, and return it."""
     if not parts or not isinstance(last := parts[-1], bytearray):
         return b""
     cut = len(last)

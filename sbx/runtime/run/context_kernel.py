@@ -40,7 +40,7 @@ StartKernel = Callable[[str, OpenFiles], Awaitable[Kernel]]  # in this context, 
 
 @dataclass(frozen=True, slots=True)
 class ClosedReason:
-    """What was closed, and what is lost with it; in words."""
+    """The closed thing, and the loss that comes with it; in words."""
 
     what: str
     lost: str
@@ -106,7 +106,6 @@ class ContextKernel:
 
     @property
     def busy(self) -> bool:
-        """Whether the kernel starts, or is used now."""
         return self._borrowed > 0 or self._starting.locked() or self.turn.locked()
 
     def check_open(self) -> None:

@@ -292,10 +292,10 @@ class JupyterFrontend:
             _log.exception("a front end failed at the end of its kernel")
 
 
-def _check_comm(told: object, buffers: Sequence[bytes]) -> None:
-    """Raises BadRequest `invalid_comm`, TooLarge `comm_too_large`."""
+def _check_comm(message: object, buffers: Sequence[bytes]) -> None:
+    """Raise BadRequest `invalid_comm`, TooLarge `comm_too_large`."""
     try:
-        encoded = msgspec.json.encode(told)
+        encoded = msgspec.json.encode(message)
         bad = frames.nested_deeper(encoded, frames.DEPTH_MAX)
     except (TypeError, ValueError, OverflowError, RecursionError):
         bad = True

@@ -38,7 +38,6 @@ class InputRequests:
         task.add_done_callback(self._asking.discard)
 
     def close(self) -> None:
-        """Drop the questions: the run has ended."""
         for task in self._asking:
             task.cancel()
 

@@ -1,7 +1,7 @@
-"""The end of a run: how it is stopped, and which status and cause it then has.
+"""The end of a run: how it is stopped, and its status and cause.
 
 GracefulTermination   stops a run in steps: interrupt, wait a little, kill
-ending_of_…           pure functions: the status and the cause from what was observed
+ending_of_…           pure functions: the status and the cause from the observations
 explanation           the same as a sentence
 """
 
@@ -185,7 +185,6 @@ def ending_in_kernel(
 
 
 def end_of_kernel(kernel: Kernel, end: JailExit, limits: LimitsPolicy) -> RunError:
-    """Return the reason why a kernel ended outside of a run."""
     ending = ending_in_kernel(kernel, kernel.seen, end, None)
     error = cut_off(kernel) if ending[1] is Cause.CRASHED else None
     error = error or explanation(ending, limits, "the kernel")

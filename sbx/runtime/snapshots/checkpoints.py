@@ -1,8 +1,8 @@
-"""The files of a conversation as they were at a moment, to be put back: what `/undo` is made of.
+"""Earlier files of a conversation, to restore: `/undo` uses them.
 
-A checkpoint is a frozen copy. To restore it is to compare it with what is there now, and to make
-the difference undone by the same steps that commit a dry run: all or none. It is there until it
-is discarded, until so many newer ones are made, and no longer than its conversation is open.
+A checkpoint is a frozen copy. A restore compares it with the present files, and reverts the
+difference by the same steps that commit a dry run: all or none. A checkpoint exists until it is
+discarded, until there are too many newer ones, or until its conversation is closed.
 """
 
 import asyncio
@@ -11,27 +11,28 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from sbx import errors
-from sbx.aio import run_to_completion
+from sbx.aio import outcome, run_to_completion
 from sbx.protocol.dry_runs import CHECKPOINTS_MAX, FileChange
 from sbx.runtime.files.open_files import OpenFiles
-from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots, outcome
+from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots
 
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
-    """The files as they were when it was made; uploads, and what is shared, are not of it."""
+    """The files at the time of the checkpoint, without uploads and shared files."""
 
     id: str
     _of: "Checkpoints" = field(repr=False)
     _copy: Snapshot = field(repr=False)
 
     async def restore(self) -> Sequence[FileChange]:
-        """Make the files so again, all or none, and tell what that changed. It may be done again.
+        """Restore the files, all or none, and return the changes. It may be called again.
 
-        Left as it is: what could not be read then, or cannot now; FIFOs, sockets and devices that
-        were there; what was moved about while the checkpoint was made; and in a directory of the
-        host what a program of the host would run. Changes of others since are undone, too. Raises
-        Conflict `workspace_changed` when somebody writes meanwhile, NotFound when it is gone.
+        These stay as they are: files that were not readable then, or are not now; earlier FIFOs,
+        sockets and devices; files that were moved while the checkpoint was made; and in a directory
+        of the host the files that a program of the host would run. Later changes of other writers
+        are reverted too. Raise Conflict `workspace_changed` for a concurrent write, NotFound if the
+        checkpoint does not exist.
         """
         return await self._of.restore(self)
 
@@ -41,7 +42,8 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Those of one conversation. Its methods may be called concurrently from one event loop."""
+    """The checkpoints of one conversation. Call the methods from one event loop; calls may be
+    concurrent."""
 
     def __init__(self, opened: Callable[[], Awaitable[OpenFiles]], copies: Snapshots) -> None:
         self._opened = opened
@@ -53,7 +55,6 @@ class Checkpoints:
 
     @property
     def busy(self) -> bool:
-        """Whether one is made or restored."""
         return self._at_work.locked()
 
     async def make(self) -> Checkpoint:
@@ -65,37 +66,37 @@ class Checkpoints:
             self._check_open()
             self._task = asyncio.create_task(self._make())
             try:
-                made = await outcome(self._task, self.discard)
+                checkpoint = await outcome(self._task, self.discard)
             finally:
                 self._task = None
-            if made is None:
+            if checkpoint is None:
                 raise _closed()
-            return made
+            return checkpoint
 
     def get(self, checkpoint_id: str) -> Checkpoint:
-        """The one of this id. Raises NotFound `checkpoint_not_found`, Closed."""
+        """Return the checkpoint of this id. Raise NotFound `checkpoint_not_found`, Closed."""
         self._check_open()
-        found = self._there.get(checkpoint_id)
-        if found is None:
+        checkpoint = self._there.get(checkpoint_id)
+        if checkpoint is None:
             raise _not_found(checkpoint_id)
-        return found
+        return checkpoint
 
-    async def restore(self, one: Checkpoint) -> Sequence[FileChange]:
+    async def restore(self, checkpoint: Checkpoint) -> Sequence[FileChange]:
         """See `Checkpoint.restore`."""
         async with self._at_work:
             self._check_open()
-            if one.id not in self._there:
-                raise _not_found(one.id)
+            if checkpoint.id not in self._there:
+                raise _not_found(checkpoint.id)
             opened = await self._opened()
             with opened.in_use():
-                effect = await self._copies.way_back(opened, one._copy)
-                await self._copies.commit(opened, one._copy, effect, effect.before)
-            return effect.told
+                effect = await self._copies.way_back(opened, checkpoint._copy)
+                await self._copies.commit(opened, checkpoint._copy, effect, effect.before)
+            return effect.summary
 
-    async def discard(self, one: Checkpoint) -> None:
+    async def discard(self, checkpoint: Checkpoint) -> None:
         """See `Checkpoint.discard`."""
-        if self._there.pop(one.id, None) is not None:
-            await run_to_completion(self._copies.remove(one._copy.name))
+        if self._there.pop(checkpoint.id, None) is not None:
+            await run_to_completion(self._copies.remove(checkpoint._copy.name))
 
     async def close(self) -> None:
         """Discard all of them, for good."""
@@ -103,18 +104,18 @@ class Checkpoints:
         if self._task is not None:
             self._task.cancel()
         async with self._at_work:
-            for one in list(self._there.values()):
-                await self.discard(one)
+            for checkpoint in list(self._there.values()):
+                await self.discard(checkpoint)
 
     async def _make(self) -> Checkpoint:
         opened = await self._opened()
         with opened.in_use():
             copy = await self._copies.make(opened)
-        made = Checkpoint(f"checkpoint-{secrets.token_hex(8)}", self, copy)
-        self._there[made.id] = made
+        checkpoint = Checkpoint(f"checkpoint-{secrets.token_hex(8)}", self, copy)
+        self._there[checkpoint.id] = checkpoint
         while len(self._there) > CHECKPOINTS_MAX:
             await self.discard(next(iter(self._there.values())))
-        return made
+        return checkpoint
 
     def _check_open(self) -> None:
         if self._closed:

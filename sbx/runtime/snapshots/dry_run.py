@@ -1,15 +1,16 @@
-"""A command run on a frozen copy of the files, without network: a person sees what it would do.
+"""A command that runs on a frozen copy of the files, without network: the user sees its effect
+first.
 
-    copy      the files as they are, by blocks that are shared where the file system can do that
-    run       in a jail of its own, by the same policy, that shows no live directory with a socket
-              or FIFO in it: /workspace/shared is a frozen copy, and a mount is shown only
-              where it is read-only and holds files alone
-    compare   what the command changed, with a digest of each new content; nothing of it is real yet
-    commit    the very same changes, all or none, where nobody else changed the same files, and
-              where every content still has the digest that was recorded
+    copy      the files as they are, by shared blocks where the file system supports that
+    run       in a separate jail by the same policy, which sees no live directory with a socket or
+              FIFO in it: /workspace/shared is a frozen copy, and a mount is visible only if it is
+              read-only and has only files
+    compare   the changes of the command, with a digest of each new content; none is real yet
+    commit    the same changes, all or none, if no other writer changed the same files, and if every
+              content still has the recorded digest
 
-Nothing is run twice. A dry run is gone once it was committed or discarded, after ten minutes, and
-with its conversation.
+Nothing runs twice. A dry run ends with its commit or discard, after ten minutes, and with its
+conversation.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sbx import errors
-from sbx.aio import run_to_completion
+from sbx.aio import outcome, run_to_completion
 from sbx.policy import Policy
 from sbx.protocol.dry_runs import CHANGES_MAX, DRY_RUNS_MAX, LIFETIME_S, FileChange
 from sbx.protocol.runs import Run
@@ -30,7 +31,8 @@ from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.run import checks
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.context_kernel import ClosedReason, StartKernel
-from sbx.runtime.snapshots.snapshots import Changes, Snapshot, Snapshots, outcome
+from sbx.runtime.snapshots.changes import Changes
+from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots
 from sbx.telemetry.background import background_context
 from sbx.workspace.quarantine import drop_all
 
@@ -40,26 +42,24 @@ _OVER = ClosedReason("the dry run", "its copy of the files is gone")
 
 
 def is_dry_run(context: str) -> bool:
-    """Whether a jail by this name is one of a dry run."""
     return context.startswith(_PREFIX)
 
 
 def dry_run_name(suffix: str) -> str:
-    """The name of the context of a jail that is one of a dry run."""
     return f"{_PREFIX}{suffix}"
 
 
 def offline(policy: Policy) -> Policy:
-    """The policy of a dry run's jail: what goes out cannot be undone."""
+    """Return the policy of the jail of a dry run: network traffic cannot be reverted."""
     return policy.model_copy(update={"network": policy.network.model_copy(update={"mode": "none"})})
 
 
 @dataclass(slots=True, eq=False)
 class DryRun:
-    """What a command did on a copy, and would change. `truncated`: there is more than is told, and
-    a commit makes that, too. `left_out`: what the copy lacks, or is not committed: FIFOs, sockets
-    and the like, what could not be read, and mounts that the dry run did not see.
-    `expires_at` in seconds of the epoch."""
+    """The effect of a command on a copy, and its changes. `truncated`: there are more changes than
+    listed, and a commit makes those too. `left_out`: paths that the copy lacks, or that are not
+    committed: FIFOs, sockets and the like, unreadable files, and mounts that the dry run did not
+    see. `expires_at` in seconds of the epoch."""
 
     id: str
     run: Run
@@ -73,11 +73,11 @@ class DryRun:
     _quarantine: Path | None = field(repr=False)
 
     async def commit(self) -> None:
-        """Make the very same changes, all or none. Once begun it is done to its end.
+        """Make the same changes, all or none. A cancelled call still completes.
 
-        Raises Conflict `workspace_changed` when what it touches is not as it was, Denied
-        `file_not_permitted` and `runs_on_the_host`: it is gone then, and nothing was changed.
-        Unavailable `no_space`, which leaves it for another try; NotFound when it is gone.
+        Raise Conflict `workspace_changed` if the affected files have changed, Denied
+        `file_not_permitted` and `runs_on_the_host`: then the dry run ends, and nothing was changed.
+        Raise Unavailable `no_space`, which keeps it for another try; NotFound if it does not exist.
         """
         await self._of.commit(self)
 
@@ -87,7 +87,8 @@ class DryRun:
 
 
 class DryRuns:
-    """Those of one conversation. Its methods may be called concurrently from one event loop."""
+    """The dry runs of one conversation. Call the methods from one event loop; calls may be
+    concurrent."""
 
     def __init__(
         self,
@@ -116,7 +117,6 @@ class DryRuns:
 
     @property
     def busy(self) -> bool:
-        """Whether a dry run is made, or its changes are."""
         return bool(self._making) or self._committing.locked()
 
     async def create(
@@ -143,41 +143,41 @@ class DryRuns:
         task = asyncio.create_task(self._create(command, timeout, cwd))
         self._making.add(task)
         task.add_done_callback(self._making.discard)
-        if (made := await outcome(task, self.discard)) is None:
+        if (dry_run := await outcome(task, self.discard)) is None:
             raise _closed()
-        return made
+        return dry_run
 
     def get(self, dry_run_id: str) -> DryRun:
-        """The one of this id. Raises NotFound `dry_run_not_found`, Closed."""
+        """Return the dry run of this id. Raise NotFound `dry_run_not_found`, Closed."""
         self._check_open()
-        found = self._there.get(dry_run_id)
-        if found is None:
+        entry = self._there.get(dry_run_id)
+        if entry is None:
             raise _not_found(dry_run_id)
-        return found[0]
+        return entry[0]
 
-    async def commit(self, one: DryRun) -> None:
+    async def commit(self, dry_run: DryRun) -> None:
         """See `DryRun.commit`."""
         async with self._committing:
             self._check_open()
-            if not self._forget(one):
-                raise _not_found(one.id)
-            await run_to_completion(self._commit(one))
+            if not self._forget(dry_run):
+                raise _not_found(dry_run.id)
+            await run_to_completion(self._commit(dry_run))
 
-    async def discard(self, one: DryRun) -> None:
+    async def discard(self, dry_run: DryRun) -> None:
         """See `DryRun.discard`."""
-        if self._forget(one):
-            await run_to_completion(self._remove(one._copy, one._quarantine))
+        if self._forget(dry_run):
+            await run_to_completion(self._remove(dry_run._copy, dry_run._quarantine))
 
     async def close(self) -> None:
-        """Discard all of them, for good; what is being made ends."""
+        """Discard all of them finally, and cancel those in progress."""
         self._closed = True
         for task in self._making:
             task.cancel()
         if self._making:
             await asyncio.wait(list(self._making))
         async with self._committing:
-            for one, _ in list(self._there.values()):
-                await self.discard(one)
+            for dry_run, _ in list(self._there.values()):
+                await self.discard(dry_run)
         if self._leaving:
             await asyncio.wait(list(self._leaving))
 
@@ -194,10 +194,10 @@ class DryRuns:
                 await run_to_completion(self._remove(copy, quarantine))
                 raise
         left_out = (*effect.left_out, *unseen)
-        made = DryRun(
+        dry_run = DryRun(
             name,
             run,
-            effect.told,
+            effect.summary,
             effect.truncated or len(left_out) > CHANGES_MAX,
             left_out[:CHANGES_MAX],
             time.time() + self._lifetime_s,
@@ -206,8 +206,8 @@ class DryRuns:
             effect,
             quarantine,
         )
-        self._keep(made)
-        return made
+        self._keep(dry_run)
+        return dry_run
 
     async def _run(
         self,
@@ -218,11 +218,11 @@ class DryRuns:
         timeout: float | None,
         cwd: str | None,
     ) -> tuple[Run, Sequence[str], Path | None]:
-        """Run it in a jail that has ended when this returns, and name what the jail did not see and
-        where its quarantine lies.
+        """Run the command in a jail that has ended at the return. Return the result, the paths that
+        the jail did not see, and its quarantine.
 
-        A process elsewhere may hold a descriptor of a file of the copy even then, so the contents
-        are digested next, and compared at the commit.
+        A process elsewhere may still have a descriptor of a file of the copy, so the contents are
+        digested next, and compared at the commit.
         """
         quarantine: Path | None = None
         try:
@@ -258,45 +258,45 @@ class DryRuns:
             finally:
                 self.contexts.discard(context)
 
-    async def _commit(self, one: DryRun) -> None:
+    async def _commit(self, dry_run: DryRun) -> None:
         try:
             opened = await self._opened()
             with opened.in_use():
-                base = one._copy.base.nodes
-                await self._copies.commit(opened, one._copy, one._effect, base)
+                base = dry_run._copy.base.nodes
+                await self._copies.commit(opened, dry_run._copy, dry_run._effect, base)
         except errors.Unavailable:
-            self._keep(one)
+            self._keep(dry_run)
             raise
         except BaseException:
-            await self._remove(one._copy, one._quarantine)
+            await self._remove(dry_run._copy, dry_run._quarantine)
             raise
-        await self._copies.remove(one._copy.name)
+        await self._copies.remove(dry_run._copy.name)
 
     async def _remove(self, copy: Snapshot, quarantine: Path | None) -> None:
-        """Remove a copy whose changes are dropped, with what is in its quarantine."""
+        """Remove a copy whose changes are dropped, with its quarantine."""
         await self._copies.remove(copy.name)
         await _drop(quarantine)
 
-    def _keep(self, one: DryRun) -> None:
-        left_s = max(0.0, one.expires_at - time.time())
-        timer = asyncio.get_running_loop().call_later(left_s, self._expire, one)
-        self._there[one.id] = one, timer
+    def _keep(self, dry_run: DryRun) -> None:
+        left_s = max(0.0, dry_run.expires_at - time.time())
+        timer = asyncio.get_running_loop().call_later(left_s, self._expire, dry_run)
+        self._there[dry_run.id] = dry_run, timer
 
-    def _forget(self, one: DryRun) -> bool:
+    def _forget(self, dry_run: DryRun) -> bool:
         """Whether it was there; it is the caller's to remove then."""
-        found = self._there.pop(one.id, None)
-        if found is not None:
-            found[1].cancel()
-        return found is not None
+        entry = self._there.pop(dry_run.id, None)
+        if entry is not None:
+            entry[1].cancel()
+        return entry is not None
 
-    def _expire(self, one: DryRun) -> None:
-        task = asyncio.create_task(self._leave(one), context=background_context())
+    def _expire(self, dry_run: DryRun) -> None:
+        task = asyncio.create_task(self._leave(dry_run), context=background_context())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _leave(self, one: DryRun) -> None:
+    async def _leave(self, dry_run: DryRun) -> None:
         try:
-            await self.discard(one)
+            await self.discard(dry_run)
         except (errors.SbxError, OSError) as error:
             _log.warning("the copy of a dry run is left over: %s", error)
 

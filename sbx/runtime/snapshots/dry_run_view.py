@@ -1,7 +1,7 @@
 """Directories that the jail of a dry run may see live, although they are not part of its copy.
 
-A dry run must change nothing outside. Read-only access to regular files does that; a Unix socket or
-a FIFO does not, because connect(2) and a read of a FIFO are no writes to the file system.
+A dry run must change nothing outside. Read-only access to regular files ensures that. A Unix socket
+or a FIFO does not, because connect(2) and a read of a FIFO do not write to the file system.
 """
 
 import os
@@ -26,13 +26,13 @@ def is_inert(directory: Path, identity: tuple[int, int], written: Iterable[Path]
     A directory that is too large to look through, has another mount in it or cannot be read
     completely is not.
     """
-    if any(_overlap(directory, one) for one in written):
+    if any(_overlap(directory, path) for path in written):
         return False
     walk = Walk(max_entries=_ENTRIES_MAX, deadline_s=_DEADLINE_S)
     try:
         with Tree.at(directory, view=str(directory)) as tree:
-            found = os.fstat(tree.fd)
-            if (found.st_dev, found.st_ino) != identity:
+            status = os.fstat(tree.fd)
+            if (status.st_dev, status.st_ino) != identity:
                 return False
             for _, entry in tree.walk(walk):
                 kinds = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
@@ -44,7 +44,6 @@ def is_inert(directory: Path, identity: tuple[int, int], written: Iterable[Path]
 
 
 def uploads_of(opened: OpenFiles) -> Tree:
-    """Return the directory that is mounted as the uploads."""
     _, places = opened.files.places(UPLOADS if opened.host_directory is None else UPLOADS_APART)
     return places[0][0]
 
@@ -59,6 +58,6 @@ def uploads_are_inert(opened: OpenFiles) -> bool:
     return is_inert(opened.uploads_path, identity, [] if host is None else [host.path])
 
 
-def _overlap(one: Path, other: Path) -> bool:
-    first, second = Path(os.path.realpath(one)), Path(os.path.realpath(other))
+def _overlap(path: Path, other: Path) -> bool:
+    first, second = Path(os.path.realpath(path)), Path(os.path.realpath(other))
     return first.is_relative_to(second) or second.is_relative_to(first)

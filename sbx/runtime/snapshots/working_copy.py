@@ -1,15 +1,15 @@
 """The copy of a project on which the tools of one conversation act.
 
-    begin       make the copy what the project is: whatever else was written to it is dropped
-    act         a cell in the kernel over the copy, a command or script in a jail of its own
-    compare     take out of the copy what was changed: nothing of it is in the project yet
+    begin       make the copy equal to the project: all other writes to it are dropped
+    act         a cell in the kernel over the copy, a command or script in a separate jail
+    compare     take the changes out of the copy; none of them is in the project yet
     commit      make exactly these changes in the project, all or none
     rollback    drop them
 
-The kernel lives as long as the conversation, so variables stay whatever becomes of the changes.
-A thread of an earlier cell can write to the copy at any time. `begin` drops what it wrote between
-two calls, so that no permission of the next call covers it.
-Commands have no network: what goes out cannot be dropped. One transaction has the copy at a time.
+The kernel lives as long as the conversation, so variables stay, whether or not the changes are
+committed. A thread of an earlier cell can write to the copy at any time. `begin` drops its writes
+between two calls, so that no permission of the next call covers them. Commands have no network:
+traffic cannot be reverted. One transaction has the copy at a time.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from dataclasses import replace
 from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.policy import Policy
-from sbx.protocol.dry_runs import CHANGES_MAX, FileChange
+from sbx.protocol.dry_runs import FileChange
 from sbx.protocol.runs import Run, RunError
 from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.open_files import OpenFiles
@@ -31,15 +31,14 @@ from sbx.runtime.processes.scripts import Program
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.context_kernel import ClosedReason, StartKernel
+from sbx.runtime.snapshots.changes import Changes, effect_of, protected
 from sbx.runtime.snapshots.dry_run import dry_run_name, offline
-from sbx.runtime.snapshots.snapshots import Changes, Snapshot, Snapshots, protected
-from sbx.workspace.mirroring import Mirror
+from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots
 from sbx.workspace.quarantine import Quarantine
 from sbx.workspace.snapshots.copy import take
-from sbx.workspace.snapshots.diff import FILE_MAX, plain, shown_in, tell
 from sbx.workspace.snapshots.manifest import PlannedChange, within
+from sbx.workspace.snapshots.mirror import Mirror
 from sbx.workspace.snapshots.scan import Bounds
-from sbx.workspace.tree import Tree
 
 _log = logging.getLogger(__name__)
 _TRIES = 3  # to restore a copy that live code writes to
@@ -105,18 +104,17 @@ class WorkingCopy:
 
     @property
     def contexts(self) -> list[Context]:
-        """Whatever may have a kernel."""
         return [self.python, *self._jails]
 
     @property
     def busy(self) -> bool:
-        return self._lock.locked() or any(one.busy for one in self.contexts)
+        return self._lock.locked() or any(context.busy for context in self.contexts)
 
     async def files(self) -> OpenFiles:
-        """The copy, made where there is none.
+        """Return the files of the copy, and make the copy if there is none.
 
-        Raises TooLarge `workspace_too_large`, Unavailable `no_space` and `too_many_searches`; for
-        some minutes after that it is not tried again.
+        Raise TooLarge `workspace_too_large`, Unavailable `no_space` and `too_many_searches`; the
+        next try comes some minutes later.
         """
         async with self._making:
             if self._closed:
@@ -127,10 +125,10 @@ class WorkingCopy:
             return self._files
 
     async def begin(self) -> "Transaction":
-        """Bring the copy up to date, and give it to the caller until the transaction ends.
+        """Update the copy, and lend it to the caller until the transaction ends.
 
-        Raises as `files`. Where the copy cannot be brought up to date it is made anew; the
-        variables of its kernel are lost then.
+        Raise as `files`. If the copy cannot be updated, replace it; then the variables of its
+        kernel are lost.
         """
         await self._lock.acquire()
         try:
@@ -156,7 +154,7 @@ class WorkingCopy:
             raise
 
     async def drop(self) -> None:
-        """End the kernel and remove the copy; the next use makes both anew."""
+        """End the kernel and remove the copy; the next use makes new ones."""
         if self.python.state_is_kept:
             self.python.mark_state_lost()
         await self.python.halt(_RENEWED)
@@ -164,17 +162,17 @@ class WorkingCopy:
             await run_to_completion(self._held.aclose())
 
     async def close(self) -> None:
-        """End what runs on the copy, and remove it, for good."""
+        """End all runs on the copy, and remove it finally."""
         self._closed = True
-        for one in self.contexts:
-            await one.close()
+        for context in self.contexts:
+            await context.close()
         async with self._making:
             await run_to_completion(self._held.aclose())
 
     def jail(self) -> Context:
-        """A new jail over the copy, without network, for one command or script."""
+        """Return a new jail over the copy, without network, for one command or script."""
         assert self._files is not None
-        made = Context(
+        context = Context(
             dry_run_name(secrets.token_hex(8)),
             self._conversation,
             self._policy,
@@ -183,8 +181,8 @@ class WorkingCopy:
             self._grace_s,
             disk=DiskLimit(self._policy.limits),
         )
-        self._jails.add(made)
-        return made
+        self._jails.add(context)
+        return context
 
     async def leave(self, jail: Context) -> None:
         """End a jail: no process of it writes to the copy from then on."""
@@ -194,7 +192,7 @@ class WorkingCopy:
             self._jails.discard(jail)
 
     async def taken(self, opened: OpenFiles, stage: str) -> Changes:
-        """What was changed in the copy; the new content is in the tree `stage` from then on."""
+        """Return the changes in the copy, and move the new content to the tree `stage`."""
         copy, mirror = self._copy, self._mirror
         assert copy is not None
         assert mirror is not None
@@ -203,7 +201,7 @@ class WorkingCopy:
             original, _ = self._copies.original(opened)
             with self._copies.tree(copy.name) as tree, self._copies.tree(stage) as staged:
                 changed, left_out = mirror.compare(original, tree, bounds)
-                changed = [one for one in changed if not protected(opened, one)]
+                changed = [change for change in changed if not protected(opened, change)]
                 changed = take(changed, tree, staged, mirror.scope, bounds)
                 return effect_of(changed, left_out, original, staged)
 
@@ -237,7 +235,6 @@ class WorkingCopy:
         return None if self._files is None else self._files.quarantine
 
     async def end(self, stage: str | None) -> None:
-        """Whoever had the copy leaves it."""
         try:
             await self.drop_items()
             if stage is not None:
@@ -251,23 +248,23 @@ class WorkingCopy:
     async def _make(self) -> None:
         if self._refusal is not None and time.monotonic() < self._refusal[1]:
             raise self._refusal[0]
-        async with AsyncExitStack() as held:
+        async with AsyncExitStack() as stack:
             opened = await self._opened()
-            held.enter_context(opened.in_use())
+            stack.enter_context(opened.in_use())
             try:
                 copy = await self._copies.make(opened)
             except (errors.TooLarge, errors.Unavailable) as error:
                 self._refusal = error, time.monotonic() + _RETRY_S
                 raise
-            held.push_async_callback(self._copies.remove, copy.name)
-            held.callback(self._forget)
-            files = await held.enter_async_context(self._copies.shown(opened, copy))
-            held.push_async_callback(self.drop_items)
+            stack.push_async_callback(self._copies.remove, copy.name)
+            stack.callback(self._forget)
+            files = await stack.enter_async_context(self._copies.shown(opened, copy))
+            stack.push_async_callback(self.drop_items)
             self._items = frozenset()
             self._mirror = Mirror(copy.base, copy.frozen, copy.scope)
             self._copy, self._files = copy, files
             self._refusal = None
-            self._held = held.pop_all()
+            self._held = stack.pop_all()
 
     def _forget(self) -> None:
         self._copy = self._files = self._mirror = None
@@ -307,7 +304,6 @@ class Transaction:
 
     @property
     def jail(self) -> Context:
-        """Where commands of this call run."""
         if self._jail is None:
             self._jail = self._of.jail()
         return self._jail
@@ -318,13 +314,13 @@ class Transaction:
         return live
 
     async def give_up(self, live: ActiveRun) -> None:
-        for one in (self.python, self._jail):
-            if one is not None:
-                await one.give_up(live)
+        for context in (self.python, self._jail):
+            if context is not None:
+                await context.give_up(live)
 
     async def compare(self) -> "ChangeSet":
-        """What the call changed, once all that it started has ended; cells that still run are
-        interrupted. Raises as `Snapshots.effect`."""
+        """Wait for the end of all runs of the call, interrupt cells that still run, and return the
+        changes. Raise as `Snapshots.effect`."""
         await self._over()
         self._stage = await self._of.stage(self._opened)
         self._effect = await self._of.taken(self._opened, self._stage)
@@ -343,7 +339,7 @@ class Transaction:
             await self.rollback()
 
     async def rollback(self) -> None:
-        """Drop what was not committed. A second time does nothing."""
+        """Drop the changes that were not committed. A second call does nothing."""
         if not self._ended:
             self._ended = True
             await run_to_completion(self._end())
@@ -356,7 +352,6 @@ class Transaction:
             await self._of.end(self._stage)
 
     async def _over(self) -> None:
-        """End what the call started."""
         for live in self._runs:
             await self.give_up(live)
             with suppress(errors.SbxError):
@@ -382,37 +377,15 @@ class ChangeSet:
     ) -> None:
         self.run = run
         self.host_executables = host_executables or {}
-        self.changes: Sequence[FileChange] = effect.told
+        self.changes: Sequence[FileChange] = effect.summary
         self.truncated = effect.truncated
         self.left_out: Sequence[str] = effect.left_out
-        self.made: Sequence[PlannedChange] = effect.changed
+        self.planned: Sequence[PlannedChange] = effect.changed
 
     @property
     def is_empty(self) -> bool:
-        """Whether no file of the project would change."""
-        return not self.made
+        return not self.planned
 
     def within(self, prefixes: Sequence[str]) -> bool:
         """Whether every change lies below one of these directories."""
-        return within(self.made, prefixes)
-
-
-def effect_of(
-    changed: Sequence[PlannedChange], left_out: Sequence[str], original: Tree, staged: Tree
-) -> Changes:
-    """These changes, told by the content that the original has now and that is staged."""
-    told, truncated = tell(
-        changed,
-        shown_in(original),
-        lambda one: _content(original, one),
-        lambda one: _content(staged, one),
-    )
-    named = tuple(plain(shown_in(original)(path)) for path in left_out[:CHANGES_MAX])
-    return Changes(changed, {}, told, truncated or len(left_out) > len(named), named)
-
-
-def _content(tree: Tree, change: PlannedChange) -> bytes | None:
-    try:
-        return tree.read(change.relative, max_bytes=FILE_MAX)
-    except errors.SbxError:
-        return None
+        return within(self.planned, prefixes)

@@ -128,15 +128,15 @@ def replace(
         with closing(database.open_writing(fresh, shipped())) as on:
             on.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             marks.write_to_store(on, latest)
-            known = known_directories(on)
+            recorded = known_directories(on)
             # Fails on a full disk, which the end of a connection does not.
             on.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         marks.sync(fresh)
         kept = _name_of_kept(path)
         place.record(data, act, FILE_NAME, generation=latest.generation, kept=kept.name, **details)
         marks.write_to_directory(data, latest)
-        brought_back = _brought_back(data, known)
-        unknown = len(missing_in(known, on_disk(data)))
+        brought_back = _brought_back(data, recorded)
+        unknown = len(missing_in(recorded, on_disk(data)))
         is_there = os.path.lexists(path)
         for ending in ("", "-wal"):  # a second name: no kill parts the store from its log
             with suppress(FileNotFoundError):
@@ -257,7 +257,7 @@ def _name_of_kept(path: Path) -> Path:
     raise AssertionError("numbers do not end")
 
 
-def _brought_back(data: Path, known: Directories) -> tuple[str, ...]:
+def _brought_back(data: Path, recorded: Directories) -> tuple[str, ...]:
     """Move the unclaimed directories that are known to where they were; their ids."""
     items = unclaimed.items(data)
     # Sandboxes first: a conversation may be one of a sandbox that was moved later.
@@ -265,15 +265,15 @@ def _brought_back(data: Path, known: Directories) -> tuple[str, ...]:
     return tuple(
         item.id
         for item in items
-        if item.sandbox in known
-        and (item.conversation is None or item.conversation in known[item.sandbox])
+        if item.sandbox in recorded
+        and (item.conversation is None or item.conversation in recorded[item.sandbox])
         and unclaimed.bring_back(data, item)
     )
 
 
 def _write(source: BinaryIO, target: Path, *, force: bool, of: Path) -> int:
-    """The new file has one name for all backups of a data directory, of which there is one at a
-    time: so each of them removes what a killed one left."""
+    """Write the new file under one name for all backups of a data directory. There is one backup at
+    a time, so each removes the file of a killed one."""
     fresh = target.with_name(f".{FILE_NAME}.backup-{os.stat(of).st_ino:x}")
     fresh.unlink(missing_ok=True)
     parent = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

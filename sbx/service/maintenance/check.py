@@ -65,15 +65,15 @@ def check(data: Path) -> StoreCheck:
     with place.as_owner(data):
         result = StoreCheck(data / FILE_NAME, place.is_running(data))
         there = on_disk(data)
-        known: Directories | None = None
+        recorded: Directories | None = None
         try:
-            known = _look(result, data)
+            recorded = _look(result, data)
         except SbxError as error:
             result.error = error
         result.unclaimed = len(unclaimed.items(data))
-    if known is not None:  # as root: the files of sandboxes belong to other users
+    if recorded is not None:  # as root: the files of sandboxes belong to other users
         result.without_row = [
-            name for name in missing_in(known, there) if not _has_no_files(data, name)
+            name for name in missing_in(recorded, there) if not _has_no_files(data, name)
         ]
         sandboxes = result.without_directory
         result.without_directory = [
@@ -116,7 +116,7 @@ def _look(result: StoreCheck, data: Path) -> Directories | None:
 
 def known_directories(on: sqlite3.Connection) -> Directories:
     """Return every directory that a row names: also those that are to be removed."""
-    known: dict[str, set[str]] = {}
+    recorded: dict[str, set[str]] = {}
     for workspace, conversation in on.execute(
         "SELECT workspaces.directory, conversations.directory FROM workspaces"
         " LEFT JOIN sandboxes ON sandboxes.workspace_id = workspaces.id"
@@ -124,11 +124,11 @@ def known_directories(on: sqlite3.Connection) -> Directories:
         " WHERE workspaces.deleted_at IS NULL OR (sandboxes.deleted_at IS NOT NULL"
         " AND files_removed = 0)"
     ):
-        known.setdefault(workspace, set()).add(conversation)
+        recorded.setdefault(workspace, set()).add(conversation)
     if on.execute("SELECT 1 FROM sqlite_master WHERE name = 'removals'").fetchone():
         for workspace, conversation in on.execute("SELECT directory, conversation FROM removals"):
-            known.setdefault(workspace, set()).add(conversation)
-    return {workspace: frozenset(names) for workspace, names in known.items()}
+            recorded.setdefault(workspace, set()).add(conversation)
+    return {workspace: frozenset(names) for workspace, names in recorded.items()}
 
 
 def conversations_of(on: sqlite3.Connection) -> list[DirectoryName]:
@@ -168,12 +168,11 @@ def on_disk(data: Path) -> Directories:
         os.close(top)
 
 
-def missing_in(known: Directories, there: Directories) -> list[DirectoryName]:
-    """Return the directories that are there and not known."""
-    missing = [DirectoryName(sandbox) for sandbox in sorted(there.keys() - known.keys())]
-    for sandbox in sorted(there.keys() & known.keys()):
-        if "" not in known[sandbox]:  # else all of it is to be removed
-            left = sorted(there[sandbox] - known[sandbox])
+def missing_in(recorded: Directories, there: Directories) -> list[DirectoryName]:
+    missing = [DirectoryName(sandbox) for sandbox in sorted(there.keys() - recorded.keys())]
+    for sandbox in sorted(there.keys() & recorded.keys()):
+        if "" not in recorded[sandbox]:  # else all of it is to be removed
+            left = sorted(there[sandbox] - recorded[sandbox])
             missing += [DirectoryName(sandbox, name) for name in left]
     return missing
 

@@ -65,9 +65,9 @@ def ended(data: Path) -> Iterator[None]:
         code="service_running",
         hint="end the service first, for instance with systemctl stop sbx",
     )
-    with ExitStack() as held:
+    with ExitStack() as stack:
         with translated(str(data / LOCK)):
-            held.enter_context(locked(data / LOCK, running))
+            stack.enter_context(locked(data / LOCK, running))
         yield
 
 

@@ -40,10 +40,10 @@ class Repaired:
 
 
 def repair(data: Path) -> Repaired:
-    """Repair the store, of which a copy is kept.
+    """Repair the store, and keep a copy of the damaged one.
 
-    Raises Conflict `service_running`, Unavailable `store_unreadable` where no row can be read, and
-    what a start raises of a store that is not the one of the directory.
+    Raise Conflict `service_running`, Unavailable `store_unreadable` if no row can be read, and the
+    errors of a start for a store that does not belong to the directory.
     """
     path = data / FILE_NAME
     with place.as_owner(data), place.ended(data), backup.new_file(data) as fresh:

@@ -22,7 +22,7 @@ _NAME = re.compile(r"[a-z_]+")
 
 @dataclass(frozen=True, slots=True)
 class SavedTable:
-    """How many rows were saved and lost; `lost` is None if the damaged store gives no count."""
+    """The number of saved and lost rows; `lost` is None if the damaged store gives no count."""
 
     saved: int
     lost: int | None

@@ -1,8 +1,8 @@
-"""What an agent holds in a project with the sandbox on: one object over one working directory.
+"""The sandbox of an agent in a project: one object over one working directory.
 
-A call of a tool acts on what `begin` gives, and its changes come into the directory by a commit.
-The other methods act on the directory itself: for calls that were approved before they are made,
-and for commands once a person allowed them for the conversation. See project_sandbox.py.
+A tool call acts on the result of `begin`, and a commit brings its changes into the directory. The
+other methods act on the directory itself: for calls that the user approves first, and for commands
+after the user has allowed them for the conversation. See sandbox.py.
 """
 
 from typing import Literal
@@ -24,9 +24,9 @@ from sbx.service.projects.sandbox import (
 
 
 class ProjectSession:
-    """Its kernels start with the first run that needs one; `close` ends all of it, and leaves the
-    directory as it is. `commands_allowed` is what `allow_commands` made of it. `user_decides`: the
-    user of this machine, and no client of a service, decides about changes."""
+    """A session. Its kernels start with the first run that needs one; `close` ends all of it, and
+    leaves the directory as it is. `commands_allowed`: whether `allow_commands` was called.
+    `user_decides`: the user of this machine decides about changes, not a client of a service."""
 
     sandboxed = True
 
@@ -37,7 +37,8 @@ class ProjectSession:
         *,
         commands_allowed: bool = False,
     ) -> None:
-        """`uploads`: those of a kept conversation; None: the sandbox's own."""
+        """Create a session. `uploads`: those of a persistent conversation; None: the sandbox's
+        own."""
         self.sandbox = sandbox
         talk = sandbox.conversation("default")
         assert isinstance(talk, ProjectConversation)
@@ -50,14 +51,13 @@ class ProjectSession:
 
     @property
     def busy(self) -> bool:
-        """Whether anything runs, waits to run, or starts."""
         return self._talk.busy
 
     @property
     def stateful(self) -> bool:
         """Whether Python has, or had, variables that would be missed."""
         every = (self._python, self._talk.computing, self._talk.working.python)
-        return any(one.state_is_kept for one in every)
+        return any(context.state_is_kept for context in every)
 
     @property
     def asks_about_host_executables(self) -> bool:
@@ -65,8 +65,8 @@ class ProjectSession:
         return self.sandbox.policy.host_executables == "ask"
 
     async def allow_commands(self) -> None:
-        """The person allowed commands: from now on Python may start processes too. Variables it had
-        are gone, and its next run says so; a cell that runs is run to its end."""
+        """Allow commands: from now on Python may start processes too. Its variables are lost, and
+        its next run reports that; a cell in progress completes."""
         if self.commands_allowed:
             return
         python = self._python
@@ -78,10 +78,10 @@ class ProjectSession:
     async def begin(
         self, effect: Literal["write", "code", "command"]
     ) -> CodeChanges | WriteChanges:
-        """A sandbox for one call of a tool, whose changes are in the project once it is committed.
+        """Return a sandbox for one tool call, whose changes reach the project by a commit.
 
-        Raises TooLarge `workspace_too_large` and Unavailable `no_space` where the project cannot be
-        copied: cells run in the project itself from then on.
+        Raise TooLarge `workspace_too_large` and Unavailable `no_space` if the project cannot be
+        copied: then cells run in the project itself.
         """
         policy = self.sandbox.policy
         if effect == "write":
@@ -99,9 +99,8 @@ class ProjectSession:
         return CodeChanges(self, self._talk, transaction, policy)
 
     def start_run(self, code: str, *, timeout: float | None = None) -> ActiveRun:
-        """A cell of Python, in the kernel where the last one ran: that is over the working copy,
-        unless the project cannot be copied or commands are allowed. Raises as
-        `Conversation.start_run`."""
+        """Start a cell in the kernel of the last one: over the working copy, unless the project
+        cannot be copied or commands are allowed. Raise as `Conversation.start_run`."""
         return self._python.start_run(code, timeout=timeout)
 
     def start_shell(
@@ -114,7 +113,7 @@ class ProjectSession:
         return self._talk.start_command(command, timeout=timeout, cwd=cwd)
 
     def start_script(self, code: str, language: str, *, timeout: float | None = None) -> ActiveRun:
-        """A script, in a jail as that of a command."""
+        """Start a script in a jail like that of a command."""
         if self.commands_allowed:
             return self._talk.start_script(code, language, timeout=timeout)
         return self._talk.start_script_alone(code, language, timeout=timeout)
@@ -129,11 +128,12 @@ class ProjectSession:
         return await self._talk.dry_run(command, timeout=timeout, cwd=cwd)
 
     async def checkpoint(self) -> Checkpoint:
-        """The files as they are now; see `Conversation.checkpoint`."""
+        """See `Conversation.checkpoint`."""
         return await self._talk.checkpoint()
 
     async def save_result(self, name: str, content: bytes) -> str:
-        """Keep what is too long to be told, beside the directory; the path by which to read it."""
+        """Store a result that is too long for a reply, outside of the directory. Return the path by
+        which to read it."""
         return await self._talk.save_result(name, content)
 
     async def close(self) -> None:
@@ -155,5 +155,4 @@ class ProjectSession:
 
 
 def python_in(commands_allowed: bool) -> str:
-    """The name of the context in which Python runs."""
     return DEFAULT_CONTEXT if commands_allowed else COMPUTING

@@ -1,7 +1,8 @@
-"""The boxes of projects that live: one for each conversation, from its first use on.
+"""The open sandboxes of projects: one for each conversation, from its first use on.
 
-Closed when idle, when its project or conversation goes, and with the service; a box that is closed
-while idle is made again by the next use, which then says of Python that its variables are gone.
+A sandbox is closed when it is idle, with its project or conversation, and with the service. After
+an idle close, the next use creates another one, and Python reports there that its variables are
+lost.
 """
 
 import asyncio
@@ -27,8 +28,9 @@ from sbx.runtime.files.files import WorkspaceUploads
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service.projects.box import ProjectSession, python_in
-from sbx.service.projects.client import ProjectRemoteUploads, ProjectServerLink, RemoteBox
+from sbx.service.projects.client import ProjectRemoteUploads, RemoteBox
 from sbx.service.projects.host_mode import HostSession
+from sbx.service.projects.link import ProjectServerLink
 from sbx.service.projects.sandbox import open_project
 from sbx.store.projects import ProjectRow
 from sbx.workspace import UploadLimits
@@ -56,7 +58,7 @@ class ProjectUploads:
         self._copying = asyncio.Lock()
 
     async def put(self, path: str | Path, name: str | None = None) -> Upload:
-        """Raises as `WorkspaceUploads.put`, whose limits these are."""
+        """Store an upload. Raise as `WorkspaceUploads.put`, whose limits apply."""
         return await self._shown(await self._theirs.put(path, name))
 
     async def put_bytes(self, name: str, content: bytes) -> Upload:
@@ -66,7 +68,7 @@ class ProjectUploads:
         return tuple(self._as_seen(upload) for upload in await self._theirs.list())
 
     async def refresh(self) -> None:
-        """Make the copies what the kept ones are now."""
+        """Copy the present uploads of the conversation."""
         if self._copies is None:
             return
         async with self._copying:
@@ -101,7 +103,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BoxWalls:
-    """The policy of a box, and what a request tightens of it and adds to its environment."""
+    """The policy of a sandbox, and the limits and the environment that a request adds."""
 
     policy: str
     narrower: Mapping[str, Any]
@@ -110,7 +112,7 @@ class BoxWalls:
 
 @dataclass(frozen=True, slots=True)
 class BoxSpec:
-    """Of what a box was made: another project, directory or policy needs another box."""
+    """The origin of a sandbox: another project, directory or policy needs another sandbox."""
 
     project_id: str
     directory: str
@@ -121,8 +123,8 @@ class BoxSpec:
 
 @dataclass(slots=True, eq=False)
 class BoxState:
-    """What there is of a conversation. In one project `allowed` and `lost` outlive its box: that a
-    person allowed commands, and that Python had variables which are gone."""
+    """The state of a conversation. In one project, `allowed` and `lost` outlive its sandbox: the
+    user allowed commands, and Python had variables that are lost."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     project_id: str = ""  # also while its box is made
@@ -139,7 +141,8 @@ class BoxState:
         return self.box is None and not (self.users or self.allowed or self.lost)
 
     async def shut(self) -> None:
-        """Close the box, and remember what the next one has to know; under the lock."""
+        """Close the sandbox, and keep the state that the next one needs. The caller has the
+        lock."""
         box, self.box = self.box, None
         if box is not None:
             self.allowed |= box.sandboxed and box.commands_allowed  # on the host nobody was asked
@@ -176,7 +179,8 @@ class ProjectBoxes:
         walls: BoxWalls,
         uploads: Conversation | None,
     ) -> AsyncIterator[Box]:
-        """See `Projects.using`. `get_project` returns the project, or raises if there is none."""
+        """See `Projects.using`. `get_project` returns the project, or raises an error without
+        one."""
         if self._closed:
             raise errors.Closed("the projects are closed", hint="start the service again")
         state = self._states.setdefault(key, BoxState())
@@ -316,7 +320,8 @@ class ProjectBoxes:
         spec: BoxSpec,
         uploads: Conversation | None,
     ) -> RemoteBox:
-        box = await server.open(
+        box = await RemoteBox.open(
+            server,
             spec.walls.policy,
             Path(spec.directory),
             narrower=spec.walls.narrower,
@@ -330,7 +335,8 @@ class ProjectBoxes:
         return box
 
     async def _make_room(self, owner: str) -> None:
-        """Raises Unavailable `too_many_kernels` where every other box is used."""
+        """Close an unused sandbox. Raise Unavailable `too_many_kernels` if all others are in
+        use."""
         settings = self._settings
         for kernels, whose in ((settings.kernels_per_owner, owner), (settings.kernels_max, None)):
             most = max(1, kernels // _KERNELS_A_BOX)
@@ -368,7 +374,6 @@ def _demand_of_root(directory: Path) -> None:
 
 
 async def _all(ends: Iterable[Awaitable[None]]) -> None:
-    """Each to its end, whatever becomes of others."""
     for end in await asyncio.gather(*ends, return_exceptions=True):
         if isinstance(end, Exception):
             _log.error("the box of a project could not be closed", exc_info=end)

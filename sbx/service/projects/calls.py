@@ -1,4 +1,4 @@
-"""What a service asks of its project server, and the frames on the socket between them.
+"""The requests of a service to its project server, and the frames on the socket between them.
 
 The server has rights on the directories of users, and the service parses HTTP: every request is a
 typed message, and the server checks each field before it acts. A frame is the length of its body in
@@ -122,7 +122,8 @@ class SaveResult(_Request):
 
 
 class StartCall(_Request):
-    """`language` is None for a cell, "" for a shell command. The answer is the number of a run."""
+    """A start. `language` is None for a cell, "" for a shell command. The reply is the number of
+    the run."""
 
     of: int
     code: str
@@ -220,7 +221,7 @@ class Compared(msgspec.Struct, frozen=True):
 
 
 def changes_of(pairs: Sequence[tuple[bytes, bytes | None]]) -> list[PlannedChange]:
-    """The changes again, as far as `within` looks at them."""
+    """Return the changes again, with the parts that `within` reads."""
     return [
         PlannedChange(
             os.fsdecode(path), None, FileNode("file" if text is None else "symlink", text=text)
@@ -244,7 +245,7 @@ REPLIES = msgspec.msgpack.Decoder(CallReply)
 
 
 def framed(message: object) -> bytes:
-    """Raises TooLarge for a message that no frame holds."""
+    """Return a message as a frame. Raise TooLarge for a message that is too long for one."""
     body = ENCODER.encode(message)
     if len(body) > FRAME_MAX:
         raise errors.TooLarge(
@@ -257,7 +258,8 @@ def framed(message: object) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The body of the next frame; None at the end. Raises ValueError for a length beyond all."""
+    """Return the body of the next frame; None at the end. Raise ValueError for an invalid
+    length."""
     try:
         length = int.from_bytes(await reader.readexactly(LENGTH))
         if length > FRAME_MAX:

@@ -1,7 +1,7 @@
-"""What a tool acts on in a project, so that nothing it changes is in the project before a decision.
+"""The targets of tools in a project: no change is in the project before a decision.
 
     CodeChanges    code and commands, on the working copy (working_copy.py)
-    WriteChanges   a file that a tool writes whole: compared with the project itself, without a copy
+    WriteChanges   a file that a tool writes as a whole: compared with the project, without a copy
 
 Both end by `commit` or `rollback`.
 """
@@ -19,8 +19,9 @@ from sbx.runtime.files.files import WorkspaceFiles
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.honeytokens import look
 from sbx.runtime.run.active_run import ActiveRun
-from sbx.runtime.snapshots.snapshots import Changes, Snapshot, Snapshots
-from sbx.runtime.snapshots.working_copy import COMMAND_ENV, ChangeSet, Transaction, effect_of
+from sbx.runtime.snapshots.changes import Changes, effect_of
+from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots
+from sbx.runtime.snapshots.working_copy import COMMAND_ENV, ChangeSet, Transaction
 from sbx.service.projects.sandbox import ProjectConversation, in_project
 from sbx.workspace.errors import translate, wrong_path
 from sbx.workspace.snapshots.diff import plain
@@ -29,7 +30,7 @@ from sbx.workspace.snapshots.scan import ScanScope, digest, node_at
 
 
 class Beside(Protocol):
-    """What a project's box has beside its files."""
+    """The parts of a project's sandbox in addition to its files."""
 
     @property
     def files(self) -> WorkspaceFiles: ...
@@ -63,20 +64,20 @@ class CodeChanges:
         return self
 
     def start_run(self, code: str, *, timeout: float | None = None) -> ActiveRun:
-        """A cell in the kernel over the copy. Raises as `Conversation.start_run`."""
-        made = self._transaction.python.start_run(code, timeout=timeout)
-        return self._transaction.follow(made)
+        """Start a cell in the kernel over the copy. Raise as `Conversation.start_run`."""
+        run = self._transaction.python.start_run(code, timeout=timeout)
+        return self._transaction.follow(run)
 
     def start_shell(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> ActiveRun:
-        """A command on the copy, without network. Raises as `Conversation.start_shell`."""
+        """Start a command on the copy, without network. Raise as `Conversation.start_shell`."""
         jail = self._transaction.jail
-        made = jail.start_shell(command, timeout=timeout, cwd=cwd, env=COMMAND_ENV)
-        return self._transaction.follow(made)
+        run = jail.start_shell(command, timeout=timeout, cwd=cwd, env=COMMAND_ENV)
+        return self._transaction.follow(run)
 
     def start_script(self, code: str, language: str, *, timeout: float | None = None) -> ActiveRun:
-        """A script on the copy, without network. Raises as `Conversation.start_script`."""
+        """Start a script on the copy, without network. Raise as `Conversation.start_script`."""
         make = self._talk.prepare_script(code, language, env=COMMAND_ENV)
         time_s = self._talk.script_timeout(timeout)
         return self._transaction.follow(self._transaction.jail.start_program(make, time_s))
@@ -172,7 +173,7 @@ class WriteChanges:
 
 
 class _StagedFiles:
-    """The files of the project, with the files that were written staged beside them."""
+    """The files of the project, with the written files staged outside of it."""
 
     def __init__(
         self,
@@ -240,7 +241,7 @@ class _StagedFiles:
         return await self._project.find(pattern, path, kind=kind, max_results=max_results)
 
     async def compare(self) -> ChangeSet:
-        """What was written, as a person decides by it."""
+        """Return the writes, for the decision of the user."""
         stage = self._stage
         if stage is None:
             self._effect = Changes((), {}, (), False, ())
@@ -270,7 +271,7 @@ class _StagedFiles:
             await self._copies.remove(stage)
 
     def _name(self, path: str) -> str | None:
-        """The path relative to the project; None for one that lies elsewhere."""
+        """Return the path relative to the project; None for one elsewhere."""
         where = in_project(self._opened, path)
         return None if where is None else "/".join(where)
 
@@ -287,7 +288,8 @@ class _StagedFiles:
     # -- in a worker thread -----------------------------------------------------------------------
 
     def _expect(self, name: str) -> FileNode | None:
-        """What the project holds there, as of the first look: a commit demands that it is so."""
+        """Return the file of the project at the first look: a commit requires that it is
+        unchanged."""
         if name in self._expected:
             return self._expected[name]
         tree = self._tree
@@ -318,9 +320,9 @@ class _StagedFiles:
         mode = before.mode if before is not None and before.kind == "file" else 0o644
         with self._copies.tree(stage) as tree:
             size = tree.write(parts, data, max_bytes=self._most, mode=mode | 0o600)
-            made = node_at(tree, parts)
-            assert made is not None
-            after = FileNode("file", mode, made.size, made.mtime_ns, sha256=digest(tree, parts))
+            node = node_at(tree, parts)
+            assert node is not None
+            after = FileNode("file", mode, node.size, node.mtime_ns, sha256=digest(tree, parts))
         self._changed[name] = PlannedChange(name, before, after)
         return size
 
@@ -337,15 +339,15 @@ class _StagedFiles:
     def _compared(self, stage: str) -> Changes:
         changed: list[PlannedChange] = []
         for name in sorted(self._changed, key=lambda path: path.replace("/", "\0")):
-            one = self._changed[name]
-            before, after = one.before, one.after
+            change = self._changed[name]
+            before, after = change.before, change.after
             if before is not None and after is not None and before.kind != after.kind:
                 changed += (PlannedChange(name, before, None), PlannedChange(name, None, after))
             elif before is None or after is None or before.sha256 != after.sha256:
-                changed.append(one)
+                changed.append(change)
         host = self._opened.host_directory
         if self._asks and host is not None:
-            created = host.created_by_all([one.relative for one in changed])
+            created = host.created_by_all([change.relative for change in changed])
             self._created = {path: match.program for path, match in created.items()}
         with self._copies.tree(stage) as tree:
             return effect_of(changed, (), self._tree, tree)

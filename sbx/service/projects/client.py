@@ -1,215 +1,30 @@
-"""The service's side of the project server: a sandbox over a project that another process has.
+"""The sandboxes of projects that the project process has, as the service calls them.
 
-`RemoteBox` acts as `ProjectSession` does, and `ProjectServerLink` as `AllowedProjects`.
+`RemoteBox` has the methods of `ProjectSession`.
 """
 
 import asyncio
-import itertools
 import json
-import logging
-import subprocess
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from socket import socket
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
-
-import msgspec
 
 from sbx import errors
 from sbx.agent.sandbox import ToolUploads
 from sbx.aio import in_thread, run_to_completion
-from sbx.isolation.broker import watchdog
-from sbx.isolation.broker.pulse import RETRY_AFTER_S, Pulse
-from sbx.isolation.broker.watchdog import Watchdog
 from sbx.protocol.dry_runs import FileChange
 from sbx.protocol.events import event_from_json, run_from_json
 from sbx.protocol.files import FileEntry, Kind, Listing, Upload
 from sbx.protocol.runs import Event, Run, RunEnd
 from sbx.service.projects import calls
+from sbx.service.projects.link import ProjectServerLink
 from sbx.workspace import UploadLimits
 from sbx.workspace.snapshots.manifest import within
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
-_START_S = 60.0  # its broker looks at the host first
-_END_S = 30.0
 _CHUNK = 1 << 20
 _IN_THREAD = 256 << 10  # bytes of an event that are not read on the loop
-
-
-@dataclass(frozen=True, slots=True)
-class ProjectProcess:
-    """A project server that was started, for `ProjectServerLink`, once."""
-
-    process: subprocess.Popen[bytes]
-    sock: socket
-    watchdog: Watchdog
-
-    def close(self) -> None:
-        """End a server that no `ProjectServerLink` uses."""
-        self.sock.close()
-        watchdog.end(self.process, self.watchdog, _END_S)
-
-
-class ProjectServerLink:
-    """`async with ProjectServerLink(process) as link`. Its methods may be called concurrently from
-    one event loop; they raise Unavailable `project_server_died` once the process or its broker has
-    ended, and `project_server_silent` once it answers nothing."""
-
-    def __init__(self, process: ProjectProcess) -> None:
-        self._process = process
-        self._ids = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[calls.CallReply]] = {}
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._pulse = Pulse(self._ping, lambda: self._give_up(_silent))
-        self._why: Callable[[], errors.Unavailable] = _died
-
-    async def __aenter__(self) -> Self:
-        """Wait until it is ready; raises why it is not."""
-        loop = asyncio.get_running_loop()
-        ready = self._waiting[0] = loop.create_future()
-        reader, self._writer = await asyncio.open_unix_connection(sock=self._process.sock)
-        self._reading = loop.create_task(self._read(reader))
-        try:
-            async with asyncio.timeout(_START_S):
-                reply = await ready
-            if reply.error is not None:
-                raise calls.revived(reply)
-        except TimeoutError:
-            await self._close()
-            raise _died() from None
-        except BaseException:
-            await self._close()
-            raise
-        self._pulse.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await run_to_completion(self._close())
-
-    @property
-    def failure(self) -> errors.Unavailable | None:
-        """Return why no call can be answered; None while the server answers."""
-        if self._reading is not None and not self._reading.done():
-            return None
-        return self._why()
-
-    async def call(self, request: calls.Request, result_type: type[T]) -> T:
-        """The result of a request. Raises what the server raised."""
-        result, _ = await self.ask(request, result_type)
-        return result
-
-    async def resolve(self, asked: str) -> Path:
-        return Path(await self.call(calls.Resolve(asked), str))
-
-    async def look_at(self, directory: Path) -> None:
-        await self.call(calls.Look(str(directory)), type(None))
-
-    async def open(
-        self,
-        policy: str,
-        directory: Path,
-        *,
-        narrower: Mapping[str, Any],
-        env: Mapping[str, str],
-        commands_allowed: bool,
-        lost: bool,
-    ) -> "RemoteBox":
-        """Raises as `Runtime.open_project`, and as `look_at`."""
-        request = calls.Open(
-            str(directory), policy, dict(narrower), dict(env), commands_allowed, lost
-        )
-        number = await self.obtain(self.call(request, int), calls.Close)
-        return RemoteBox(self, number, commands_allowed=commands_allowed)
-
-    async def obtain(self, call: Awaitable[int], undo: Callable[[int], calls.Request]) -> int:
-        """Return the number of what the server opens in this call. If the caller is cancelled, the
-        server opens it all the same, and is asked to `undo` it then."""
-        reply = asyncio.ensure_future(call)
-
-        def give_back(done: "asyncio.Future[int]") -> None:
-            if not done.cancelled() and done.exception() is None:
-                self._send(calls.Call(next(self._ids), undo(done.result())))
-
-        try:
-            return await asyncio.shield(reply)
-        except asyncio.CancelledError:
-            reply.add_done_callback(give_back)
-            raise
-
-    async def ask(self, request: calls.Request, result_type: type[T]) -> tuple[T, bool]:
-        """The result, and whether Python in the sandbox of the request has variables."""
-        number = next(self._ids)
-        if (failure := self.failure) is not None:
-            raise failure
-        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
-        try:
-            self._send(calls.Call(number, request))
-            assert self._writer is not None
-            with suppress(ConnectionError):  # told by the end of the reading
-                await self._writer.drain()
-            reply = await waiting
-        except asyncio.CancelledError:
-            self._send(calls.Cancel(number))
-            raise
-        finally:
-            del self._waiting[number]
-        if reply.error is not None:
-            raise calls.revived(reply)
-        return msgspec.msgpack.decode(reply.result, type=result_type), reply.stateful
-
-    def _send(self, message: calls.Call | calls.Cancel) -> None:
-        assert self._writer is not None
-        if not self._writer.is_closing():
-            self._writer.write(calls.framed(message))
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
-            while (body := await calls.read_frame(reader)) is not None:
-                self._pulse.answered()
-                reply = calls.REPLIES.decode(body)
-                waiting = self._waiting.get(reply.id)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(reply)
-        except ValueError as error:
-            _log.error("the project server sent an invalid reply: %s", error)
-        finally:
-            self._pulse.stop()
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(self._why())
-
-    async def _ping(self) -> None:
-        if not await self.call(calls.Ping(), bool):
-            _log.error("the broker of the project server has ended")
-            self._give_up(_died)
-
-    def _give_up(self, why: "Callable[[], errors.Unavailable]") -> None:
-        """Kill the server, whose broker and jails end with it."""
-        self._why = why
-        _log.error("the project server is killed: %s", why().message)
-        if self._reading is not None:
-            self._reading.cancel()
-        watchdog.kill(self._process.process, self._process.watchdog)
-
-    async def _close(self) -> None:
-        self._pulse.stop()
-        if self._writer is not None:
-            self._writer.close()
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-        server = self._process
-        await in_thread(watchdog.end, server.process, server.watchdog, _END_S)
 
 
 class ProjectRun:
@@ -230,7 +45,7 @@ class ProjectRun:
             after += len(events)
 
     async def result(self) -> Run:
-        """As `LiveRun.result`. Raises Broken `run_lost`."""
+        """Return the result as `ActiveRun.result` does. Raise Broken `run_lost`."""
         async for event in self.events():
             if isinstance(event, RunEnd):
                 return event.run
@@ -243,7 +58,7 @@ class ProjectRun:
 
 
 class _Remote:
-    """What a sandbox over a project, and the copy that a tool call acts on, have in common."""
+    """The common part of a sandbox over a project, and of the copy that a tool call acts on."""
 
     sandboxed = True
     commands_allowed = False
@@ -290,6 +105,26 @@ class RemoteBox(_Remote):
         self.own_uploads = ProjectRemoteUploads(self)
         self.shown: ToolUploads | None = None
 
+    @classmethod
+    async def open(
+        cls,
+        link: ProjectServerLink,
+        policy: str,
+        directory: Path,
+        *,
+        narrower: Mapping[str, Any],
+        env: Mapping[str, str],
+        commands_allowed: bool,
+        lost: bool,
+    ) -> Self:
+        """Open the sandbox of a project. Raise as `ProjectServerLink.look_at`, and the errors of
+        its start."""
+        request = calls.Open(
+            str(directory), policy, dict(narrower), dict(env), commands_allowed, lost
+        )
+        number = await link.obtain(link.call(request, int), calls.Close)
+        return cls(link, number, commands_allowed=commands_allowed)
+
     @property
     def uploads(self) -> ToolUploads:
         return self.shown or self.own_uploads
@@ -299,7 +134,7 @@ class RemoteBox(_Remote):
         self.commands_allowed = True
 
     async def begin(self, effect: Literal["write", "code", "command"]) -> "RemoteChanges":
-        """Raises as `ProjectSession.begin`."""
+        """Begin a tool call. Raise as `ProjectSession.begin`."""
         begun = self.call(calls.Begin(self.number, effect), int)
         return RemoteChanges(self, await self.link.obtain(begun, calls.Rollback))
 
@@ -439,21 +274,3 @@ def _listing(reply: calls.FoundReply) -> Listing:
 def _retrieve(done: "asyncio.Future[Any]") -> None:
     if not done.cancelled():
         done.exception()  # raised again to each follower of the run
-
-
-def _died() -> errors.Unavailable:
-    return errors.Unavailable(
-        "the process that has the directories of projects has ended",
-        code="project_server_died",
-        hint="start the service again: projects and their files are as they were",
-        details={"retry_after_s": RETRY_AFTER_S},
-    )
-
-
-def _silent() -> errors.Unavailable:
-    return errors.Unavailable(
-        "the process that has the directories of projects does not answer",
-        code="project_server_silent",
-        hint="try again: the service ends, so that it is started again; projects are as they were",
-        details={"retry_after_s": RETRY_AFTER_S},
-    )

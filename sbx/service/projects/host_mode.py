@@ -65,9 +65,9 @@ class HostSession:
         *,
         lost: bool = False,
     ) -> None:
-        """`uploads`: those of a persistent conversation; None: a directory that is removed with the
-        session. `grace_s`: between an interrupt and the kill. `lost`: an earlier session of this
-        conversation had variables."""
+        """Create a session. `uploads`: those of a persistent conversation; None: a directory that
+        is removed with the session. `grace_s`: between an interrupt and the kill. `lost`: an
+        earlier session of this conversation had variables."""
         self._directory = directory
         self._grace_s = grace_s
         self._python = self._context("python", had_kernel=lost)

@@ -1,7 +1,7 @@
-"""Projects: working directories of the host that agents work in, each with a name.
+"""Projects: working directories of the host for agents, each with a name.
 
-A project is a row and nothing on disk: the directory is the person's, before, meanwhile and after.
-Whoever works in it holds a box (project_boxes.py) by `using`.
+A project is a row and nothing on disk: the directory belongs to the user before, during and after.
+An agent leases the sandbox of the project (boxes.py) by `using`.
 """
 
 import logging
@@ -19,7 +19,7 @@ from sbx.runtime.conversation import Conversation
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service.projects.boxes import Box, BoxWalls, ProjectBoxes
-from sbx.service.projects.client import ProjectServerLink
+from sbx.service.projects.link import ProjectServerLink
 from sbx.store import Store
 from sbx.store import projects as rows
 from sbx.store.projects import ProjectRow as Project
@@ -62,11 +62,12 @@ class Projects:
     async def create(
         self, owner: str, *, name: str, working_directory: str, sandbox_enabled: bool = True
     ) -> Project:
-        """A new project; nothing starts. `working_directory` is kept by its path without symlinks.
+        """Create a project; nothing starts. `working_directory` is stored by its path without
+        symlinks.
 
-        Raises BadRequest `invalid_name` and `invalid_directory`, Denied `not_granted`,
+        Raise BadRequest `invalid_name` and `invalid_directory`, Denied `not_granted`,
         `directory_forbidden`, `workspace_owned_by_root`, `host_mode_not_allowed`,
-        `host_mode_refused`, Conflict `directory_in_use` for one that another owner's project has,
+        `host_mode_refused`, Conflict `directory_in_use` for a directory of another owner's project,
         and Unavailable `projects_need_rights` in a service that was started as root.
         """
         self._check(sandbox_enabled)
@@ -82,7 +83,7 @@ class Projects:
         return row
 
     async def get(self, owner: str, project_id: str) -> Project:
-        """Raises NotFound."""
+        """Return a project. Raise NotFound."""
         row = await rows.of_id(self._store, owner, project_id)
         if row is None:
             raise errors.NotFound(f"there is no project {project_id[:80]!r}")
@@ -91,11 +92,10 @@ class Projects:
     async def list(
         self, owner: str, *, limit: int = 50, cursor: str | None = None
     ) -> Page[Project]:
-        """By id."""
         limit = max(1, min(limit, _LIST_MAX))
-        found = await rows.of_owner(self._store, owner, cursor, limit + 1)
-        more = len(found) > limit
-        return Page(found[:limit], found[limit - 1].id if more else None)
+        page = await rows.of_owner(self._store, owner, cursor, limit + 1)
+        more = len(page) > limit
+        return Page(page[:limit], page[limit - 1].id if more else None)
 
     async def change(
         self,
@@ -106,9 +106,10 @@ class Projects:
         working_directory: str | None = None,
         sandbox_enabled: bool | None = None,
     ) -> Project:
-        """What is None stays. It counts from the next use on: what runs goes on as it began.
+        """Change the values that are not None, from the next use on; runs in progress continue
+        unchanged.
 
-        Raises as `create`, and NotFound.
+        Raise as `create`, and NotFound.
         """
         row = await self.get(owner, project_id)
         if name is not None:
@@ -141,35 +142,35 @@ class Projects:
         env: Mapping[str, str] | None = None,
         uploads: Conversation | None = None,
     ) -> AbstractAsyncContextManager[Box]:
-        """An `async with` around one run of an agent; gives the box of its conversation, which is
-        made at the first use, and closed after the idle time-out.
+        """Return an `async with` around one run of an agent. It yields the sandbox of its
+        conversation, which is created at the first use, and closed after the idle time-out.
 
-        `uploads`: the conversation of a kept sandbox that has them, in use meanwhile too; without
-        one the box has its own, which go with it. `policy`, `narrower` and `env` are those of
-        `Runtime.create`, for a project whose sandbox is on.
+        `uploads`: the conversation of a persistent sandbox that has them, also in use meanwhile;
+        without one the sandbox has separate ones, which end with it. `policy`, `narrower` and `env`
+        are those of `Runtime.create`, for a project whose sandbox is on.
 
-        Raises as `create` does of the directory as it is now, NotFound, Conflict `project_in_use`
-        while the conversation is used by another run in another project, and what a sandbox raises.
+        Raise as `create` does for the present directory, NotFound, Conflict `project_in_use` while
+        the conversation is used by another run in another project, and the errors of a sandbox.
         """
 
-        async def wanted() -> Project:
+        async def open_project() -> Project:
             project = await self.get(owner, project_id)
             self._check(project.sandbox_enabled)
             return project
 
         walls = BoxWalls(policy, narrower or {}, env or {})
-        return self._boxes.using((owner, conversation_id), wanted, walls, uploads)
+        return self._boxes.using((owner, conversation_id), open_project, walls, uploads)
 
     def commands_allowed(self, owner: str, conversation_id: str) -> bool:
         """Whether a person has allowed the commands of this conversation in its project."""
         return self._boxes.commands_allowed((owner, conversation_id))
 
     async def close_conversation(self, owner: str, conversation_id: str) -> None:
-        """End what lives of it, and what goes on in it; nothing of it is remembered."""
+        """End all sandboxes and runs of a conversation, and forget its state."""
         await self._boxes.forget((owner, conversation_id))
 
     async def close_idle(self) -> None:
-        """Close the boxes that nobody used for the setting `idle_timeout`."""
+        """Close the sandboxes that were not used for the setting `idle_timeout`."""
         await self._boxes.close_idle()
 
     async def close(self) -> None:
@@ -179,17 +180,17 @@ class Projects:
         if (why := self._refusal(sandbox_enabled)) is not None:
             raise why
 
-    async def _directory(self, asked: str) -> str:
+    async def _directory(self, path: str) -> str:
         if self._server is not None:
-            return str(await self._server.resolve(asked))
-        return str(await in_thread(self._directories.resolve, asked))
+            return str(await self._server.resolve(path))
+        return str(await in_thread(self._directories.resolve, path))
 
 
 def refusal(
     settings: Settings, runtime: Runtime, sandbox_enabled: bool, *, served: bool = False
 ) -> errors.SbxError | None:
-    """Why there is no such project here; None where there may be. `served`: a project server has
-    the directories."""
+    """Return why this service cannot have such a project; None if it can. `served`: a project
+    server has the directories."""
     if runtime.confined and not served:
         return errors.Unavailable(
             "a service that was started as root has projects only of owners that are named to it",

@@ -1,14 +1,13 @@
 """The sandbox of one conversation in a project: the working directory, and the jails over it.
 
-    computing   where Python runs until a person allowed commands: nothing in it starts a process
-    command/…   where one command runs until then; it ends with the command, and with it whatever
-                the command left running, which would change files after it was approved
-    default     where Python and commands run from then on: the policy as it is
+    computing   Python until the user allowed commands: it starts no process
+    command/…   one command until then; the jail ends with the command, and so do the processes that
+                the command left, which would change files after it was approved
+    default     Python and commands from then on: the unchanged policy
 
-What a tool does is done on a copy of the directory first (working_copy.py); these are for what
-cannot be tried, and was approved before. They see the same files and uploads, and share the limits.
-Nothing of ours is written into the directory: what a tool has to keep lies beside it, and is seen
-at /mnt/results.
+A tool acts on a copy of the directory first (working_copy.py); these jails are for approved calls
+that cannot be tried first. They see the same files and uploads, and share the limits. sbx writes no
+data into the directory: saved results lie outside of it, and are visible at /mnt/results.
 """
 
 import asyncio
@@ -52,8 +51,8 @@ _log = logging.getLogger(__name__)
 
 
 class ProjectSandbox(AsyncSandbox):
-    """See the module. `lost`: the contexts whose variables went with an earlier sandbox of this
-    conversation, so that the next run there says so."""
+    """See the module. `lost`: the contexts whose variables ended with an earlier sandbox of this
+    conversation, so that the next run there reports it."""
 
     def __init__(
         self,
@@ -124,8 +123,8 @@ class ProjectSandbox(AsyncSandbox):
 
     async def _open_files_in(self, directory: str, *, new: bool = True) -> OpenFiles:
         opened = await super()._open_files_in(directory, new=new)
-        held = opened.host_directory
-        if held is None or held.path != self._named:
+        host_directory = opened.host_directory
+        if host_directory is None or host_directory.path != self._named:
             await opened.close()
             raise replaced(self._named)
         return opened
@@ -136,7 +135,8 @@ class ProjectSandbox(AsyncSandbox):
 
 
 class ProjectConversation(Conversation):
-    """Its context `computing` has a policy of its own, and its files have results beside them."""
+    """A conversation whose context `computing` has a separate policy, and whose files include
+    results."""
 
     files: "ProjectFiles"
     working: WorkingCopy
@@ -213,7 +213,7 @@ class ProjectConversation(Conversation):
         )
 
     async def opened_in_place(self) -> OpenFiles:
-        """The files, as long as the directory has its path. Raises Denied `not_granted`."""
+        """Return the files, as long as the directory has its path. Raise Denied `not_granted`."""
         opened = await self.opened()
         directory = opened.host_directory
         assert directory is not None
@@ -231,8 +231,8 @@ class ProjectConversation(Conversation):
 
     async def give_up(self, live: ActiveRun) -> None:
         await super().give_up(live)
-        for one in (*self.working.contexts, *self._jails):
-            await one.give_up(live)
+        for context in (*self.working.contexts, *self._jails):
+            await context.give_up(live)
 
     async def _end(self, ending: list[Context]) -> None:
         try:
@@ -283,7 +283,7 @@ class ProjectConversation(Conversation):
 
 
 class ProjectFiles(WorkspaceFiles):
-    """The files of a project, and the results that were saved beside it, which are read-only."""
+    """The files of a project, and the saved results outside of it, which are read-only."""
 
     async def read_bytes(self, path: str) -> bytes:
         if (name := _of_a_result(path)) is None:
@@ -314,7 +314,8 @@ def replaced(directory: Path) -> errors.Denied:
 
 
 def in_project(opened: OpenFiles, path: str) -> tuple[str, ...] | None:
-    """The path relative to the directory; None for an upload or a result. Raises InvalidPath."""
+    """Return the path relative to the directory; None for an upload or a result. Raise
+    InvalidPath."""
     if path.rstrip("/") == RESULTS or path.startswith(f"{RESULTS}/"):
         return None
     where = resolve(path, uploads_apart=True)
@@ -322,7 +323,7 @@ def in_project(opened: OpenFiles, path: str) -> tuple[str, ...] | None:
 
 
 def _of_a_result(path: str) -> str | None:
-    """The name of the saved result that this path means. Raises InvalidPath."""
+    """Return the name of the saved result at this path. Raise InvalidPath."""
     if not path.startswith(f"{RESULTS}/"):
         return None
     return check_name(path.removeprefix(f"{RESULTS}/"))

@@ -1,12 +1,12 @@
 """The process that has the directories of projects, for a service that was started as root.
 
     service (parses HTTP, no right on these directories)
-        │ project_calls.py, over a socket pair
-    project server (its own runtime and broker, no HTTP, no network of its own)
+        │ calls.py, over a socket pair
+    project server (a separate runtime and broker, no HTTP, no network)
         │ map_owner, beneath project_dirs, of project_owners
     broker ── jails
 
-Everything of it ends with the socket, and so with the service.
+All of it ends with the socket, and so with the service.
 """
 
 import asyncio
@@ -125,7 +125,7 @@ class ProjectServer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         every, self._opened = list(self._opened.values()), {}
-        ends = [_end(one) for one in every]
+        ends = [_end(entry) for entry in every]
         for end in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(end, Exception):
                 _log.error("the sandbox of a project could not be closed", exc_info=end)
@@ -219,10 +219,10 @@ class ProjectServer:
 
     async def _followed(self, opened: _Opened, run: int, after: int) -> list[bytes]:
         live = _of(opened.runs, run)
-        found = await live.log.read(after, _EVENTS_MAX)
-        if not found:
+        events = await live.log.read(after, _EVENTS_MAX)
+        if not events:
             opened.runs.pop(run, None)
-        return [event_form.encode(event_form.to_json(event, encoded=True)) for event in found]
+        return [event_form.encode(event_form.to_json(event, encoded=True)) for event in events]
 
     async def _act_on_uploads(self, request: calls.Request, opened: _Opened) -> Any:
         uploads = opened.box.sandbox.uploads
@@ -276,9 +276,13 @@ def _found(listing: Listing) -> calls.FoundReply:
 
 def _compared(there: Any) -> calls.Compared:
     run = there.run
-    told = None if run is None else event_form.encode(event_form.run_to_json(run, encoded=True))
+    result = None if run is None else event_form.encode(event_form.run_to_json(run, encoded=True))
     return calls.Compared(
-        told, list(there.changes), there.truncated, list(there.left_out), calls.touched(there.made)
+        result,
+        list(there.changes),
+        there.truncated,
+        list(there.left_out),
+        calls.touched(there.planned),
     )
 
 
