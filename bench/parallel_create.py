@@ -14,7 +14,7 @@ from bench import baseline, paths
 from bench.at_once import at_once
 from bench.samples import Bench, Progress, Samples
 from sbx import AsyncSandbox, Policy, Runtime
-from sbx.policy.model import PoolPolicy
+from sbx.policy.tables import PoolPolicy
 
 _AT_ONCE = 50
 _BASELINE_AT_ONCE = 4

@@ -4,7 +4,7 @@ from bench.samples import NotMeasured
 from sbx import AsyncSandbox, Policy, Runtime
 from sbx.isolation.receipt import Receipt
 from sbx.policy import load
-from sbx.policy.model import PoolPolicy
+from sbx.policy.tables import PoolPolicy
 
 DATA_SCIENCE: Policy = load("data-science")
 WITHOUT_POOL = DATA_SCIENCE.model_copy(update={"pool": PoolPolicy(min_idle=0, max_idle=0)})

@@ -86,7 +86,7 @@ class UploadSlots:
                     await self._enter(stack)
             except TimeoutError:
                 raise Unavailable(
-                    f"{self._limit} uploads are in progress, or {self._per_owner} of yours",
+                    f"{self._limit} uploads are in progress, or {self._per_owner} of this owner",
                     code="too_many_uploads",
                     hint="try again when one of them has ended",
                     details={

@@ -35,7 +35,7 @@ def verify(
     truncated end is visible only by comparison with an earlier head, so keep the heads that this
     command prints.
     """
-    from sbx.telemetry.audit import verify as verified
+    from sbx.telemetry.audit_chain import verify as verified
 
     path = file or _log_of(data_dir)
     result = verified(path, key := _key_of(path, key_file))

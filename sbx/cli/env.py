@@ -169,7 +169,7 @@ def remove(
     The command refuses if a policy names the environment, or if a sandbox that this user can see
     has it mounted.
     """
-    from sbx.environments.in_use import policies_naming, processes_shown
+    from sbx.environments.directory import policies_naming, processes_shown
 
     environments = _environments()
     if not force:

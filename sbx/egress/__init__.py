@@ -1,13 +1,13 @@
 """Egress: a proxy for each sandbox, which is its only way out and allows only permitted hosts.
 
     proxy.py         Egress: a Unix socket, a task for each connection
-    connection.py    one connection: its requests, or its tunnel
+    connection.py    one connection: its requests, or its tunnel and the server that TLS names
+    upstream.py      a connection to a host outside
     forward.py       one request and its reply, both written again
     http_heads.py    heads of messages, of which only one reading is possible
     rules.py         the decision about a request, pure; the record of it
     addresses.py     which addresses are whose; hosts.py: one spelling of each host
     resolver.py      names to addresses, and from those very addresses to a connection
-    client_hello.py  the server that TLS is for
     secrets.py       placeholders inside, values outside
     certificates.py  for hosts whose TLS ends here
     denials.py       the replies to denied requests

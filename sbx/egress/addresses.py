@@ -19,7 +19,7 @@ _KINDS: tuple[tuple[str, str], ...] = (  # the first that holds gives its name
     ("192.0.0.192/32", _METADATA),
     ("fd00:ec2::/32", _METADATA),
     ("fd20:ce::/32", _METADATA),
-    ("0.0.0.0/8", "an unspecified address"),  # linux connects 0.0.0.0 to itself
+    ("0.0.0.0/8", "an unspecified address"),  # Linux connects 0.0.0.0 to itself
     ("127.0.0.0/8", "a loopback address"),
     ("10.0.0.0/8", "a private address"),
     ("172.16.0.0/12", "a private address"),
@@ -55,36 +55,37 @@ _KINDS: tuple[tuple[str, str], ...] = (  # the first that holds gives its name
 )
 _NETWORKS = tuple((ipaddress.ip_network(text), kind) for text, kind in _KINDS)
 _UNICAST = ipaddress.IPv6Network("2000::/3")  # all that has been given out so far
+_INVALID = "an invalid address"
 _NEVER = frozenset({"an unspecified address", "a multicast address"})
 _BY_NAME = frozenset({"a private address", "a carrier's shared address", "a loopback address"})
 
 
 def reserved(address: str) -> str | None:
-    """What kind of address it is, for a sentence; None for one of the public Internet."""
+    """Return the kind of the address, for a sentence; None for the public Internet."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
-        return "no address"
-    if getattr(found, "scope_id", None) is not None:
+        return _INVALID
+    if getattr(parsed, "scope_id", None) is not None:
         return "an address of one link"
     for network, kind in _NETWORKS:
-        if found.version == network.version and found in network:
+        if parsed.version == network.version and parsed in network:
             return kind
-    if not found.is_global or (found.version == 6 and found not in _UNICAST):
+    if not parsed.is_global or (parsed.version == 6 and parsed not in _UNICAST):
         return "a reserved address"
     return None
 
 
 def is_exempt(address: str, host: str, allow_private: tuple[str, ...]) -> bool:
-    """Whether the policy means this very address, though it is not public.
+    """Return whether the policy allows this address, although it is not public.
 
-    Who names an address or a network means it. Who names a host means a host of the own network:
-    what its DNS says must not lead to a metadata service or into a tunnel.
+    An entry with an address or a network allows exactly that. An entry with a host allows only a
+    host of the own network: its DNS must not lead to a metadata service or into a tunnel.
     """
     kind = reserved(address)
-    if kind in _NEVER or kind == "no address":
+    if kind in _NEVER or kind == _INVALID:
         return False
-    found = ipaddress.ip_address(address)
+    parsed = ipaddress.ip_address(address)
     for entry in allow_private:
         try:
             network = ipaddress.ip_network(entry)
@@ -92,6 +93,6 @@ def is_exempt(address: str, host: str, allow_private: tuple[str, ...]) -> bool:
             if kind in _BY_NAME and destinations.host_covers(entry, host):
                 return True
         else:
-            if found.version == network.version and found in network:
+            if parsed.version == network.version and parsed in network:
                 return True
     return False

@@ -1,7 +1,7 @@
-"""The certificates that stand in for those of hosts whose TLS the proxy ends.
+"""The certificates that replace those of hosts whose TLS the proxy ends.
 
-One authority for each sandbox, in memory and gone with it. It can vouch for the hosts that its
-sandbox's policy names and for no others (name constraints), so even its key would not open more.
+Each sandbox has one authority, in memory only. It can sign for the hosts that the policy of its
+sandbox names and for no others (name constraints), so even its key would not open more.
 """
 
 import datetime
@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sbx.egress.hosts import is_address
 
-_DAYS = 397  # the longest that clients take of a server
+_DAYS = 397  # clients accept no longer validity of a server
 _CONTEXTS_MAX = 64  # a wildcard has any number of hosts
 
 
@@ -34,7 +34,6 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """The authority's own certificate."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def _own(self, patterns: tuple[str, ...]) -> x509.Certificate:
@@ -42,7 +41,7 @@ class Authority:
         for extension, critical in (
             (x509.BasicConstraints(ca=True, path_length=0), True),
             (_usage(signs_certificates=True), True),
-            (x509.NameConstraints([_constraint(one) for one in patterns], None), True),
+            (x509.NameConstraints([_constraint(pattern) for pattern in patterns], None), True),
             (x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), False),
         ):
             builder = builder.add_extension(extension, critical)
@@ -63,8 +62,8 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256())
 
     def _context(self, host: str) -> ssl.SSLContext:
-        """A server's, for this host. OpenSSL reads keys from files only: this one lies in memory,
-        and has no name that anybody could open."""
+        """Return a server's context for this host. OpenSSL reads keys from files only: this file is
+        in memory, and has no name."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.set_alpn_protocols(["http/1.1"])
         key = self._server_key.private_bytes(
@@ -82,21 +81,20 @@ class Authority:
 
 
 def trusted() -> ssl.SSLContext:
-    """What the host trusts, for connections to the outside."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
 def bundle(authority: Authority, outside: ssl.SSLContext) -> bytes:
-    """What is to be trusted inside: the authority, and what the host trusts, since of other hosts
-    the TLS goes through as it is."""
+    """Return the certificates to trust inside: the authority, and those that the host trusts,
+    because the TLS of other hosts passes unchanged."""
     roots = [ssl.DER_cert_to_PEM_cert(root) for root in outside.get_ca_certs(binary_form=True)]
     return authority.pem + ("".join(roots).encode() or _of_directory())
 
 
 def _of_directory() -> bytes:
-    """Where the host keeps them in single files, of which OpenSSL reads one when it needs it."""
+    """Return the certificates of a host that keeps each one in a file, for OpenSSL to find."""
     directory = ssl.get_default_verify_paths().capath
     if directory is None:
         return b""

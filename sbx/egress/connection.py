@@ -1,10 +1,10 @@
-"""One connection from inside: its requests one after another, each judged anew, or one tunnel.
+"""One connection from inside: requests one after another, each judged separately, or one tunnel.
 
-    head → Asked → judged → resolved → judged → connected to an address that was judged
-    CONNECT: then 200 → the first message of TLS → judged → bytes, or where the host has a secret or
+    head → ProxyRequest → judged → resolved → judged → connected to an address that was judged
+    CONNECT: then 200 → the first message of TLS → judged → bytes, or, if the host has a secret or
              rules, TLS that ends here and requests within it
 
-A redirect is an answer like others; who follows it comes back with a request.
+A redirect is a reply like others: the client that follows it sends a new request.
 """
 
 import asyncio
@@ -18,28 +18,28 @@ from anyio.abc import ByteStream
 from anyio.streams.tls import TLSStream
 
 from sbx.egress import denials, http_heads
-from sbx.egress.client_hello import NotTls, deny, read_hello
 from sbx.egress.denials import EgressDenied, HostGone
-from sbx.egress.forward import Exchange, Upstream
-from sbx.egress.hosts import is_address, written
-from sbx.egress.limits import ConnectionLimits, misplaced
+from sbx.egress.forward import Exchange, outgoing_head
+from sbx.egress.hosts import is_address
+from sbx.egress.limits import ConnectionLimits
 from sbx.egress.resolver import NotReached, connect, own
-from sbx.egress.rules import EgressDecision, ProxyRequest, RuleResult, has_rules, judge
-from sbx.egress.secrets import Headers, SecretMisuse, password
+from sbx.egress.rules import ClientHello, EgressDecision, ProxyRequest, RuleResult, judge
+from sbx.egress.secrets import password
 from sbx.egress.stream import BudgetExceeded, ProxyStream, copy, together
+from sbx.egress.upstream import Upstream
 
 _CONNECTED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _LINGER_MAX = 1024 * 1024
 _PATH_MAX = 1024  # characters that are recorded
-_PORT_OF_TLS = 443
-_PORT_OF_HTTP = 80
+HELLO_MAX = 32 * 1024  # with keys of post-quantum exchanges it takes some 2 KiB
+_RECORD_MAX = 16 * 1024
 
 
 @dataclass(slots=True)
-class _UnderWay:
-    """What was allowed and has not ended: its end is recorded, too."""
+class _OpenRequest:
+    """A request that was allowed and has not ended: its end is recorded, too."""
 
-    asked: ProxyRequest
+    request: ProxyRequest
     verdict: RuleResult
     address: str
     wire: ProxyStream
@@ -51,14 +51,15 @@ class ProxyConnection:
     def __init__(self, terms: ConnectionLimits, wire: ProxyStream) -> None:
         self._terms = terms
         self._wire = wire
-        self._asked: ProxyRequest | None = None  # what a refusal is about
-        self._answer: ByteStream | None = wire  # where it can still be said
-        self._under_way: _UnderWay | None = None
+        self._request: ProxyRequest | None = None  # the subject of a refusal
+        self._reply: ByteStream | None = wire  # where a refusal can still be sent
+        self._open_request: _OpenRequest | None = None
         self._upstream: Upstream | None = None
         self._idle = False  # between requests
 
     async def run(self, *, refused: EgressDenied | None = None) -> None:
-        """Until it ends by itself, is refused, or its time is over; `refused` at once."""
+        """Serve the connection until it ends, is refused, or its time is over. With `refused`,
+        refuse it at once."""
         seconds = self._terms.network.time_max
         try:
             try:
@@ -91,38 +92,39 @@ class ProxyConnection:
     # -- requests ----------------------------------------------------------------------------------
 
     async def _requests(self, stream: ByteStream, within: ProxyRequest | None) -> None:
-        """`within`: the CONNECT whose TLS this is."""
+        """Serve the requests of a stream. `within`: the CONNECT whose TLS this is."""
         left, again = b"", True
         patience = self._terms.patience
         while again:
-            self._asked, self._answer, self._idle = within, stream, True
-            head = await http_heads.read_head(
+            self._request, self._reply, self._idle = within, stream, True
+            parsed = await http_heads.read_head(
                 stream,
                 left,
                 idle_s=patience.idle,
                 head_s=patience.head,
                 turn=self._terms.reading.turn,
             )
-            if head is None:
+            if parsed is None:
                 return
             self._idle = False
-            http, request = head
-            asked = self._asked = http_heads.asked_of(request, within)
-            self._look(request, asked)
-            if asked.method == "CONNECT":
-                for name, value in request.headers:
+            http, head = parsed
+            request = self._request = http_heads.parse_request(head, within)
+            self._look(head, request)
+            if request.method == "CONNECT":
+                for name, value in head.headers:
                     self._terms.look(f"the header {name.decode('latin-1')}", value)
-                await self._connect(asked, http.trailing_data[0])
+                await self._connect(request, http.trailing_data[0])
                 return
-            again = await self._exchange(stream, http, request, asked, secure=within is not None)
+            again = await self._exchange(stream, http, head, request, secure=within is not None)
             left = http.trailing_data[0]
 
-    def _look(self, request: h11.Request, asked: ProxyRequest) -> None:
-        """At everything in the head save the values of headers, which may hold a placeholder."""
-        self._terms.look("the method", request.method)
-        self._terms.look("the host", asked.host.encode())
-        self._terms.look("the path", request.target)
-        for name, value in request.headers:
+    def _look(self, head: h11.Request, request: ProxyRequest) -> None:
+        """Look for placeholders and honeytokens in the head. The values of headers may have a
+        placeholder."""
+        self._terms.look("the method", head.method)
+        self._terms.look("the host", request.host.encode())
+        self._terms.look("the path", head.target)
+        for name, value in head.headers:
             self._terms.look("the name of a header", name)
             where = f"the header {name.decode('latin-1')}"
             self._terms.trip(where, value)
@@ -132,73 +134,49 @@ class ProxyConnection:
         self,
         stream: ByteStream,
         http: h11.Connection,
-        request: h11.Request,
-        asked: ProxyRequest,
+        head: h11.Request,
+        request: ProxyRequest,
         *,
         secure: bool,
     ) -> bool:
-        await self._judged(asked)
-        if http_heads.upgrades(request):
+        await self._judged(request)
+        if http_heads.upgrades(head):
             raise EgressDenied("http", "there is no upgrade to another protocol through this proxy")
-        head = self._head(request, asked, secure=secure)
-        upstream = await self._reach(asked, secure=secure)
-        veil = (
-            self._terms.vault.veil(asked.host) if self._terms.vault.concerns(asked.host) else None
-        )
+        outgoing = outgoing_head(self._terms, head, request, secure=secure)
+        upstream = await self._reach(request, secure=secure)
+        vault = self._terms.vault
+        veil = vault.veil(request.host) if vault.concerns(request.host) else None
         exchange = Exchange(self._terms, stream, self._wire, http, upstream, veil)
         try:
-            again = await exchange.run(request, head)
+            again = await exchange.run(head, outgoing)
         finally:
             if exchange.begun:
-                self._answer = None
+                self._reply = None
         self._end()
         if not again:
             await self._part()
         return again
 
-    def _head(self, request: h11.Request, asked: ProxyRequest, *, secure: bool) -> h11.Request:
-        """What is sent in its place. Raises Refused for a placeholder that cannot be replaced."""
-        default = _PORT_OF_TLS if secure else _PORT_OF_HTTP
-        try:
-            headers = self._terms.vault.filled(
-                request.headers.raw_items(), asked.host, secure=secure
-            )
-        except SecretMisuse as error:
-            raise misplaced(error) from None
-        headers = http_heads.without(http_heads.end_to_end(headers), b"host", b"expect")
-        if has_rules(self._terms.network, asked.host):
-            headers = http_heads.without_overrides(headers)
-        if self._terms.vault.concerns(asked.host):
-            headers = [
-                *http_heads.without(http_heads.without_ranges(headers), b"accept-encoding"),
-                (b"Accept-Encoding", b"identity"),
-            ]
-        if http_heads.has(request, b"transfer-encoding"):
-            headers.append((b"Transfer-Encoding", b"chunked"))
-        first: Headers = [(b"Host", written(asked.host, asked.port, default).encode())]
-        path = asked.path or "/"
-        return h11.Request(method=request.method, target=path.encode(), headers=first + headers)
-
     # -- tunnels -----------------------------------------------------------------------------------
 
-    async def _connect(self, asked: ProxyRequest, left: bytes) -> None:
-        if self._terms.reads(asked.host):
-            await self._judged(asked)
+    async def _connect(self, request: ProxyRequest, left: bytes) -> None:
+        if self._terms.reads(request.host):
+            await self._judged(request)
             await self._terms.allowed.turn()
-            await self._confirm(asked, left)
-            await self._requests(await self._end_tls(asked), asked)
+            await self._confirm(request, left)
+            await self._requests(await self._end_tls(request), request)
             return
-        upstream = await self._reach(asked, secure=None)
-        await self._confirm(replace(asked, addresses=(upstream.address,)), left)
+        upstream = await self._reach(request, secure=None)
+        await self._confirm(replace(request, addresses=(upstream.address,)), left)
         try:
             await together(copy(self._wire, upstream.wire), copy(upstream.wire, self._wire))
         except OSError:
-            raise HostGone("one side broke off") from None
+            raise HostGone("one side closed the connection") from None
         self._end()
 
-    async def _confirm(self, asked: ProxyRequest, left: bytes) -> None:
-        """Say 200, and see that the TLS which follows is for the host that was asked for."""
-        self._answer = None
+    async def _confirm(self, request: ProxyRequest, left: bytes) -> None:
+        """Reply 200, and check that the TLS which follows is for the requested host."""
+        self._reply = None
         self._wire.put_back(left)
         try:
             await self._wire.send(_CONNECTED)
@@ -209,106 +187,86 @@ class ProxyConnection:
         except NotTls as error:
             raise EgressDenied("tls.sni", f"{error}: through CONNECT goes TLS only") from None
         except OSError:
-            raise HostGone("whoever asked went away") from None
-        verdict = judge(self._terms.network, replace(asked, hello=hello))
+            raise HostGone("the client went away") from None
+        verdict = judge(self._terms.network, replace(request, hello=hello))
         if not verdict.allowed:
             await deny(self._wire)
             raise EgressDenied(verdict.rule, verdict.reason)
         self._wire.put_back(read)
 
-    async def _end_tls(self, asked: ProxyRequest) -> ByteStream:
-        assert self._terms.tls is not None, "what is read needs the means to"
+    async def _end_tls(self, request: ProxyRequest) -> ByteStream:
+        assert self._terms.tls is not None, "a connection that is read has the means for TLS"
         try:
             async with asyncio.timeout(self._terms.patience.tls):
                 return await TLSStream.wrap(
                     self._wire,
                     server_side=True,
-                    ssl_context=self._terms.tls.authority.context(asked.host),
+                    ssl_context=self._terms.tls.authority.context(request.host),
                     standard_compatible=False,
                 )
         except (OSError, anyio.EndOfStream, anyio.BrokenResourceError):
-            raise HostGone("whoever asked does not take our certificate, or went away") from None
+            raise HostGone("the client does not accept our certificate, or went away") from None
 
     # -- the host outside --------------------------------------------------------------------------
 
-    async def _judged(self, asked: ProxyRequest) -> RuleResult:
-        verdict = judge(self._terms.network, asked)
+    async def _judged(self, request: ProxyRequest) -> RuleResult:
+        verdict = judge(self._terms.network, request)
         if not verdict.allowed:
             raise EgressDenied(verdict.rule, verdict.reason)
         self._terms.meter.check()
         return verdict
 
-    async def _reach(self, asked: ProxyRequest, *, secure: bool | None) -> Upstream:
-        """A connection for what is asked, which is recorded as allowed from here on. `secure` None
-        is for a tunnel: the TLS in it is not ours."""
-        verdict = await self._judged(asked)
+    async def _reach(self, request: ProxyRequest, *, secure: bool | None) -> Upstream:
+        """Return a connection for a request, which is recorded as allowed from now on. `secure`
+        None: a tunnel, whose TLS is not ours."""
+        verdict = await self._judged(request)
         await self._terms.allowed.turn()
         kept = self._upstream
-        if kept is None or not kept.again(asked.host, asked.port, bool(secure)):
+        if kept is None or not kept.can_serve(request.host, request.port, secure=bool(secure)):
             if kept is not None:
                 kept.wire.close()
             self._upstream = None
-            kept = self._upstream = await self._opened(asked)
-            if secure:
-                kept.stream, kept.secure = await self._begin_tls(kept), True
-        self._under_way = _UnderWay(
-            asked, verdict, kept.address, kept.wire, kept.wire.received, kept.wire.sent
+            kept = await self._open(request, secure=bool(secure))
+        self._open_request = _OpenRequest(
+            request, verdict, kept.address, kept.wire, kept.wire.received, kept.wire.sent
         )
-        self._record(asked, verdict, kept.address)
+        self._record(request, verdict, kept.address)
         return kept
 
-    async def _opened(self, asked: ProxyRequest) -> Upstream:
-        addresses: tuple[str, ...] = (asked.host,)
+    async def _open(self, request: ProxyRequest, *, secure: bool) -> Upstream:
+        addresses: tuple[str, ...] = (request.host,)
         try:
-            if not is_address(asked.host):
-                addresses = await self._terms.resolver.resolve(asked.host, asked.port)
-            await self._judged(replace(asked, addresses=addresses, own=own(addresses)))
-            sock = await connect(addresses, asked.port, self._terms.patience.connect)
+            if not is_address(request.host):
+                addresses = await self._terms.resolver.resolve(request.host, request.port)
+            await self._judged(replace(request, addresses=addresses, own=own(addresses)))
+            sock = await connect(addresses, request.port, self._terms.patience.connect)
         except NotReached as error:
-            raise EgressDenied("outside", f"{asked.host} was not reached: {error}") from None
-        wire = ProxyStream(sock, meter=self._terms.meter)
-        address = str(sock.getpeername()[0])
-        http = h11.Connection(h11.CLIENT, max_incomplete_event_size=http_heads.HEAD_MAX)
-        return Upstream(asked.host, asked.port, False, address, wire, wire, http)
+            raise EgressDenied("outside", f"{request.host} was not reached: {error}") from None
+        upstream = self._upstream = Upstream(request.host, request.port, sock, self._terms.meter)
+        if secure:
+            assert self._terms.tls is not None, "a connection that is read has the means for TLS"
+            await upstream.begin_tls(self._terms.tls.outside, self._terms.patience.tls)
+        return upstream
 
-    async def _begin_tls(self, upstream: Upstream) -> ByteStream:
-        assert self._terms.tls is not None, "what is read needs the means to"
-        host = upstream.host
-        try:
-            async with asyncio.timeout(self._terms.patience.tls):
-                return await TLSStream.wrap(
-                    upstream.wire,
-                    server_side=False,
-                    hostname=host,
-                    ssl_context=self._terms.tls.outside,
-                    standard_compatible=False,
-                )
-        except ssl.SSLCertVerificationError as error:
-            raise EgressDenied(
-                "outside", f"{host} is not who it says: {error.verify_message}"
-            ) from None
-        except (OSError, anyio.EndOfStream, anyio.BrokenResourceError):
-            raise EgressDenied("outside", f"no TLS began with {host}") from None
-
-    # -- what is said and recorded -----------------------------------------------------------------
+    # -- refusals and records ----------------------------------------------------------------------
 
     async def _refuse(self, error: EgressDenied) -> None:
         verdict = error.verdict
-        if self._under_way is None:
-            self._record(self._asked, verdict, None)
+        if self._open_request is None:
+            self._record(self._request, verdict, None)
         else:
             self._end(verdict.reason, rule=verdict.rule)
         await self._terms.refused.turn()
-        if self._answer is None:
+        if self._reply is None:
             return
         with _always():
             async with asyncio.timeout(self._terms.patience.linger):
-                await self._answer.send(denials.reply(verdict, self._asked))
+                await self._reply.send(denials.reply(verdict, self._request))
         await self._part()
 
     async def _part(self) -> None:
-        """Say no more, and read what is still coming: closed with bytes unread, linux would take
-        back what was said."""
+        """Send no more, and read the bytes that still arrive. If a socket is closed with unread
+        bytes, Linux discards the bytes that were sent."""
         with _always():
             async with asyncio.timeout(self._terms.patience.linger):
                 await self._wire.send_eof()
@@ -317,13 +275,12 @@ class ProxyConnection:
                     read += len(await self._wire.receive())
 
     def _end(self, reason: str = "", *, rule: str | None = None) -> None:
-        if (ended := self._under_way) is None:
+        if (ended := self._open_request) is None:
             return
-        self._under_way = None
-        verdict = RuleResult(rule is None, rule or ended.verdict.rule, reason)
+        self._open_request = None
         self._record(
-            ended.asked,
-            verdict,
+            ended.request,
+            RuleResult(rule is None, rule or ended.verdict.rule, reason),
             ended.address,
             bytes_in=ended.wire.received - ended.received,
             bytes_out=ended.wire.sent - ended.sent,
@@ -332,7 +289,7 @@ class ProxyConnection:
 
     def _record(
         self,
-        asked: ProxyRequest | None,
+        request: ProxyRequest | None,
         verdict: RuleResult,
         address: str | None,
         *,
@@ -340,17 +297,17 @@ class ProxyConnection:
         bytes_out: int = 0,
         ended: bool = False,
     ) -> None:
-        asked = asked or ProxyRequest("", "", 0)
+        request = request or ProxyRequest("", "", 0)
         self._terms.record(
             EgressDecision(
                 at=self._terms.clock(),
                 sandbox=self._terms.sandbox,
                 allowed=verdict.allowed,
                 rule=verdict.rule,
-                host=asked.host,
-                port=asked.port,
-                method=asked.method,
-                path=asked.path and asked.path[:_PATH_MAX],
+                host=request.host,
+                port=request.port,
+                method=request.method,
+                path=request.path and request.path[:_PATH_MAX],
                 address=address,
                 reason=verdict.reason,
                 bytes_in=bytes_in,
@@ -361,5 +318,49 @@ class ProxyConnection:
 
 
 def _always() -> AbstractContextManager[None]:
-    """To whoever is told no: it may have left, or not listen."""
+    """Ignore the errors of a client that has left, or does not read its refusal."""
     return suppress(OSError, anyio.BrokenResourceError, anyio.EndOfStream)
+
+
+class NotTls(Exception):
+    """The bytes are not the beginning of TLS."""
+
+
+async def read_hello(wire: ProxyStream) -> tuple[ClientHello, bytes]:
+    """Return the first message of TLS and the bytes that were read. Raise NotTls.
+
+    Only OpenSSL reads the message. It begins the server's side of TLS with the bytes so far, until
+    it has read the message and asks for the name. There it ends: it has no key to continue with.
+    """
+    names: list[str | None] = []
+
+    def stop(_: ssl.SSLObject, name: str | None, __: ssl.SSLContext) -> int:
+        names.append(name)
+        return ssl.ALERT_DESCRIPTION_ACCESS_DENIED
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sni_callback = stop
+    incoming = ssl.MemoryBIO()
+    beginning = context.wrap_bio(incoming, ssl.MemoryBIO(), server_side=True)
+    read = b""
+    while len(read) < HELLO_MAX:
+        try:
+            piece = await wire.receive(_RECORD_MAX)
+        except anyio.EndOfStream:
+            raise NotTls("it ended before TLS began") from None
+        read += piece
+        incoming.write(piece)
+        try:
+            beginning.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLError:
+            if names:
+                return ClientHello(names[0]), read
+            break
+    raise NotTls("what came is not the beginning of TLS 1.2 or later")
+
+
+async def deny(wire: ProxyStream) -> None:
+    """Send the alert `access_denied`: it means in TLS what 403 means in HTTP."""
+    await wire.send(b"\x15\x03\x03\x00\x02\x02" + bytes([ssl.ALERT_DESCRIPTION_ACCESS_DENIED]))

@@ -1,8 +1,8 @@
-"""How the proxy says no.
+"""The replies of the proxy to requests that it refuses.
 
-The sentence stands in three places, since programs show different ones: in the reason phrase, which
-is all that most clients tell of a CONNECT that failed; in the body; and with the rule, as JSON, in
-the header `Sbx-Egress`.
+The reason is in three places, because programs show different ones: in the reason phrase, the only
+part that most clients print for a failed CONNECT; in the body; and with the rule, as JSON, in the
+header `Sbx-Egress`.
 """
 
 import json
@@ -23,7 +23,8 @@ _FORBIDDEN = 403
 
 
 class EgressDenied(Exception):
-    """`rule` says no, or the host outside does (`outside`); `reason` is for whoever asked."""
+    """The rule `rule` of the policy refuses, or the host failed (`outside`). The client gets the
+    `reason`."""
 
     def __init__(self, rule: str, reason: str) -> None:
         super().__init__(reason)
@@ -31,20 +32,20 @@ class EgressDenied(Exception):
 
 
 class HostGone(Exception):
-    """Whoever asked has left, or does not take the answer."""
+    """The client has left, or does not read the reply."""
 
 
-def reply(verdict: RuleResult, asked: ProxyRequest | None) -> bytes:
-    """The whole reply of HTTP to a request that is refused, after which the connection ends."""
-    said = {"rule": verdict.rule, "reason": verdict.reason}
-    if asked is not None:
-        said |= {"method": asked.method, "host": asked.host, "port": str(asked.port)}
+def reply(verdict: RuleResult, request: ProxyRequest | None) -> bytes:
+    """Return the HTTP reply to a refused request. The connection ends after it."""
+    denial = {"rule": verdict.rule, "reason": verdict.reason}
+    if request is not None:
+        denial |= {"method": request.method, "host": request.host, "port": str(request.port)}
     sentence = f"sbx refused by {verdict.rule}: {verdict.reason}"
     phrase = "".join(letter if " " <= letter <= "~" else "?" for letter in sentence)
-    body = b"" if asked is not None and asked.method == "HEAD" else f"{sentence}\n".encode()
+    body = b"" if request is not None and request.method == "HEAD" else f"{sentence}\n".encode()
     head = (
         f"HTTP/1.1 {_STATUS.get(verdict.rule, _FORBIDDEN)} {phrase}\r\n"
-        f"{HEADER}: {json.dumps(said)}\r\n"
+        f"{HEADER}: {json.dumps(denial)}\r\n"
         "Content-Type: text/plain; charset=utf-8\r\n"
         f"Content-Length: {len(body)}\r\n"
         "Connection: close\r\n\r\n"

@@ -1,29 +1,33 @@
-"""One request and its reply, read and written anew: nothing goes through that h11 did not take in.
+"""One request and its reply, read and written again: nothing passes that h11 did not accept.
 
-Both directions run at once, since a server may answer before it has heard all. What is sent is
-searched for placeholders and honeytokens; what a host with secrets answers has placeholders in the
-place of values, and is asked for in a coding that can be searched.
+Both directions run at once, because a server may reply before it has read the whole request. The
+request is searched for placeholders and honeytokens. In the reply of a host with secrets,
+placeholders replace the values, and the proxy requests it in a coding that can be searched.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import anyio
 import h11
 from anyio.abc import ByteStream
 
 from sbx.egress.denials import EgressDenied, HostGone
-from sbx.egress.http_heads import end_to_end, has, without
+from sbx.egress.hosts import written
+from sbx.egress.http_heads import end_to_end, has, without, without_overrides, without_ranges
 from sbx.egress.limits import ConnectionLimits, misplaced
+from sbx.egress.rules import ProxyRequest, has_rules
 from sbx.egress.secrets import Headers, PlaceholderScanner, SecretMisuse
 from sbx.egress.stream import ProxyStream
+from sbx.egress.upstream import Upstream
 from sbx.egress.veil import Compressed, RedactingStream, Sniffer
 
 _INTERIM_MAX = 16  # replies 1xx before the one that counts
 _OVERLAP = 512  # bytes of a body that a honeytoken may lie across
 _SEARCHED_AT_ONCE = 16 << 10  # bytes of a reply; the others wait that long
+_PORT_OF_TLS = 443
+_PORT_OF_HTTP = 80
 _BODILESS = frozenset({204, 304})
 _ARCHIVES = frozenset(
     f"application/{name}".encode()
@@ -35,32 +39,36 @@ _ARCHIVES = frozenset(
 )
 
 
-@dataclass(slots=True)
-class Upstream:
-    """A connection to a host outside, to an address that was checked."""
+def outgoing_head(
+    terms: ConnectionLimits, received: h11.Request, request: ProxyRequest, *, secure: bool
+) -> h11.Request:
+    """Return the head that is sent instead of `received`, with secrets in the place of
+    placeholders.
 
-    host: str
-    port: int
-    secure: bool
-    address: str
-    wire: ProxyStream
-    stream: ByteStream
-    http: h11.Connection
-
-    def again(self, host: str, port: int, secure: bool) -> bool:
-        """Whether it can take another request, for this host."""
-        if (host, port, secure) != (self.host, self.port, self.secure):
-            return False
-        if self.http.our_state is not h11.DONE or self.http.their_state is not h11.DONE:
-            return False
-        if self.http.trailing_data[0] or not self.wire.quiet():
-            return False  # it says what nobody asked for, or is gone
-        self.http.start_next_cycle()
-        return True
+    Raise EgressDenied for a placeholder that cannot be replaced.
+    """
+    default = _PORT_OF_TLS if secure else _PORT_OF_HTTP
+    try:
+        headers = terms.vault.filled(received.headers.raw_items(), request.host, secure=secure)
+    except SecretMisuse as error:
+        raise misplaced(error) from None
+    headers = without(end_to_end(headers), b"host", b"expect")
+    if has_rules(terms.network, request.host):
+        headers = without_overrides(headers)
+    if terms.vault.concerns(request.host):
+        headers = [
+            *without(without_ranges(headers), b"accept-encoding"),
+            (b"Accept-Encoding", b"identity"),
+        ]
+    if has(received, b"transfer-encoding"):
+        headers.append((b"Transfer-Encoding", b"chunked"))
+    first: Headers = [(b"Host", written(request.host, request.port, default).encode())]
+    path = request.path or "/"
+    return h11.Request(method=received.method, target=path.encode(), headers=first + headers)
 
 
 class Exchange:
-    """`begun`: the reply is on its way in, so that it is too late to refuse."""
+    """`begun`: the first bytes of the reply were sent, so it is too late to refuse."""
 
     def __init__(
         self,
@@ -80,8 +88,8 @@ class Exchange:
         self.begun = False
 
     async def run(self, request: h11.Request, head: h11.Request) -> bool:
-        """Send `head` and what follows `request`, and bring back the reply. True when another
-        request may come on this connection. Raises Refused, Gone."""
+        """Send `head` and the body of `request`, and return the reply to the client. Return whether
+        another request may follow on this connection. Raise EgressDenied and HostGone."""
         self._method = request.method
         with _outside(self._upstream.host):
             await self._send_out(head)
@@ -113,7 +121,7 @@ class Exchange:
         await self._still_takes(h11.EndOfMessage())
 
     async def _body(self) -> AsyncIterator[bytes]:
-        """What the inside sends. Trailers are left out."""
+        """Yield the body of the request. Trailers are left out."""
         while True:
             with _inside():
                 if self._http.they_are_waiting_for_100_continue:
@@ -125,7 +133,7 @@ class Exchange:
             yield bytes(event.data)
 
     async def _still_takes(self, event: h11.Event) -> bool:
-        """Send it. False when the host has closed: it may have answered nevertheless."""
+        """Send the event. Return False if the host has closed: it may have replied before."""
         try:
             await self._send_out(event)
         except (OSError, anyio.BrokenResourceError, anyio.EndOfStream):
@@ -133,13 +141,13 @@ class Exchange:
         return True
 
     async def _watch(self) -> None:
-        """A server may take minutes to answer: nobody waits for it once whoever asked has left.
-        Who has only said all it had to say looks the same, and gets some time."""
+        """Raise HostGone when the client has left, because a server may take minutes to reply. A
+        client that has only finished its request looks the same, and gets some time."""
         seen = False
         while not (seen and self._wire.left()):
             seen = self._wire.left()
             await asyncio.sleep(self._terms.patience.left)
-        raise HostGone("whoever asked went away")
+        raise HostGone("the client went away")
 
     async def _send_out(self, event: h11.Event) -> None:
         if data := self._upstream.http.send(event):
@@ -155,7 +163,7 @@ class Exchange:
             headers = self._veiled(self._veil, response, headers, bodiless)
         reason = response.reason if self._veil is None else self._veil.over(response.reason)
         body = self._searched(response)
-        first = b"" if _is_stream(response) else await anext(body, b"")  # it can be refused yet
+        first = b"" if _is_stream(response) else await anext(body, b"")  # can still be refused
         with _inside():
             self.begun = True
             await self._send_in(
@@ -168,7 +176,7 @@ class Exchange:
             await self._send_in(h11.EndOfMessage())
 
     async def _searched(self, response: h11.Response) -> AsyncIterator[bytes]:
-        """Yield the body, with placeholders in the place of values. Raises Refused."""
+        """Yield the body, with placeholders in the place of values. Raise EgressDenied."""
         veil = self._veil
         sniffer = None if veil is None or _is_archive(response) else Sniffer()
         last = False
@@ -182,8 +190,8 @@ class Exchange:
             except Compressed:
                 raise EgressDenied(
                     "secrets",
-                    f"the reply of {self._upstream.host} is compressed and does not say so, so it "
-                    "cannot be searched for secrets",
+                    f"the reply of {self._upstream.host} is compressed without a declaration, "
+                    "so it cannot be searched for secrets",
                 ) from None
             if veil is None:
                 yield data
@@ -204,12 +212,11 @@ class Exchange:
                     break
                 if has(event, b"transfer-encoding") and has(event, b"content-length"):
                     raise EgressDenied(
-                        "outside", f"{self._upstream.host} says in two ways how long its reply is"
+                        "outside",
+                        f"{self._upstream.host} declares the length of its reply in two ways",
                     )
                 return event
-        raise EgressDenied(
-            "outside", f"{self._upstream.host} answers with something else than HTTP"
-        )
+        raise EgressDenied("outside", f"the reply of {self._upstream.host} is not HTTP")
 
     def _veiled(
         self, veil: RedactingStream, response: h11.Response, headers: Headers, bodiless: bool
@@ -219,10 +226,10 @@ class Exchange:
             if any(value.strip().lower() not in (b"", b"identity") for value in coded):
                 raise EgressDenied(
                     "secrets",
-                    f"{self._upstream.host} answers in a coding it was not asked for, which cannot "
+                    f"{self._upstream.host} replies in a coding that was not requested and cannot "
                     "be searched for secrets",
                 )
-            headers = without(headers, b"content-length")  # which a placeholder changes
+            headers = without(headers, b"content-length")  # a placeholder changes it
         return [(name, veil.over(value)) for name, value in headers if veil.over(name) == name]
 
     async def _pass_on(self, data: bytes) -> None:
@@ -236,13 +243,12 @@ class Exchange:
 
 
 def _is_archive(response: h11.Response) -> bool:
-    """Return whether the reply declares that it is a file that may well be compressed, such as a
-    package that is downloaded."""
+    """Return whether the reply declares a type that may be compressed, such as a package."""
     return _type_of(response) in _ARCHIVES
 
 
 def _is_stream(response: h11.Response) -> bool:
-    """Return whether its head is waited for before there is anything in the body."""
+    """Return whether a client waits for the head before the body has content."""
     return _type_of(response) == b"text/event-stream"
 
 
@@ -254,7 +260,7 @@ def _type_of(response: h11.Response) -> bytes:
 async def _next(
     http: h11.Connection, stream: ByteStream
 ) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-    """The others have their turn before each: of one piece that was read, a chunk may be a byte."""
+    """Return the next event. Let other tasks run before each, because a chunk may be one byte."""
     await asyncio.sleep(0)
     while (event := http.next_event()) is h11.NEED_DATA:
         try:
@@ -267,23 +273,26 @@ async def _next(
 
 @contextmanager
 def _inside() -> Iterator[None]:
-    """What goes wrong here is the doing of whoever is inside."""
+    """Translate errors that the client inside causes."""
     try:
         yield
     except (OSError, anyio.BrokenResourceError, anyio.EndOfStream):
-        raise HostGone("whoever asked went away") from None
+        raise HostGone("the client went away") from None
     except h11.RemoteProtocolError:
-        raise EgressDenied("http", "the body of the request is not as its head says") from None
-    except h11.LocalProtocolError:  # what the host outside said cannot be said again
-        raise EgressDenied("outside", "the reply is not of HTTP/1.1") from None
+        raise EgressDenied("http", "the body of the request does not match its head") from None
+    except h11.LocalProtocolError:  # the reply of the host cannot be written again
+        raise EgressDenied("outside", "the reply is not HTTP/1.1") from None
 
 
 @contextmanager
 def _outside(host: str) -> Iterator[None]:
-    """… and here of the host outside, whose words are not repeated: it has seen the secret."""
+    """Translate errors that the host outside causes. Do not repeat its text: it knows the
+    secret."""
     try:
         yield
     except (OSError, anyio.BrokenResourceError, anyio.EndOfStream):
-        raise EgressDenied("outside", f"{host} broke off") from None
+        raise EgressDenied("outside", f"{host} closed the connection") from None
     except h11.ProtocolError:
-        raise EgressDenied("outside", f"{host} broke off, or does not answer in HTTP/1.1") from None
+        raise EgressDenied(
+            "outside", f"{host} closed the connection, or does not reply in HTTP/1.1"
+        ) from None

@@ -1,10 +1,9 @@
-"""One spelling of each host, so that what is judged, resolved, compared and sent is one text.
+"""One spelling of each host, so that sbx judges, resolves, compares and sends the same text.
 
-A name comes out in lower case, without the dot at its end, its letters beyond ASCII as IDNA 2008
-has them (after the mapping of UTS 46, as browsers do it), percent signs undone once. An address
-comes out as `ipaddress` writes it. Whatever another program could take for another host than we do
-is no host at all: `127.1`, `0x7f.0.0.1` and `2130706433` are names to us and addresses to the
-resolver of libc, and `a%2eb` undone twice is not what it was undone once.
+A name is in lower case, without the dot at its end, in IDNA 2008 (after the mapping of UTS 46, as
+in browsers), with percent signs decoded once. An address is as `ipaddress` writes it. A text that
+another program could read as another host is invalid: `127.1`, `0x7f.0.0.1` and `2130706433` are
+names to us and addresses to the resolver of libc, and `a%2eb` differs if it is decoded twice.
 """
 
 import ipaddress
@@ -16,18 +15,18 @@ import idna
 from sbx.policy.destinations import spelling
 
 _LONGEST = 253
-_TEXT_MAX = 1024  # before it is made one; idna takes its time over long ones
+_TEXT_MAX = 1024  # before it becomes a name; idna is slow with long texts
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _LIKE_A_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/?#@\\\s]+)(?::([0-9]{1,5}))?")
 
 
 class NoHost(ValueError):
-    """The text names no host, or could name two."""
+    """The text does not name a host, or could name two."""
 
 
 def canonical(text: str) -> str:
-    """The host that `text` names: a name, or an address without brackets. Raises NoHost."""
+    """Return the host in `text`: a name, or an address without brackets. Raise NoHost."""
     if len(text) > _TEXT_MAX:
         raise NoHost("it is too long")
     if text.startswith("[") and text.endswith("]"):
@@ -39,29 +38,27 @@ def canonical(text: str) -> str:
     if _LIKE_A_NUMBER.fullmatch(labels[-1]):
         return _address(name, ipaddress.IPv4Address)
     if not all(_LABEL.fullmatch(label) for label in labels):
-        raise NoHost("it has a letter that no host has, or an empty or overlong part")
+        raise NoHost("it has a letter that hosts do not have, or an empty or overlong part")
     return name
 
 
 def authority(text: str, default_port: int | None = None) -> tuple[str, int]:
-    """Host and port of `host:port`. Raises NoHost."""
-    found = _AUTHORITY.fullmatch(text)
-    if found is None:
+    match = _AUTHORITY.fullmatch(text)
+    if match is None:
         raise NoHost("it is not written host:port")
-    port = int(found[2]) if found[2] else default_port
+    port = int(match[2]) if match[2] else default_port
     if port is None or not 1 <= port <= 65535:
         raise NoHost("it has no port from 1 to 65535")
-    return canonical(found[1]), port
+    return canonical(match[1]), port
 
 
 def written(host: str, port: int, default_port: int | None) -> str:
-    """`host:port` as it stands in a Host header; the port of the scheme is left out."""
+    """Return `host:port` for a Host header, without the port of the scheme."""
     bracketed = f"[{host}]" if ":" in host else host
     return bracketed if port == default_port else f"{bracketed}:{port}"
 
 
 def is_address(host: str) -> bool:
-    """Whether a canonical host is an address."""
     return ":" in host or (
         host[-1].isdigit() and _LIKE_A_NUMBER.fullmatch(host.split(".")[-1]) is not None
     )
@@ -78,15 +75,14 @@ def _unquoted(text: str) -> str:
 
 
 def _ascii(text: str) -> str:
-    """idna is asked only where there is something to ask: it takes no underscores, which names of
-    hosts have had all along."""
+    """Use idna only for names that need it: it refuses underscores, which host names may have."""
     if text.isascii():
         name = text.lower()
         if "xn--" not in name:
             return name
     try:
         name = idna.encode(text, uts46=True).decode("ascii").lower()
-    except UnicodeError:  # what idna raises is one
+    except UnicodeError:  # the errors of idna are subclasses
         raise NoHost("it is not a name by IDNA 2008") from None
     return name
 
@@ -97,4 +93,4 @@ def _address(text: str, kind: type[ipaddress.IPv4Address] | type[ipaddress.IPv6A
             raise ValueError("a zone is of this machine's links")
         return spelling(kind(text))
     except ValueError:
-        raise NoHost("it looks like an address, and is not written as one") from None
+        raise NoHost("it looks like an address, but is not a valid one") from None

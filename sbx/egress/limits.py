@@ -1,4 +1,4 @@
-"""What holds for all connections of one sandbox, and the few things that they share."""
+"""The limits and the shared state of all connections of one sandbox."""
 
 import asyncio
 import ssl
@@ -11,7 +11,7 @@ from sbx.egress.resolver import Resolver
 from sbx.egress.rules import EgressDecision, has_rules
 from sbx.egress.secrets import SecretMisuse, SecretStore
 from sbx.egress.stream import ByteCounter
-from sbx.policy.model import Network
+from sbx.policy.tables import Network
 
 if TYPE_CHECKING:
     from sbx.egress.certificates import Authority
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long is waited, in seconds, for whoever is inside and for the world."""
+    """The waits for clients inside and for hosts outside, in seconds."""
 
     idle: float = 60.0  # for the next request of a connection
-    head: float = 15.0  # for all of its head, once it has begun
-    body: float = 60.0  # for the next piece of its body, or for room for the next of the reply
-    tls: float = 15.0  # for the first message of TLS, or for all it takes to begin
+    head: float = 15.0  # for the whole head, once it has begun
+    body: float = 60.0  # for the next piece of a body, or for room for the next of the reply
+    tls: float = 15.0  # for the first message of TLS, or for the whole handshake
     resolve: float = 15.0
     connect: float = 20.0
-    left: float = 3.0  # for a reply, when whoever asked says that it will say no more
-    linger: float = 1.0  # for whoever is refused to read it
+    left: float = 3.0  # for a reply, after the client has closed its side
+    linger: float = 1.0  # for a refused client to read the refusal
 
 
 class RateLimit:
-    """Lets through so many a second, and some at once after a pause. What is decided is written
-    to the audit log: whoever asks without end must not fill the disk with it."""
+    """Allow a number of decisions per second, and some at once after a pause. Decisions are written
+    to the audit log: a client that never stops must not fill the disk."""
 
     def __init__(self, per_second: float, at_once: int) -> None:
         self._apart_s = 1 / per_second
@@ -48,20 +48,20 @@ class RateLimit:
 
 
 class FairQueue:
-    """One connection of a sandbox at a time: all of them at once would be a long turn of the loop,
-    in which nobody else has one."""
+    """Admit one connection of a sandbox at a time: all of them at once would block the loop for
+    other sandboxes."""
 
     def __init__(self) -> None:
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def turn(self) -> None:
-        async with self._one:
+        async with self._lock:
             await asyncio.sleep(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """What it takes to end TLS here and to begin it anew towards the outside."""
+    """The means to end TLS here and to begin it again towards the outside."""
 
     authority: "Authority"
     outside: ssl.SSLContext
@@ -84,11 +84,12 @@ class ConnectionLimits:
     clock: Callable[[], float]
 
     def reads(self, host: str) -> bool:
-        """Whether TLS to this host is ended here, so that what is in it can be judged or filled."""
+        """Return whether TLS to this host ends here, because a rule or a secret needs its
+        content."""
         return self.vault.concerns(host) or has_rules(self.network, host)
 
     def look(self, where: str, text: bytes) -> None:
-        """Raises Refused for a placeholder or a honeytoken in something that was said inside."""
+        """Raise EgressDenied for a placeholder or a honeytoken in the text."""
         try:
             self.vault.check(where, text)
         except SecretMisuse as error:
@@ -97,9 +98,7 @@ class ConnectionLimits:
 
     def trip(self, where: str, text: bytes) -> None:
         if name := self.honeytokens(text.decode("latin-1")):
-            raise EgressDenied(
-                "honeytoken", f"{where} holds what nobody should have found ({name})"
-            )
+            raise EgressDenied("honeytoken", f"{where} contains a honeytoken ({name})")
 
 
 def misplaced(error: SecretMisuse) -> EgressDenied:

@@ -21,19 +21,17 @@ from sbx.egress.rules import EgressDecision
 from sbx.egress.secrets import Secret, SecretStore
 from sbx.egress.stream import ByteCounter, ProxyStream
 from sbx.errors import Unavailable
-from sbx.policy.model import Network
+from sbx.policy.tables import Network
 from sbx.telemetry.background import background_context
 
 SOCKET = "egress.sock"
 _log = logging.getLogger(__name__)
 _BACKLOG = 64
-_REFUSED_AT_ONCE = 8  # beyond connections_max: told so; whoever comes then is not even told
+_REFUSED_AT_ONCE = 8  # beyond connections_max: these get a refusal, and further ones are closed
 _PAUSE_S = 0.2  # when no descriptor is left
 
 
 class Egress:
-    """The proxy of one sandbox, open until `close`."""
-
     def __init__(
         self,
         terms: ConnectionLimits,
@@ -69,9 +67,9 @@ class Egress:
     ) -> Self:
         """Make `directory`, and listen on a socket in it.
 
-        The directory is 0700 and `owner`'s (uid, gid), the socket for anybody who gets at it: on
-        the host that is whoever may enter the directory, inside whoever has it mounted. `record`
-        must not wait. Raises Unavailable `egress_unusable`.
+        The directory is 0700 and belongs to `owner` (uid, gid). Every process that reaches the
+        socket may use it: on the host those that may enter the directory, inside all that have it
+        mounted. `record` must not block. Raise Unavailable `egress_unusable`.
         """
         patience = patience or Timeouts()
         patterns = {rule.host for rule in network.rule}
@@ -102,12 +100,12 @@ class Egress:
             raise Unavailable(
                 f"the egress proxy cannot listen in {directory}: {error.strerror or error}",
                 code="egress_unusable",
-                hint="the directory must be new, and its parent the service's own",
+                hint="the directory must be new, and its parent must belong to the service",
             ) from error
         return cls(terms, listening, directory / SOCKET, certificates)
 
     async def close(self) -> None:
-        """Cut every connection, and take the socket away. A second call does nothing."""
+        """Close every connection, and remove the socket. A second call does nothing."""
         if self._listening is None:
             return
         if self._pause is not None:
@@ -129,7 +127,7 @@ class Egress:
             background_context().run(self._loop.add_reader, self._listening.fileno(), self._accept)
 
     def _accept(self) -> None:
-        """All that have come. Accepted without waiting, so none is lost to a cancellation."""
+        """Accept all pending connections without waiting, so that no cancellation loses one."""
         if self._listening is None:
             return
         for _ in range(_BACKLOG):
@@ -162,8 +160,8 @@ class Egress:
 async def _guarded(connection: ProxyConnection, refused: EgressDenied | None) -> None:
     try:
         await connection.run(refused=refused)
-    except Exception as error:  # noqa: BLE001  # the border of a task: the others go on
-        # Not its text, for it may quote a header with a secret in it.
+    except Exception as error:  # noqa: BLE001  # the border of a task: the others continue
+        # Without its text, because it may quote a header with a secret.
         place = traceback.extract_tb(error.__traceback__)[-1]
         name = type(error).__name__
         _log.error("a connection ended by %s at %s:%d", name, place.name, place.lineno or 0)
@@ -172,8 +170,8 @@ async def _guarded(connection: ProxyConnection, refused: EgressDenied | None) ->
 def _means(
     sandbox: str, patterns: tuple[str, ...], outside: ssl.SSLContext | None
 ) -> tuple[Tls, bytes]:
-    """In a thread: keys are made and the host's certificates read."""
-    # Imported only here: it takes a few MiB, which no sandbox without secrets and rules needs.
+    """Make the keys and read the certificates of the host. Run this in a thread."""
+    # Imported only here: it takes a few MiB, which sandboxes without secrets and rules save.
     from sbx.egress import certificates
 
     authority = certificates.Authority(sandbox, patterns)
@@ -186,7 +184,7 @@ def _listening(directory: Path, owner: tuple[int, int] | None) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:  # by the descriptor, since a socket's path has 107 bytes
+        try:  # by the descriptor, because the path of a socket has 107 bytes at most
             listening.bind(f"/proc/self/fd/{fd}/{SOCKET}")
         finally:
             os.close(fd)

@@ -1,11 +1,11 @@
-"""What may go out: pure decisions over a policy's network and what is known of a request.
+"""Decide about requests: pure functions of the network of a policy and the known parts of a
+request.
 
-    Asked     what somebody inside asks for, as far as it is known: first where to, then which
-              addresses that has, then what the first TLS message says
-    judge     → Verdict: allowed by which entry, or refused by which rule, in a sentence
-    Decision  what is recorded of it
+    ProxyRequest    the known parts: first the host, then its addresses, then the first TLS message
+    judge           → RuleResult: the entry that allows it, or the rule that refuses it, and why
+    EgressDecision  the record of a decision
 
-Hosts in here are canonical (hosts.py); the policy's are by themselves.
+Hosts here are canonical (hosts.py), and so are those of a policy.
 """
 
 import re
@@ -16,9 +16,9 @@ from urllib.parse import unquote
 from sbx.egress.addresses import is_exempt, reserved
 from sbx.egress.hosts import NoHost, canonical, is_address
 from sbx.policy import destinations
-from sbx.policy.model import Network
+from sbx.policy.tables import Network
 
-# What one server takes for a path and another for one above it, or for two.
+# One server reads these as a path, and another one as a path above it, or as two.
 _AMBIGUOUS = re.compile(r"//|\\|%(?:2[fF]|5[cC]|25|00)|(?:^|/)\.{1,2}(?:[/;]|$)")
 
 
@@ -27,16 +27,15 @@ _parsed = lru_cache(4096)(destinations.parse)
 
 @dataclass(frozen=True, slots=True)
 class ClientHello:
-    """What the first message of TLS says of the host that is meant."""
+    """The server name in the first message of TLS."""
 
     sni: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyRequest:
-    """What is asked for. `path` (with its query) is None where it cannot be seen, and so are
-    `addresses` and `hello` before they are known. `own` are those of `addresses` that are this
-    host's."""
+    """A request, or the parts of it that are known. `path` (with its query) is None if the proxy
+    cannot see it. `own` are those of `addresses` that belong to this host."""
 
     method: str
     host: str
@@ -49,7 +48,7 @@ class ProxyRequest:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """`rule` is the key of the policy that decided, with its entry where one allowed."""
+    """`rule` is the key of the policy that decided, with the entry if one allowed."""
 
     allowed: bool
     rule: str
@@ -58,9 +57,9 @@ class RuleResult:
 
 @dataclass(frozen=True, slots=True)
 class EgressDecision:
-    """What is recorded: once when it is decided, and of what was allowed once more at its end
-    (`ended`), with the bytes from (`bytes_in`) and to (`bytes_out`) the host outside. What was
-    allowed and then cut off is not `allowed` at its end, and `rule` says by what."""
+    """A record of the decision about a request. An allowed request has a second one at its end
+    (`ended`), with the bytes from (`bytes_in`) and to (`bytes_out`) the host. If a rule cut the
+    request off, that record is not `allowed` and has the `rule`."""
 
     at: float
     sandbox: str
@@ -77,56 +76,61 @@ class EgressDecision:
     ended: bool = False
 
 
-def judge(network: Network, asked: ProxyRequest) -> RuleResult:
-    """By all that is known of it. Whoever comes to know more asks again."""
-    entry = next((entry for entry in network.allow if _names(entry, asked)), None)
+def judge(network: Network, request: ProxyRequest) -> RuleResult:
+    """Decide by all known parts of a request. Call it again when more parts are known."""
+    entry = next((entry for entry in network.allow if _names(entry, request)), None)
     if entry is None:
-        return RuleResult(False, "network.allow", _unlisted(network, asked))
+        return RuleResult(False, "network.allow", _unlisted(network, request))
     return (
-        _by_rules(network, asked)
-        or _by_addresses(network, asked)
-        or _by_hello(asked)
+        _by_rules(network, request)
+        or _by_addresses(network, request)
+        or _by_hello(request)
         or RuleResult(True, f"network.allow: {entry}", "")
     )
 
 
 def has_rules(network: Network, host: str) -> bool:
-    """Whether what is asked of this host must be read to be judged."""
+    """Return whether requests to this host must be read to be judged."""
     return any(destinations.host_covers(rule.host, host) for rule in network.rule)
 
 
-def _names(entry: str, asked: ProxyRequest) -> bool:
-    return _parsed(entry).covers(destinations.Destination(asked.host, asked.port))
+def _names(entry: str, request: ProxyRequest) -> bool:
+    return _parsed(entry).covers(destinations.Destination(request.host, request.port))
 
 
-def _unlisted(network: Network, asked: ProxyRequest) -> str:
-    if any(destinations.host_covers(_parsed(entry).host, asked.host) for entry in network.allow):
-        return f"{asked.host} may be reached, but not at port {asked.port}"
-    return f"{asked.host} is not in the policy's network.allow"
+def _unlisted(network: Network, request: ProxyRequest) -> str:
+    if any(destinations.host_covers(_parsed(entry).host, request.host) for entry in network.allow):
+        return f"{request.host} may be reached, but not at port {request.port}"
+    return f"{request.host} is not in the policy's network.allow"
 
 
-def _by_rules(network: Network, asked: ProxyRequest) -> RuleResult | None:
-    """Of several rules for a host one must let it through; a host without any is free."""
-    if asked.path is None:
+def _by_rules(network: Network, request: ProxyRequest) -> RuleResult | None:
+    """Return a refusal if the host has rules and none of them allows the request."""
+    if request.path is None:
         return None
-    rules = [rule for rule in network.rule if destinations.host_covers(rule.host, asked.host)]
+    rules = [rule for rule in network.rule if destinations.host_covers(rule.host, request.host)]
     if not rules:
         return None
-    path = asked.path.partition("?")[0]
+    path = request.path.partition("?")[0]
     plain = unquote(path)
     unclear = _AMBIGUOUS.search(path) or _AMBIGUOUS.search(plain)
     if any(rule.paths != "any" for rule in rules) and unclear:
         return RuleResult(
-            False, "network.rule", "the path could be read in two ways, and rules hang on it"
+            False, "network.rule", "the path could be read in two ways, and rules depend on it"
         )
-    methods = [rule for rule in rules if rule.methods == "any" or asked.method in rule.methods]
+    methods = [rule for rule in rules if rule.methods == "any" or request.method in rule.methods]
     if not methods:
-        return RuleResult(False, "network.rule", f"{asked.host} may not be asked by {asked.method}")
+        return RuleResult(
+            False, "network.rule", f"{request.method} requests to {request.host} are not allowed"
+        )
     if not any(
-        rule.paths == "any" or any(_leads(one, plain) for one in rule.paths) for rule in methods
+        rule.paths == "any" or any(_leads(pattern, plain) for pattern in rule.paths)
+        for rule in methods
     ):
         return RuleResult(
-            False, "network.rule", f"{asked.host} may not be asked by {asked.method} for this path"
+            False,
+            "network.rule",
+            f"{request.method} requests to {request.host} are not allowed for this path",
         )
     return None
 
@@ -138,34 +142,36 @@ def _leads(pattern: str, path: str) -> bool:
 _OWN = "an address of the machine itself"
 
 
-def _by_addresses(network: Network, asked: ProxyRequest) -> RuleResult | None:
-    """One address that may not be reached spoils them all: a name that leads to the Internet and
-    to the inside of somebody's network is an attack or a mistake."""
-    for address in asked.addresses or ():
-        kind = reserved(address) or (_OWN if address in asked.own else None)
-        if kind is not None and not is_exempt(address, asked.host, network.allow_private):
-            leads = "is" if address == asked.host else f"leads to {address},"
+def _by_addresses(network: Network, request: ProxyRequest) -> RuleResult | None:
+    """Refuse all addresses if one is not allowed: a name that leads to the Internet and into a
+    private network is an attack or a mistake."""
+    for address in request.addresses or ():
+        kind = reserved(address) or (_OWN if address in request.own else None)
+        if kind is not None and not is_exempt(address, request.host, network.allow_private):
+            leads = "is" if address == request.host else f"leads to {address},"
             return RuleResult(
                 False,
                 "network.allow_private",
-                f"{asked.host} {leads} {kind}, and not in the policy's network.allow_private",
+                f"{request.host} {leads} {kind}, and not in the policy's network.allow_private",
             )
     return None
 
 
-def _by_hello(asked: ProxyRequest) -> RuleResult | None:
-    if asked.hello is None:
+def _by_hello(request: ProxyRequest) -> RuleResult | None:
+    if request.hello is None:
         return None
-    sni = asked.hello.sni
+    sni = request.hello.sni
     if sni is None:
-        if is_address(asked.host):
+        if is_address(request.host):
             return None  # TLS has no server name for an address
-        return RuleResult(False, "tls.sni", f"the TLS to {asked.host} names no server")
+        return RuleResult(False, "tls.sni", f"the TLS to {request.host} names no server")
     try:
         meant = canonical(sni)
     except NoHost:
         meant = None
-    if meant != asked.host:
-        named = meant or "something that is no host"
-        return RuleResult(False, "tls.sni", f"the TLS to {asked.host} names {named} as the server")
+    if meant != request.host:
+        named = meant or "an invalid host"
+        return RuleResult(
+            False, "tls.sni", f"the TLS to {request.host} names {named} as the server"
+        )
     return None

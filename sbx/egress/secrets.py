@@ -1,13 +1,12 @@
 """Secrets that code inside uses and cannot read.
 
-Inside stands a placeholder. In the header that the secret names, of a request to a host that it
-names, the proxy puts the value in its place; anywhere else that it can see a placeholder, the
-request is refused. Of what such a host answers, every form of the value that echoing servers are
-known for is turned back into the placeholder (veil.py).
+Code inside has a placeholder. The proxy replaces it with the value in the header and for the hosts
+that the secret names. It refuses requests with a placeholder at any other place that it can read.
+In replies of these hosts it replaces every known form of the value with the placeholder (veil.py).
 
-    Secret   one of them
-    Vault    those of one sandbox: its placeholders, what is filled in, what is refused
-    Scan     whether a placeholder is in a stream, across its pieces
+    Secret              one secret
+    SecretStore         the secrets of one sandbox: placeholders, values, misuse
+    PlaceholderScanner  finds a placeholder in a stream, across its pieces
 """
 
 import base64
@@ -26,13 +25,13 @@ MARK = "sbx-secret-"
 _LETTERS = 32
 _PLACEHOLDER = re.compile(rb"sbx-secret-[0-9a-f]{%d}" % _LETTERS, re.IGNORECASE)
 _LENGTH = len(MARK) + _LETTERS
-_UNESCAPED = tuple(  # what a placeholder consists of, as it stands behind a percent sign
+_UNESCAPED = tuple(  # the letters of a placeholder, in percent encoding
     (f"%{ord(form):02x}".encode(), letter.encode())
     for letter in sorted({*MARK, *"0123456789abcdef"})
     for form in sorted({letter, letter.upper()})
 )
 _VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
-_SHORTEST = 8  # below it, replies would be full of placeholders that never were the value
+_SHORTEST = 8  # below it, placeholders would replace text that is not the value
 _LONGEST = 8192
 _BASIC = re.compile(rb"basic +([A-Za-z0-9+/=_-]+) *", re.IGNORECASE)
 _URLSAFE = bytes.maketrans(b"-_", b"+/")
@@ -44,7 +43,7 @@ Headers = list[tuple[bytes, bytes]]
 class Secret:
     """`value` goes into `header` of requests to `hosts`, over plain HTTP only with `allow_plain`.
 
-    Raises Unavailable `secret_unusable`, without the value in it, for what no header can hold.
+    Raise Unavailable `secret_unusable`, without the value, if no header can contain it.
     """
 
     name: str
@@ -67,8 +66,8 @@ class Secret:
 
 
 def password(value: bytes) -> bytes | None:
-    """The `user:password` of a header's value, as pip and git send that of a URL; None if it has
-    none."""
+    """Return the `user:password` in the value of a header, as pip and git send it; None without
+    one."""
     if (basic := _BASIC.fullmatch(value)) is None:
         return None
     try:
@@ -78,7 +77,7 @@ def password(value: bytes) -> bytes | None:
 
 
 class SecretMisuse(Exception):
-    """A placeholder where no value may be put; the text says where, and for whom."""
+    """A placeholder at a place where no value is allowed; the text names both."""
 
     def __init__(self, secret: str, why: str) -> None:
         super().__init__(why)
@@ -86,12 +85,12 @@ class SecretMisuse(Exception):
 
 
 class SecretStore:
-    """The secrets of one sandbox. Each has another placeholder in every sandbox."""
+    """The secrets of one sandbox. A secret has a different placeholder in every sandbox."""
 
-    def __init__(self, given: Mapping[str, Secret]) -> None:
+    def __init__(self, by_name: Mapping[str, Secret]) -> None:
         self._by_placeholder = {
             f"{MARK}{secrets.token_hex(_LETTERS // 2)}".encode(): secret
-            for secret in given.values()
+            for secret in by_name.values()
         }
         self._of = {secret: text for text, secret in self._by_placeholder.items()}
         self._searches: dict[tuple[Secret, ...], Search] = {}
@@ -100,34 +99,33 @@ class SecretStore:
         )
 
     def concerns(self, host: str) -> bool:
-        """Whether a secret may go to this host, so that its requests and replies are read."""
+        """Return whether a secret may go to this host, so that its messages are read."""
         return any(secret.goes_to(host) for secret in self._of)
 
     def filled(self, headers: Headers, host: str, *, secure: bool) -> Headers:
-        """The headers with values in them. Raises Misplaced."""
+        """Return the headers with the values of secrets. Raise SecretMisuse."""
         return [(name, self._fill(name, value, host, secure)) for name, value in headers]
 
     def check(self, where: str, text: bytes) -> None:
-        """Raises Misplaced for a placeholder in the text, also behind percent signs."""
+        """Raise SecretMisuse for a placeholder in the text, also in percent encoding."""
         for form in (text, _plain(text)) if b"%" in text else (text,):
-            if found := _PLACEHOLDER.search(form):
-                raise self.misplaced(found[0], where)
+            if match := _PLACEHOLDER.search(form):
+                raise self.misplaced(match[0], where)
 
     def misplaced(self, placeholder: bytes, where: str) -> SecretMisuse:
         secret = self._by_placeholder.get(placeholder.lower())
         if secret is None:
-            return SecretMisuse("", f"{where} holds a placeholder of no secret of this sandbox")
+            return SecretMisuse("", f"{where} contains a placeholder of no secret of this sandbox")
         return SecretMisuse(
             secret.name,
-            f"{where} holds the placeholder of {secret.name}, which is for the header "
+            f"{where} contains the placeholder of {secret.name}, which is for the header "
             f"{secret.header} of requests to {', '.join(secret.hosts)}",
         )
 
     def veil(self, host: str) -> RedactingStream:
-        """For what this host answers."""
         there = tuple(secret for secret in self._of if secret.goes_to(host))
         if there not in self._searches:
-            self._searches[there] = Search([(one.value, self._of[one]) for one in there])
+            self._searches[there] = Search([(secret.value, self._of[secret]) for secret in there])
         return RedactingStream(self._searches[there])
 
     def _fill(self, name: bytes, value: bytes, host: str, secure: bool) -> bytes:
@@ -142,46 +140,44 @@ class SecretStore:
             self.check(f"the header {name.decode('latin-1')}", value)
 
     def _put(self, name: bytes, value: bytes, host: str, secure: bool) -> bytes:
-        def one(found: re.Match[bytes]) -> bytes:
-            secret = self._by_placeholder.get(found[0])
+        def fill(match: re.Match[bytes]) -> bytes:
+            secret = self._by_placeholder.get(match[0])
             if (
                 secret is None
                 or secret.header.lower().encode() != name.lower()
                 or not secret.goes_to(host)
             ):
                 where = f"the header {name.decode('latin-1')} of a request to {host}"
-                raise self.misplaced(found[0], where)
+                raise self.misplaced(match[0], where)
             if not secure and not secret.allow_plain:
                 raise SecretMisuse(
                     secret.name,
-                    f"{secret.name} is not sent in clear text: ask {host} by https, or let the "
-                    "policy say allow_plain",
+                    f"{secret.name} is not sent in clear text: use https for {host}, or set "
+                    "allow_plain in the policy",
                 )
             return secret.value.encode()
 
-        return _PLACEHOLDER.sub(one, value)
+        return _PLACEHOLDER.sub(fill, value)
 
 
 class PlaceholderScanner:
-    """Looks for placeholders in what is sent, piece by piece."""
-
     def __init__(self, vault: SecretStore, where: str) -> None:
         self._vault = vault
         self._where = where
         self._tail = b""
 
     def feed(self, piece: bytes) -> None:
-        """Raises Misplaced. A part of a placeholder may have been passed on by then, never all."""
+        """Raise SecretMisuse. A part of the placeholder may be sent by then, never the whole."""
         seen = self._tail + piece
-        if found := _PLACEHOLDER.search(seen):
-            raise self._vault.misplaced(found[0], self._where)
+        if match := _PLACEHOLDER.search(seen):
+            raise self._vault.misplaced(match[0], self._where)
         self._tail = seen[-(_LENGTH - 1) :]
 
 
 def _plain(text: bytes) -> bytes:
-    """Its percent signs undone so far as a placeholder could stand behind them, also thrice.
+    """Decode the percent encoding of the letters of a placeholder, also if it is threefold.
 
-    Letter by letter: to undo them all takes 30 ms for a head full of them, which everybody waits.
+    To decode all percent signs takes 30 ms for a head that is full of them, and blocks the loop.
     """
     text = text.lower()
     for _ in range(2):

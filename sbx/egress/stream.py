@@ -1,8 +1,8 @@
-"""Bytes over a socket: with deadlines, counted, and never more read than is asked for.
+"""Bytes over a socket: with deadlines, counted, and read only on request.
 
-A wire reads from the socket itself, so what nobody asks for stays in linux's buffers and slows
-whoever sends: that is all the back-pressure there is, and it needs no water marks. It is a stream
-as anyio has them, so that anyio's TLS runs over it.
+A ProxyStream reads from the socket itself, so unread bytes stay in the buffers of Linux and slow
+the sender: that is the whole back-pressure, and it needs no water marks. It is a stream of anyio,
+so that anyio's TLS runs over it.
 """
 
 import asyncio
@@ -19,17 +19,15 @@ PIECE = 256 * 1024  # bytes that are moved at once
 
 
 class BudgetExceeded(Exception):
-    """The bytes that the policy gives a sandbox have been used up."""
+    """The sandbox has used up the bytes that the policy allows."""
 
 
 class ByteCounter:
-    """The bytes that a sandbox has exchanged with the world, all its connections together."""
-
     def __init__(self, most: int) -> None:
         self._left = most
 
     def count(self, size: int) -> None:
-        """Raises Spent once there were more than it may have."""
+        """Raise BudgetExceeded when there are more than the policy allows."""
         self._left -= size
         self.check()
 
@@ -49,21 +47,19 @@ class ProxyStream(ByteStream):
         self._stall_s = stall_s
         self._meter = meter
         self._returned = b""
-        self._sending = asyncio.Lock()  # what TLS wants sent comes from two tasks, and keeps order
+        self._sending = asyncio.Lock()  # TLS sends from two tasks; this keeps the order
         self.received = 0
         self.sent = 0
 
     def put_back(self, data: bytes) -> None:
-        """Bytes that were read too early: they come first."""
+        """Return bytes that were read too early: the next `receive` gets them first."""
         self._returned = data + self._returned
 
     async def receive(self, max_bytes: int = 64 * 1024) -> bytes:
         if self._returned:
             data, self._returned = self._returned[:max_bytes], self._returned[max_bytes:]
             return data
-        await asyncio.sleep(
-            0
-        )  # asyncio does not wait for what is there: who has more would hold all
+        await asyncio.sleep(0)  # asyncio does not yield while data is there: others must run, too
         data = await asyncio.get_running_loop().sock_recv(self._sock, max_bytes)
         if not data:
             raise anyio.EndOfStream
@@ -96,13 +92,13 @@ class ProxyStream(ByteStream):
         self._sock.close()
 
     def left(self) -> bool:
-        """Whether the other side will send no more, whatever is still to be read."""
+        """Return whether the other side will send no more. Sent bytes may still be unread."""
         polled = select.poll()
         polled.register(self._sock, select.POLLRDHUP)
         return bool(polled.poll(0))
 
     def quiet(self) -> bool:
-        """Whether the other side has neither said anything nor gone."""
+        """Return whether the other side has neither sent bytes nor closed the connection."""
         if self._returned:
             return False
         try:
@@ -115,7 +111,7 @@ class ProxyStream(ByteStream):
 
 
 async def copy(source: ProxyStream, sink: ProxyStream) -> None:
-    """All there is, and then the end of it: the other direction goes on."""
+    """Copy all bytes, and then the end of the stream. The other direction continues."""
     try:
         while True:
             await sink.send(await source.receive(PIECE))
@@ -124,7 +120,7 @@ async def copy(source: ProxyStream, sink: ProxyStream) -> None:
 
 
 async def together(*parts: Coroutine[Any, Any, None]) -> None:
-    """Until all are done or one fails: the others are cancelled then, and its exception raised."""
+    """Run all until they are done or one fails. Then cancel the others and raise its exception."""
     try:
         async with asyncio.TaskGroup() as group:
             for part in parts:

@@ -1,10 +1,10 @@
-"""The way out of one sandbox whose policy has a proxy: from its first kernel until it is stopped.
+"""The proxy of one sandbox whose policy has one: from its first kernel until it is stopped.
 
-    host     an Egress (runtime/egress) listens on a Unix socket in a directory of the sandbox's own
+    host     an Egress listens on a Unix socket in a private directory of the sandbox
     jail     that directory is mounted read-only; PID 1 listens on the loopback and copies
 
-Values of secrets are read here, on the host, when the proxy opens, and handed to it and to nobody
-else. What it decides is told to `record`, and the last of it is kept in `log`.
+This module reads the values of secrets on the host when the proxy opens, and passes them only to
+the proxy. `record` gets each decision of the proxy, and `log` keeps the last ones.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from sbx import errors
 from sbx.aio import in_thread, run_to_completion
-from sbx.isolation.plan import CERTIFICATES, WayOut
+from sbx.isolation.launch_plan import CERTIFICATES, WayOut
 from sbx.policy import Policy
 from sbx.workspace import DataDirectory
 
@@ -32,7 +32,7 @@ _SWEEP_S = 5.0
 
 
 class EgressSocket:
-    """See the module. Nothing of the proxy is imported before it is opened."""
+    """Open and close the proxy. Its modules are imported only when it opens."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class EgressSocket:
 
     @asynccontextmanager
     async def opened(self, owner: tuple[int, int] | None) -> AsyncIterator[WayOut]:
-        """The proxy, opened where it is not, for as long as a kernel starts with it. `owner`: the
-        ids of its jails, where those are not the runtime's own.
+        """Open the proxy, and keep it open while a kernel starts with it. `owner`: the ids of the
+        jails, if they differ from those of the runtime.
 
-        Raises Unavailable `secret_unusable`, `egress_unusable`.
+        Raise Unavailable `secret_unusable`, `egress_unusable`.
         """
         self._starts += 1
         try:
@@ -76,18 +76,18 @@ class EgressSocket:
             self._starts -= 1
 
     async def rest(self, in_use: Callable[[], bool]) -> None:
-        """As `close`, but for where a kernel starts with it, or lives with it as `in_use` says."""
+        """Close the proxy unless a kernel starts with it, or `in_use` returns True."""
         async with self._opening:
             if not self._starts and not in_use():
                 await run_to_completion(self._close())
 
     async def close(self) -> None:
-        """End every connection. Files and placeholders of this proxy are gone with it."""
+        """Close every connection, and remove the files and the placeholders of this proxy."""
         async with self._opening:
             await run_to_completion(self._close())
 
     async def _open(self, owner: tuple[int, int] | None) -> WayOut:
-        # What it imports takes its time, and nobody else is to wait for that.
+        # The import is slow, and must not block the loop.
         egress = await in_thread(import_module, "sbx.egress")
         self._name = self._data.new_name()
         directory = self._data.egress_path(self._name)
@@ -123,26 +123,26 @@ class EgressSocket:
 
 
 def read_secrets(policy: Policy) -> "Mapping[str, Secret]":
-    """The secrets of a policy with their values, by name. Raises Unavailable `secret_unusable`;
-    no error has a value in it."""
+    """Return the secrets of a policy with their values, by name. Raise Unavailable
+    `secret_unusable`, never with a value in it."""
     if not policy.secrets:
         return {}
     from sbx.egress import Secret
 
-    found = {}
+    values = {}
     for name, secret in policy.secrets.items():
         kind, _, where = secret.source.partition(":")
         value = os.environ.get(where) if kind == "env" else _read(name, Path(where))
         if not value:
             raise _unusable(name, f"the runtime has no variable {where}, or an empty one")
-        found[name] = Secret(
+        values[name] = Secret(
             name, secret.env, secret.hosts, secret.header, value, allow_plain=secret.allow_plain
         )
-    return found
+    return values
 
 
 def _read(name: str, path: Path) -> str:
-    """A regular file of bounded size: a FIFO could hold us forever."""
+    """Read a regular file of bounded size: a FIFO could block indefinitely."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -168,12 +168,12 @@ def _unusable(name: str, why: str) -> errors.Unavailable:
     return errors.Unavailable(
         f"the secret {name} of the policy cannot be used: {why}",
         code="secret_unusable",
-        hint="`from` in the policy says where the runtime finds it, on the host",
+        hint="`from` in the policy names its place on the host",
     )
 
 
 def _write_certificates(path: Path, content: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     with os.fdopen(fd, "wb") as file:
-        os.fchmod(fd, 0o644)  # whatever the umask is; the directory keeps everybody else out
+        os.fchmod(fd, 0o644)  # for any umask; the directory keeps other users out
         file.write(content)

@@ -1,13 +1,13 @@
 r"""Find the values of secrets in a reply, in every spelling that servers are known to echo.
 
 A form is a sequence of letters, and a letter a set of spellings: the value `k1` in plain text is
-found as `k1`, `K1`, `%6b1`, `&#107;1`, `\u006B%31` and so on, because each letter may be spelled in
-a way of its own. Spellings are in lower case and compared with a reply in lower case.
+found as `k1`, `K1`, `%6b1`, `&#107;1`, `\u006B%31` and so on, because each letter may be spelled
+in a different way. Spellings are in lower case and compared with a reply in lower case.
 
     forms    the plain text, hex, UTF-16, and base64 at its three alignments
-    Search   a first regular expression for the beginning of any form, then letter by letter
-    Veil     a stream with placeholders in the place of values
-    Sniffer  refuses a body that is compressed and does not say so
+    Search           a first regular expression for the beginning of any form, then each letter
+    RedactingStream  a stream with placeholders in the place of values
+    Sniffer          refuses a compressed body without a declaration
 
 The work is bounded by the length of the reply times the length of a value: each letter is tried at
 each byte at most once for each beginning.
@@ -32,8 +32,8 @@ _MAGICS = (
     *(b"x\x01", b"x\x9c", b"x\xda"),
     *(b"BZh%d1AY&SY" % level for level in range(1, 10)),
 )
-_ZLIB = b"x^"  # its header with the levels 2 to 5, which a text may begin with
-_ZLIB_SEEN = 10  # bytes, by which it is known
+_ZLIB = b"x^"  # its header with the levels 2 to 5; a text may begin with it, too
+_ZLIB_SEEN = 10  # bytes that identify it
 
 
 class Search:
@@ -41,7 +41,7 @@ class Search:
 
     def __init__(self, hidden: Iterable[tuple[str, bytes]]) -> None:
         self._forms = [(form, instead) for value, instead in hidden for form in _forms(value)]
-        self._begin: Any = _expression([one for one, _ in self._forms]) if self._forms else None
+        self._begin: Any = _expression([form for form, _ in self._forms]) if self._forms else None
         beginnings = [sum(map(_longest, form[:_FIRST])) for form, _ in self._forms]
         self._overlap = max(beginnings, default=0)
 
@@ -73,9 +73,9 @@ class Search:
         letters whole, that is everywhere."""
         near = len(low) if last else max(0, len(low) - self._overlap)
         at = 0
-        while (found := self._begin.search(low, at)) is not None and found.start() < near:
-            yield found.start()
-            at = found.start() + 1
+        while (match := self._begin.search(low, at)) is not None and match.start() < near:
+            yield match.start()
+            at = match.start() + 1
         yield from range(near, len(low))
 
     def _at(self, low: bytes, start: int) -> tuple[int, bytes | None]:
@@ -92,29 +92,29 @@ class Search:
 
 
 class RedactingStream:
-    """Puts placeholders in the place of values. What might be the beginning of a value is kept back
-    until the next piece shows; all else is given at once, for a stream of events is waited for."""
+    """Replace values with placeholders. Keep the possible beginning of a value until the next
+    piece; return everything else at once, because clients wait for streams of events."""
 
     def __init__(self, search: Search) -> None:
         self._search = search
-        self._held = b""
+        self._pending = b""
 
     def over(self, text: bytes) -> bytes:
-        """A text that is whole."""
+        """Return a whole text with placeholders."""
         return self._search.replaced(text, last=True)[0]
 
     def feed(self, piece: bytes) -> bytes:
         if not self._search:
             return piece
-        data = self._held + piece
+        data = self._pending + piece
         shown, end = self._search.replaced(data, last=False)
-        self._held = data[end:]
+        self._pending = data[end:]
         return shown
 
     def end(self) -> bytes:
-        """What was kept back."""
-        held, self._held = self._held, b""
-        return self.over(held)
+        """Return the rest at the end of the stream."""
+        pending, self._pending = self._pending, b""
+        return self.over(pending)
 
 
 class Compressed(Exception):
@@ -122,20 +122,18 @@ class Compressed(Exception):
 
 
 class Sniffer:
-    """Looks at the first bytes of a body."""
-
     def __init__(self) -> None:
         self._head: bytes | None = b""
 
     def feed(self, piece: bytes, *, last: bool = False) -> bytes:
-        """Return what can be passed on. Raises Compressed."""
+        """Return the bytes that can be passed on. Raise Compressed."""
         if self._head is None:
             return piece
         head = self._head + piece
         if any(head.startswith(magic) for magic in _MAGICS) or _is_zlib(head):
             raise Compressed
         is_short = head.startswith(_ZLIB) and len(head) < _ZLIB_SEEN
-        if not last and (is_short or any(one.startswith(head) for one in (*_MAGICS, _ZLIB))):
+        if not last and (is_short or any(magic.startswith(head) for magic in (*_MAGICS, _ZLIB))):
             self._head = head
             return b""
         self._head = None
@@ -143,7 +141,7 @@ class Sniffer:
 
 
 def _is_zlib(head: bytes) -> bool:
-    """Return whether it begins with the header of zlib that is text, and is no text."""
+    """Return whether the bytes begin with the header of zlib that is text, and are not text."""
     if not head.startswith(_ZLIB):
         return False
     seen = head[len(_ZLIB) : _ZLIB_SEEN]
@@ -181,8 +179,8 @@ def _end(form: Form, low: bytes, start: int) -> tuple[int, bool]:
 def _forms(value: str) -> Iterator[Form]:
     yield tuple(map(_plain, value))
     yield tuple(_hex(letter, bool(number)) for number, letter in enumerate(value))
-    yield tuple(map(_raw, value.lower().encode("utf-16-le")[:-1]))  # which is in both byte orders
-    for shift in range(3):  # wherever in a longer text it stands, as in user:password
+    yield tuple(map(_raw, value.lower().encode("utf-16-le")[:-1]))  # it occurs in both byte orders
+    for shift in range(3):  # at any place of a longer text, as in user:password
         padded = b"\0" * shift + value.encode()
         first, end = (0, 2, 3)[shift], len(padded) * 8 // 6
         coded = base64.b64encode(padded)[first:end].decode()
@@ -212,40 +210,40 @@ def _base64(letter: str, follows: bool) -> Letter:
     if not letter.isalnum():
         spelled = _spellings(letter) | {{"+": "-", "/": "_"}[letter]}
     between = ("", "\n", "\r\n", r"\n", r"\r\n") if follows else ("",)
-    return _letter({sign + one for sign in between for one in spelled})
+    return _letter({sign + spelling for sign in between for spelling in spelled})
 
 
 def _spellings(letter: str) -> set[str]:
     """Return how one letter of ASCII is written in text, URLs, JSON, HTML and the like."""
-    found = {letter.lower()}
+    spellings = {letter.lower()}
     for form in {letter.lower(), letter.upper()}:
         number = ord(form)
         code = f"{number:02x}"
-        found |= {f"%{code}", f"%25{code}", f"={code}", rf"\x{code}", rf"\u{{{code}}}"}
-        found |= {rf"\u00{code}", rf"\\u00{code}", f"%u00{code}", rf"\{number:03o}"}
+        spellings |= {f"%{code}", f"%25{code}", f"={code}", rf"\x{code}", rf"\u{{{code}}}"}
+        spellings |= {rf"\u00{code}", rf"\\u00{code}", f"%u00{code}", rf"\{number:03o}"}
         for width in range(1, _DIGITS_MAX + 1):
             for entity in (f"#{number:0{width}d};", f"#x{number:0{width}x};"):
-                found |= {f"&{entity}", f"&amp;{entity}"}
+                spellings |= {f"&{entity}", f"&amp;{entity}"}
     names = [name for name, text in html5.items() if text == letter and name.endswith(";")]
-    found |= {f"{sign}{name.lower()}" for name in names for sign in ("&", "&amp;")}
+    spellings |= {f"{sign}{name.lower()}" for name in names for sign in ("&", "&amp;")}
     if not letter.isalnum():
-        found |= {f"\\{letter}", rf"\\\{letter}"}
+        spellings |= {f"\\{letter}", rf"\\\{letter}"}
     if letter in "\"'":
-        found.add(letter * 2)
+        spellings.add(letter * 2)
     if letter == " ":
-        found.add("+")
-    return found
+        spellings.add("+")
+    return spellings
 
 
 def _letter(spellings: Iterable[str]) -> Letter:
     by_first: dict[int, list[bytes]] = {}
-    for one in sorted(spellings):
-        by_first.setdefault(one.encode("latin-1")[0], []).append(one.encode("latin-1"))
-    return {first: tuple(found) for first, found in by_first.items()}
+    for spelling in sorted(spellings):
+        by_first.setdefault(spelling.encode("latin-1")[0], []).append(spelling.encode("latin-1"))
+    return {first: tuple(group) for first, group in by_first.items()}
 
 
 def _longest(letter: Letter) -> int:
-    return max(len(one) for found in letter.values() for one in found)
+    return max(len(spelling) for spellings in letter.values() for spelling in spellings)
 
 
 def _expression(forms: Iterable[Form]) -> Any:
@@ -258,7 +256,9 @@ def _expression(forms: Iterable[Form]) -> Any:
     parts = []
     for form in forms:
         letters = (
-            b"|".join(re.escape(one) for found in letter.values() for one in found)
+            b"|".join(
+                re.escape(spelling) for spellings in letter.values() for spelling in spellings
+            )
             for letter in form[:_FIRST]
         )
         parts.append(b"".join(b"(?:" + letter + b")" for letter in letters))

@@ -1,26 +1,25 @@
-"""Environments: Pythons with packages, made once on the host, that policies name as interpreter.
+"""Environments: Pythons with packages, created once on the host, that policies name as interpreter.
 
-    {environments}/NAME/                 held by a lock (flock) while it is made or removed
-        venv/                            what sandboxes are shown, read-only; nothing else is
-        requirements.in                  what was asked for
-        requirements.lock                name==version with hashes, as `pip --require-hashes` takes
-        files.json                       what each file of venv/ was when it was made
-        environment.json                 the record; an environment is there when this is
+    {environments}/NAME/                 locked (flock) while it is created or removed
+        venv/                            visible in sandboxes, read-only; nothing else is
+        requirements.in                  the requested packages
+        requirements.lock                name==version with hashes, for `pip --require-hashes`
+        files.json                       the hash of each file of venv/ at its creation
+        environment.json                 the record; the environment exists when this file does
 
-A virtual environment cannot be moved, so it is made where it will lie, and it is the record that is
-renamed into place when all is whole. Whoever fails or is interrupted removes the directory; what a
-killed one leaves has no record and no lock, and gives way to the next.
+A virtual environment cannot be moved, so it is created at its final place, and the record is
+renamed into place at the end. A creation that fails or is interrupted removes the directory. A
+killed one leaves a directory without record and lock, which the next creation removes.
 
-    record.py        what is told of one
-    directory.py     those that there are: read, claimed, removed
-    in_use.py        who uses one
-    requirements.py  what may be asked for, and what a lock says
+    record.py        the record of an environment
+    directory.py     all environments: read, claim, remove, find their users
+    requirements.py  valid requirements, and the lock
     pythons.py       the Pythons of this host
     step_runner.py   one command of a creation: its output, its deadline, its end
     installers.py    pip and uv
     create.py        the creation, step by step
-    manifest.py      what a tree holds
+    manifest.py      the files of a tree and their hashes
 
-Nothing here runs inside a sandbox, and nothing of a sandbox is read. Packages come from where pip
-or uv are configured to look, by nothing of ours.
+Nothing here runs inside a sandbox or reads files of one. Packages come from the sources that the
+configuration of pip or uv names; sbx does not change it.
 """

@@ -1,16 +1,16 @@
-"""The creation of an environment, step by step; until the last of them there is none.
+"""The creation of an environment, step by step; it exists only after the last step.
 
-    claim       the name is taken: another creation of it is told so
-    python      the one that is asked for is found
-    venv        an empty virtual environment
-    lock        what is asked for becomes versions and hashes
-    install     exactly what was locked
-    check       the kernel's modules are there
-    files       readable for everybody, and hashed
-    publish     the record is written, and renamed into place
+    claim       lock the name: another creation of it fails
+    python      find the requested Python
+    venv        create an empty virtual environment
+    lock        resolve the requirements to versions and hashes
+    install     install exactly the locked packages
+    check       check that the kernel's modules exist
+    files       make them readable for all users, and hash them
+    publish     write the record, and rename it into place
 
-Commands run on the host, as whoever asks for the environment; only with `build` is code of a
-package among them.
+Commands run on the host, as the user that requests the environment. Only with `build` do they
+include code of a package.
 """
 
 import asyncio
@@ -36,47 +36,47 @@ from sbx.environments.record import ALGORITHM, FORMAT, Environment, EnvironmentR
 from sbx.environments.requirements import PackageRequirement
 from sbx.environments.step_runner import StepRunner
 from sbx.errors import Unavailable
-from sbx.isolation.plan import Interpreter
+from sbx.isolation.launch_plan import Interpreter
 
 _ASK = "import json, sys; print(json.dumps([sys.base_prefix, sys.base_exec_prefix]))"
 
-Tell = Callable[[str, str], None]  # the step, and what there is to say of it
+OnStep = Callable[[str, str], None]  # the step, and a line about it
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """What is to be made. `timeout_s` is for all of it; `build`: source distributions, whose code
-    runs here and now as whoever asks, are taken too."""
+    """The environment to create. `timeout_s` is for the whole creation. `build`: also use source
+    distributions, whose code runs on the host as the current user."""
 
     name: str
-    wanted: tuple[PackageRequirement, ...]
+    packages: tuple[PackageRequirement, ...]
     python: str | None = None
     installer: installers.Choice = "auto"
     build: bool = False
     timeout_s: float = 1800.0
 
 
-async def create(environments: Environments, asked: EnvironmentSpec, tell: Tell) -> Environment:
-    """Make it. However it fails, and also when it is cancelled, nothing of it is left.
+async def create(environments: Environments, spec: EnvironmentSpec, on_step: OnStep) -> Environment:
+    """Create an environment. Leave nothing behind if it fails or is cancelled.
 
-    Raises BadRequest (`invalid_environment`, `invalid_requirement`, `python_unsupported`,
+    Raise BadRequest (`invalid_environment`, `invalid_requirement`, `python_unsupported`,
     `hash_mismatch`), Conflict (`environment_exists`, `environment_in_the_making`), Denied
     `environment_not_private`, Unavailable (`python_unavailable`, `installer_unavailable`,
     `environment_unresolved`, `environment_not_installed`, `environment_timeout`,
     `environment_broken`).
     """
-    until = asyncio.get_running_loop().time() + asked.timeout_s
-    checked(asked.name)
-    if not asked.build:
-        requirements.refuse_sources(asked.wanted)
-    claim = await _claimed(environments, asked.name)
+    until = asyncio.get_running_loop().time() + spec.timeout_s
+    checked(spec.name)
+    if not spec.build:
+        requirements.refuse_sources(spec.packages)
+    claim = await _claimed(environments, spec.name)
     try:
-        python = await pythons.find(asked.python)
-        tell("python", f"Python {python.text} ({python.executable})")
-        return await _Making(claim, asked, python, tell, until).run()
+        python = await pythons.find(spec.python)
+        on_step("python", f"Python {python.text} ({python.executable})")
+        return await _Making(claim, spec, python, on_step, until).run()
     except OSError as error:
         raise Unavailable(
-            f"the environment {asked.name} cannot be made: {error.strerror or error}",
+            f"the environment {spec.name} cannot be created: {error.strerror or error}",
             code="environment_broken",
             hint="free some space, or set SBX_ENVIRONMENTS to another place",
         ) from error
@@ -88,112 +88,112 @@ class _Making:
     def __init__(
         self,
         claim: NameLock,
-        asked: EnvironmentSpec,
+        spec: EnvironmentSpec,
         python: pythons.Python,
-        tell: Tell,
+        on_step: OnStep,
         until: float,
     ) -> None:
         self._claim = claim
-        self._asked = asked
+        self._spec = spec
         self._python = python
-        self._tell = tell
+        self._on_step = on_step
         self._step = "venv"
         self._steps = StepRunner(
-            lambda line: tell(self._step, line), until, inherited=(claim.directory,)
+            lambda line: on_step(self._step, line), until, inherited=(claim.directory,)
         )
         self._venv = claim.path / "venv"
         self._executable = self._venv / "bin" / "python"
 
     async def run(self) -> Environment:
         installer = await installers.choose(
-            self._asked.installer, self._python, self._steps, build=self._asked.build
+            self._spec.installer, self._python, self._steps, build=self._spec.build
         )
         await self._make_venv()
         lock = await self._lock(installer)
         packages = await self._install(installer, lock)
         interpreter = await self._check()
-        found = await self._hash()
-        listed = msgspec.json.encode(found.entries)
+        hashes = await self._hash()
+        listed = msgspec.json.encode(hashes.entries)
         await in_thread(self._claim.write, FILES, listed)
         record = EnvironmentRecord(
             format=FORMAT,
-            name=self._asked.name,
+            name=self._spec.name,
             made_at=datetime.now(UTC).isoformat(timespec="seconds"),
             python=self._python.text,
             base=self._python.executable,
             executable=interpreter.executable,
             prefixes=interpreter.prefixes,
             installer=installer.text,
-            requirements=tuple(one.text for one in self._asked.wanted),
+            requirements=tuple(package.text for package in self._spec.packages),
             packages=packages,
             algorithm=ALGORITHM,
             digest=hashlib.new(ALGORITHM, listed).hexdigest(),
             lock=hashlib.new(ALGORITHM, lock.encode()).hexdigest(),
-            files=found.files,
-            bytes=found.bytes,
+            files=hashes.files,
+            bytes=hashes.bytes,
         )
         return await in_thread(self._claim.publish, record)
 
     async def _make_venv(self) -> None:
-        self._say("venv", "an empty environment")
+        self._begin_step("venv", "an empty environment")
         words = ("-I", "-m", "venv", "--without-pip", str(self._venv))
-        said = await self._steps.run(self._python.executable, *words)
-        if said.code != 0:
+        output = await self._steps.run(self._python.executable, *words)
+        if output.code != 0:
             raise Unavailable(
                 f"Python {self._python.text} could not make a virtual environment",
                 code="environment_not_installed",
                 hint="install its module venv, or choose another one with --python",
-                details={"output": list(said.lines)[-20:]},
+                details={"output": list(output.lines)[-20:]},
             )
 
     async def _lock(self, installer: installers.Installer) -> str:
-        self._say("lock", f"versions, by {installer.text}")
-        wanted = requirements.with_kernel(self._asked.wanted)
-        asked = "".join(f"{one.text}\n" for one in wanted)
-        await in_thread(self._claim.write, "requirements.in", asked.encode())
+        self._begin_step("lock", f"versions, by {installer.text}")
+        packages = requirements.with_kernel(self._spec.packages)
+        lines = "".join(f"{package.text}\n" for package in packages)
+        await in_thread(self._claim.write, "requirements.in", lines.encode())
         text = await installer.lock(
             self._steps, self._executable, self._claim.path / "requirements.in"
         )
-        lock = requirements.lock_text(requirements.agreed(requirements.locked(text), wanted))
+        lock = requirements.lock_text(requirements.agreed(requirements.locked(text), packages))
         await in_thread(self._claim.write, "requirements.lock", lock.encode())
         return lock
 
     async def _install(self, installer: installers.Installer, lock: str) -> tuple[Package, ...]:
         locked = requirements.locked(lock)
-        self._say("install", f"{len(locked)} packages")
+        self._begin_step("install", f"{len(locked)} packages")
         await installer.install(
             self._steps, self._executable, self._claim.path / "requirements.lock"
         )
         packages = await in_thread(_installed, self._venv)
-        there = {canonicalize_name(one.name) for one in packages}
-        if missing := [one.name for one in locked if one.name not in there]:
+        there = {canonicalize_name(package.name) for package in packages}
+        if missing := [package.name for package in locked if package.name not in there]:
             raise Unavailable(
-                f"{installer.text} said that it installed {missing[0]}, and it is not there",
+                f"{installer.text} reported success, but {missing[0]} is not installed",
                 code="environment_not_installed",
                 hint="look for user, target or prefix in `pip config list`",
             )
         return packages
 
     async def _check(self) -> Interpreter:
-        """What a sandbox is to be shown of it; its Python must start, and have the kernel.
+        """Return the parts of it that a sandbox needs. Its Python must start, and have the kernel.
 
-        Without its site-packages (-S): a .pth file in them is code, and would run here.
+        It starts without its site-packages (-S): a .pth file in them is code that would run here.
         """
-        self._say("check", "that a kernel can run")
-        said = await self._steps.run(str(self._executable), "-I", "-S", "-c", _ASK, keep=True)
-        if said.code != 0 or not await in_thread(_has_kernel, self._venv):
+        self._begin_step("check", "that a kernel can run")
+        output = await self._steps.run(str(self._executable), "-I", "-S", "-c", _ASK, keep=True)
+        if output.code != 0 or not await in_thread(_has_kernel, self._venv):
             raise Unavailable(
                 "the new environment does not work: "
-                + ("it has no IPython" if said.code == 0 else "its Python does not start"),
+                + ("it has no IPython" if output.code == 0 else "its Python does not start"),
                 code="environment_not_installed",
                 hint="choose another Python with --python, or other packages",
-                details={"output": list(said.lines)[-20:]},
+                details={"output": list(output.lines)[-20:]},
             )
-        base = tuple(map(str, json.loads(said.out)))
+        base = tuple(map(str, json.loads(output.out)))
         return interpreter_of(str(self._executable), (str(self._venv), *base))
 
     async def _hash(self) -> FileHashes:
-        self._say("files", "every file")
+        self._begin_step("files", "every file")
         cancelled = threading.Event()
 
         def act() -> FileHashes:
@@ -208,9 +208,9 @@ class _Making:
             await run_to_completion(asyncio.wait([task]))
             raise
 
-    def _say(self, step: str, what: str) -> None:
+    def _begin_step(self, step: str, line: str) -> None:
         self._step = step
-        self._tell(step, what)
+        self._on_step(step, line)
 
 
 async def _claimed(environments: Environments, name: str) -> NameLock:
@@ -229,11 +229,12 @@ def _sites(venv: Path) -> list[str]:
 
 
 def _has_kernel(venv: Path) -> bool:
-    """Looks for it, and imports nothing."""
     return PathFinder.find_spec("IPython", _sites(venv)) is not None
 
 
 def _installed(venv: Path) -> tuple[Package, ...]:
-    found = importlib.metadata.distributions(path=_sites(venv))
-    packages = (Package(str(one.metadata["Name"]), one.version) for one in found)
-    return tuple(sorted(packages, key=lambda one: one.name.lower()))
+    distributions = importlib.metadata.distributions(path=_sites(venv))
+    packages = (
+        Package(str(package.metadata["Name"]), package.version) for package in distributions
+    )
+    return tuple(sorted(packages, key=lambda package: package.name.lower()))

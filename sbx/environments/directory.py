@@ -1,9 +1,10 @@
-"""The environments that there are, below one directory."""
+"""The environments below one directory."""
 
 import errno
 import hashlib
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from pydantic_core import PydanticCustomError
 from sbx.environments.interpreter import interpreter_of
 from sbx.environments.manifest import Differences, contents, differences
 from sbx.environments.record import ALGORITHM, FORMAT, Environment, EnvironmentRecord
-from sbx.errors import BadRequest, Conflict, Denied, NotFound, PolicyError, Unavailable
-from sbx.isolation.plan import Interpreter
-from sbx.linux import locks
-from sbx.policy import Policy
+from sbx.errors import BadRequest, Conflict, Denied, NotFound, PolicyError, SbxError, Unavailable
+from sbx.isolation.launch_plan import Interpreter
+from sbx.linux import locks, mountinfo
+from sbx.policy import Policy, available, load
 from sbx.policy.checks import environment_name
 from sbx.workspace.rmtree import remove_tree
 
@@ -29,45 +30,39 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Environments:
-    """Those below `top`. Every method blocks; none runs anything."""
-
     def __init__(self, top: Path) -> None:
         self.top = Path(os.path.abspath(top.expanduser()))
 
     def all(self) -> list[Environment]:
-        """Those that are whole, by name. What else lies there is passed over."""
+        """Return the complete environments by name. Skip other files."""
         try:
             names = sorted(os.listdir(self.top))
         except FileNotFoundError:
             return []
         except OSError as error:
             raise _unreadable(self.top, error) from error
-        found = []
+        environments = []
         for name in names:
             with suppress(BadRequest, NotFound, Unavailable):
-                found.append(self.get(name))
-        return found
+                environments.append(self.get(name))
+        return environments
 
     def get(self, name: str) -> Environment:
-        """The one of that name.
+        """Return an environment by name.
 
-        Raises BadRequest `invalid_environment` for what is no name, NotFound
-        `environment_not_found`, Denied `environment_not_private` when others could have changed
-        it, Unavailable `environment_broken`.
+        Raise BadRequest `invalid_environment` for an invalid name, NotFound
+        `environment_not_found`, Denied `environment_not_private` if other users could change it,
+        Unavailable `environment_broken`.
         """
         checked(name)
         try:
-            with ExitStack() as held:
-                directory = _enter(held, self.top, name)
+            with ExitStack() as stack:
+                directory = _enter(stack, self.top, name)
                 record = msgspec.json.decode(
                     _read(directory, RECORD, _RECORD_MAX), type=EnvironmentRecord
                 )
         except FileNotFoundError:
-            raise NotFound(
-                f"there is no environment {name}",
-                code="environment_not_found",
-                hint="`sbx env list` shows which there are",
-            ) from None
+            raise _not_found(name) from None
         except OSError as error:
             raise _unreadable(self.top / name, error) from error
         except msgspec.DecodeError as error:
@@ -77,18 +72,18 @@ class Environments:
         return Environment(self.top / name, record)
 
     def interpreter(self, name: str, policy: str) -> Interpreter:
-        """What the kernels of `policy`, which names it, run.
+        """Return the interpreter for the kernels of `policy`, which names the environment.
 
-        Raises PolicyError `environment_unavailable`; Denied `environment_not_private`.
+        Raise PolicyError `environment_unavailable`; Denied `environment_not_private`.
         """
         try:
-            found = self.get(name)
+            environment = self.get(name)
         except NotFound:
             raise PolicyError(
-                f"policy {policy} names the environment {name}, and there is none of that name",
+                f"policy {policy} names the environment {name}, which does not exist",
                 code="environment_unavailable",
-                hint=f"make it: sbx env create {name} PACKAGE…; a service of root's is to be "
-                "started again after that",
+                hint=f"create it: sbx env create {name} PACKAGE…; restart a service of root after "
+                "that",
                 details={"environment": name},
             ) from None
         except (BadRequest, Unavailable) as error:
@@ -98,39 +93,39 @@ class Environments:
                 hint=error.hint,
                 details={"environment": name},
             ) from error
-        if not os.path.exists(found.record.executable):
+        if not os.path.exists(environment.record.executable):
             raise PolicyError(
-                f"the environment {name} was made of the Python {found.record.base}, which is not "
-                "there, or not for this process",
+                f"the environment {name} needs the Python {environment.record.base}, which is "
+                "missing, or not visible to this process",
                 code="environment_unavailable",
-                hint="a service that was started before the environment was made has to be started "
-                f"again; where that Python is gone, sbx env remove {name} and create it again",
+                hint="restart a service that started before the environment was created; if that "
+                f"Python is gone, run sbx env remove {name} and create it again",
                 details={"environment": name},
             )
-        return interpreter_of(found.record.executable, found.record.prefixes)
+        return interpreter_of(environment.record.executable, environment.record.prefixes)
 
     def verify(self, environment: Environment) -> Differences:
-        """Read every file again. Raises Unavailable `environment_broken` when what is to be
-        compared with was itself changed."""
-        with ExitStack() as held:
+        """Read every file again, and compare. Raise Unavailable `environment_broken` if the record
+        of the files was changed."""
+        with ExitStack() as stack:
             try:
-                directory = _enter(held, self.top, environment.name)
-                told = _read(directory, FILES, _FILES_MAX)
+                directory = _enter(stack, self.top, environment.name)
+                listed = _read(directory, FILES, _FILES_MAX)
                 lock = _read(directory, "requirements.lock", _FILES_MAX)
                 now = contents(str(environment.venv)).entries
             except OSError as error:
                 raise _unreadable(environment.path, error) from error
         record = environment.record
-        for name, data, digest in ((FILES, told, record.digest), ("its lock", lock, record.lock)):
+        for name, data, digest in ((FILES, listed, record.digest), ("its lock", lock, record.lock)):
             if record.algorithm != ALGORITHM or hashlib.new(ALGORITHM, data).hexdigest() != digest:
-                raise _broken(environment.name, f"{name} is not what it was")
-        return differences(msgspec.json.decode(told, type=dict[str, str]), now)
+                raise _broken(environment.name, f"{name} was changed")
+        return differences(msgspec.json.decode(listed, type=dict[str, str]), now)
 
     def claim(self, name: str) -> "NameLock":
-        """The empty directory of a new environment, to be published or, without that, removed by
-        `end`. Of several who claim one name at once, one has it.
+        """Return the empty directory of a new environment. `publish` completes it; otherwise `end`
+        removes it. If several callers claim a name at once, only one succeeds.
 
-        Raises Conflict `environment_exists`, `environment_in_the_making`; Unavailable.
+        Raise Conflict `environment_exists`, `environment_in_the_making`; Unavailable.
         """
         checked(name)
         try:
@@ -157,40 +152,36 @@ class Environments:
             raise _unreadable(self.top / name, error) from error
 
     def remove(self, name: str) -> None:
-        """Also one that a killed creation left. Raises NotFound, Conflict
-        `environment_in_the_making`, Unavailable when not all of it could be removed."""
+        """Remove an environment, or the rest of a killed creation. Raise NotFound, Conflict
+        `environment_in_the_making`, and Unavailable if some files could not be removed."""
         checked(name)
         try:
-            with ExitStack() as held:
+            with ExitStack() as stack:
                 top = os.open(self.top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                held.callback(os.close, top)
+                stack.callback(os.close, top)
                 directory = self._hold(top, name)
-                held.callback(os.close, directory)
+                stack.callback(os.close, directory)
                 with suppress(FileNotFoundError):
-                    os.unlink(RECORD, dir_fd=directory)  # from here on there is none
+                    os.unlink(RECORD, dir_fd=directory)  # from here on it does not exist
                 whole = remove_tree(top, name, _REMOVAL_S)
         except FileNotFoundError:
-            raise NotFound(
-                f"there is no environment {name}",
-                code="environment_not_found",
-                hint="`sbx env list` shows which there are",
-            ) from None
+            raise _not_found(name) from None
         except OSError as error:
             raise _unreadable(self.top / name, error) from error
         if not whole:
             raise Unavailable(
-                f"the environment {name} is gone, and not all of its files could be removed",
+                f"the environment {name} is removed, but some of its files are left",
                 code="not_removed",
-                hint=f"remove what is left in {self.top}",
+                hint=f"remove the rest in {self.top}",
             )
 
     def _hold(self, top: int, name: str) -> int:
-        """Its directory, locked. What was removed while it was waited for is not it."""
+        """Lock the directory and return it. Refuse a directory that was removed meanwhile."""
         directory = os.open(name, _DIRECTORY, dir_fd=top)
         try:
-            held = locks.try_lock(directory)
+            locked = locks.try_lock(directory)
             ours, there = os.fstat(directory), os.stat(name, dir_fd=top, follow_symlinks=False)
-            if not held or (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino):
+            if not locked or (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino):
                 raise _in_the_making(name)
         except FileNotFoundError:
             os.close(directory)
@@ -202,7 +193,7 @@ class Environments:
 
 
 class NameLock:
-    """The directory of an environment that is being made; see `Environments.claim`."""
+    """The directory of an environment during its creation; see `Environments.claim`."""
 
     def __init__(self, top: int, directory: int, name: str, path: Path) -> None:
         self._top = top
@@ -212,7 +203,7 @@ class NameLock:
         self.published = False
 
     def write(self, name: str, data: bytes) -> None:
-        """A file of it, on disk when this returns. Raises OSError."""
+        """Write a file and sync it to the disk. Raise OSError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(name, flags, 0o644, dir_fd=self.directory)
         with open(fd, "wb") as file:
@@ -222,7 +213,7 @@ class NameLock:
             os.fsync(fd)
 
     def publish(self, record: EnvironmentRecord) -> Environment:
-        """From now on it is there. Raises OSError."""
+        """Publish the environment by its record. Raise OSError."""
         self.write(f"{RECORD}.new", msgspec.json.encode(record) + b"\n")
         os.fchmod(self.directory, 0o755)
         os.rename(f"{RECORD}.new", RECORD, src_dir_fd=self.directory, dst_dir_fd=self.directory)
@@ -232,7 +223,7 @@ class NameLock:
         return Environment(self.path, record)
 
     def clear(self) -> None:
-        """Remove what a killed creation left: here, and whatever was on its way out."""
+        """Remove the rest of killed creations and removals."""
         for name in os.listdir(self.directory):
             remove_tree(self.directory, name, _REMOVAL_S, trash=self._top)
         for name in os.listdir(self._top):
@@ -240,7 +231,7 @@ class NameLock:
                 remove_tree(self._top, name, _REMOVAL_S)
 
     def end(self) -> None:
-        """Remove what was not published, and let go."""
+        """Remove an environment that was not published, and release the name."""
         if not self.published:
             remove_tree(self._top, self.name, _REMOVAL_S)
         os.close(self.directory)
@@ -248,8 +239,8 @@ class NameLock:
 
 
 def check_there(policy: Policy, interpreter: Interpreter) -> None:
-    """Whether the environment that a sandbox was made with is there yet; one that was removed by
-    force is not. Raises PolicyError `environment_unavailable`. Looks at one path."""
+    """Raise PolicyError `environment_unavailable` if the environment of a sandbox was removed by
+    force. This checks one path."""
     if not os.path.lexists(interpreter.executable):
         raise PolicyError(
             f"the environment {policy.environment} was removed while this sandbox was in use",
@@ -260,36 +251,36 @@ def check_there(policy: Policy, interpreter: Interpreter) -> None:
 
 
 def checked(name: str) -> str:
-    """A name that is one. Raises BadRequest `invalid_environment`."""
+    """Return the name if it is valid. Raise BadRequest `invalid_environment`."""
     try:
         return environment_name(name)
     except PydanticCustomError as error:
         raise BadRequest(
             error.message(),
             code="invalid_environment",
-            hint="as in science or data-2024; it becomes the name of a directory",
+            hint="for example science or data-2024; it becomes the name of a directory",
         ) from None
 
 
-def _enter(held: ExitStack, top: Path, name: str) -> int:
-    """Open its directory, through one that nobody else could have changed."""
+def _enter(stack: ExitStack, top: Path, name: str) -> int:
+    """Open its directory, through a parent that other users cannot change."""
     parent = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    held.callback(os.close, parent)
+    stack.callback(os.close, parent)
     _check_private(parent, top)
     directory = os.open(name, _DIRECTORY, dir_fd=parent)
-    held.callback(os.close, directory)
+    stack.callback(os.close, directory)
     _check_private(directory, top / name)
     return directory
 
 
 def _check_private(fd: int, path: Path) -> None:
-    """Who could write there could choose what every kernel runs before it is sealed."""
-    found = os.fstat(fd)
-    if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+    """Raise Denied if other users can write there: they could change the code of every kernel."""
+    status = os.fstat(fd)
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
         raise Denied(
-            f"{path} could have been changed by others, so no environment in it is used",
+            f"other users can change {path}, so its environments are not used",
             code="environment_not_private",
-            hint=f"it must belong to whoever runs sbx, or root: chmod go-w {path}",
+            hint=f"it must belong to the user that runs sbx, or to root: chmod go-w {path}",
         )
 
 
@@ -297,7 +288,7 @@ def _read(directory: int, name: str, most: int) -> bytes:
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
     with open(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "is no file")
+            raise OSError(errno.EINVAL, "is not a file")
         data = file.read(most + 1)
     if len(data) > most:
         raise OSError(errno.EFBIG, "is too large")
@@ -312,11 +303,19 @@ def _exists(name: str, directory: int) -> bool:
     return True
 
 
+def _not_found(name: str) -> NotFound:
+    return NotFound(
+        f"there is no environment {name}",
+        code="environment_not_found",
+        hint="`sbx env list` shows all environments",
+    )
+
+
 def _in_the_making(name: str) -> Conflict:
     return Conflict(
-        f"the environment {name} is being made or removed by another process",
+        f"the environment {name} is being created or removed by another process",
         code="environment_in_the_making",
-        hint="wait until that has ended, or choose another name",
+        hint="wait for its end, or choose another name",
     )
 
 
@@ -334,3 +333,24 @@ def _unreadable(path: Path, error: OSError) -> Unavailable:
         code="environment_broken",
         hint="SBX_ENVIRONMENTS names the directory of environments",
     )
+
+
+def policies_naming(name: str, search: Sequence[Path]) -> list[str]:
+    """Return the policies whose interpreter is this environment, except those that cannot be
+    loaded."""
+    policies = []
+    for info in available(search):
+        with suppress(SbxError):
+            if load(info.name, search=search).environment == name:
+                policies.append(info.name)
+    return policies
+
+
+def processes_shown(environment: Environment) -> list[int]:
+    """Return the processes of sandboxes and zygotes in whose view the environment is mounted.
+
+    Root sees those of all users. Any other user sees only their own.
+    """
+    places = {str(environment.venv), os.path.realpath(environment.venv)}
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return [pid for pid in pids if places & {mount.point for mount in mountinfo.read(pid)}]

@@ -1,8 +1,8 @@
-"""pip and uv: which one there is, how it locks, and how it installs what was locked.
+"""pip and uv: the choice between them, and how each locks packages and installs them.
 
-Neither is told where packages come from: each uses its own configuration. So that "what pip is
-configured to use" holds, uv, which does not read pip's, is chosen by itself only where pip has no
-word on that, or uv has one of its own.
+sbx passes no package source to them: each uses its own configuration. uv does not read the
+configuration of pip. Therefore uv is the automatic choice only if pip has no package source
+configured, or uv has one.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -26,9 +26,9 @@ from sbx.errors import Unavailable
 
 Choice = Literal["auto", "pip", "uv"]
 _OLDEST_PIP = Version("23.0")  # the first whose --report is stable; --python came with 22.3
-_TOLD = 20
+_LINES_REPORTED = 20
 _REPORT_MAX = 64 << 20
-# By what either is told where packages come from.
+# The options that configure the package sources.
 _SOURCES = (
     "index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "proxy", "cert",
     "client-cert",
@@ -39,21 +39,13 @@ _UV_SOURCES = (
 )  # fmt: skip
 
 
-class Installer(Protocol):
-    """`lock` gives the text of requirements.lock; `install` puts exactly that into `python`'s
-    environment. Both raise Unavailable with the last lines of output in its details."""
+@dataclass(frozen=True)
+class Installer:
+    """`command` runs the installer. `build`: whether source distributions may be built.
 
-    @property
-    def text(self) -> str: ...
-
-    async def lock(self, steps: StepRunner, python: Path, wanted: Path) -> str: ...
-
-    async def install(self, steps: StepRunner, python: Path, lock: Path) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Pip:
-    """`command` runs pip; `build`: whether source distributions may be built."""
+    `lock` returns the text of requirements.lock. `install` installs exactly these packages into the
+    environment of `python`. Both raise Unavailable with the last lines of output in its details.
+    """
 
     command: tuple[str, ...]
     version: str
@@ -61,88 +53,87 @@ class Pip:
 
     @property
     def text(self) -> str:
-        return f"pip {self.version}"
+        return f"{type(self).__name__.lower()} {self.version}"
 
-    async def lock(self, steps: StepRunner, python: Path, wanted: Path) -> str:
-        report = wanted.with_name("report.json")
-        said = await steps.run(
+    async def lock(self, steps: StepRunner, python: Path, requirements_in: Path) -> str:
+        raise NotImplementedError
+
+    async def install(self, steps: StepRunner, python: Path, lock: Path) -> None:
+        raise NotImplementedError
+
+
+class Pip(Installer):
+    async def lock(self, steps: StepRunner, python: Path, requirements_in: Path) -> str:
+        report = requirements_in.with_name("report.json")
+        output = await steps.run(
             *self._in(python),
             *("install", "--dry-run", "--ignore-installed", "--progress-bar", "off"),
             *("--report", str(report)),
             *_no_builds(self.build),
-            *("-r", str(wanted)),
+            *("-r", str(requirements_in)),
         )
-        _check(said, "environment_unresolved", "the packages could not be resolved")
+        _check(output, "environment_unresolved", "the packages could not be resolved")
         try:
             return lock_text(_of_report(json.loads(await in_thread(_taken, report))))
         except (ValueError, KeyError, TypeError) as error:
-            raise _unlockable(f"what pip reports cannot be read: {error}") from error
+            raise _unlockable(f"the report of pip cannot be read: {error}") from error
 
     async def install(self, steps: StepRunner, python: Path, lock: Path) -> None:
-        said = await steps.run(
+        output = await steps.run(
             *self._in(python),
             *("install", "--no-deps", "--require-hashes", "--progress-bar", "off"),
             *_no_builds(self.build),
             *("-r", str(lock)),
         )
-        _check(said, "environment_not_installed", "the packages could not be installed")
+        _check(output, "environment_not_installed", "the packages could not be installed")
 
     def _in(self, python: Path) -> tuple[str, ...]:
         return (*self.command, "--python", str(python), "--no-color")
 
 
-@dataclass(frozen=True, slots=True)
-class Uv:
-    command: tuple[str, ...]
-    version: str
-    build: bool
-
-    @property
-    def text(self) -> str:
-        return f"uv {self.version}"
-
-    async def lock(self, steps: StepRunner, python: Path, wanted: Path) -> str:
-        said = await steps.run(
+class Uv(Installer):
+    async def lock(self, steps: StepRunner, python: Path, requirements_in: Path) -> str:
+        output = await steps.run(
             *self.command,
             *("pip", "compile", "--python", str(python), "--generate-hashes", "--no-annotate"),
             *("--no-header", "--no-emit-index-url", "--no-emit-find-links"),
             *_no_builds(self.build),
-            str(wanted),
+            str(requirements_in),
             keep=True,
         )
-        _check(said, "environment_unresolved", "the packages could not be resolved")
+        _check(output, "environment_unresolved", "the packages could not be resolved")
         try:
-            return lock_text(locked(said.out.decode()))
+            return lock_text(locked(output.out.decode()))
         except ValueError as error:
             raise _unlockable(f"there is no hash for {error}") from None
 
     async def install(self, steps: StepRunner, python: Path, lock: Path) -> None:
-        said = await steps.run(
+        output = await steps.run(
             *self.command,
             *("pip", "install", "--python", str(python), "--require-hashes", "--no-deps"),
-            *("--link-mode", "copy"),  # no file is shared with its cache
+            *("--link-mode", "copy"),  # share no file with its cache
             *_no_builds(self.build),
             *("-r", str(lock)),
         )
-        _check(said, "environment_not_installed", "the packages could not be installed")
-        # Not by uv itself, whose compiler loads the .pth files of what was just installed.
+        _check(output, "environment_not_installed", "the packages could not be installed")
+        # Not by uv itself: its compiler loads the .pth files of the new packages.
         library = python.parent.parent / "lib"
         await steps.run(str(python), "-I", "-S", "-m", "compileall", "-qq", str(library))
 
 
 async def choose(choice: Choice, python: Python, steps: StepRunner, *, build: bool) -> Installer:
-    """The installer that was asked for, or the one that there is. Raises Unavailable
+    """Return the requested installer, or the available one. Raise Unavailable
     `installer_unavailable`."""
     uv = await _uv(steps, build) if choice != "pip" else None
     pip = _pip(python, build)
     if choice == "uv" or pip is None:
-        found: Installer | None = uv
+        installer: Installer | None = uv
     elif choice == "pip" or uv is None:
-        found = pip
+        installer = pip
     else:
-        found = pip if await _only_pip_is_configured(pip, steps) else uv
-    if found is not None:
-        return found
+        installer = pip if await _only_pip_is_configured(pip, steps) else uv
+    if installer is not None:
+        return installer
     raise Unavailable(
         f"there is no {'pip or uv' if choice == 'auto' else choice} to install packages with",
         code="installer_unavailable",
@@ -151,7 +142,7 @@ async def choose(choice: Choice, python: Python, steps: StepRunner, *, build: bo
 
 
 def _pip(python: Python, build: bool) -> Pip | None:
-    """That of the Python chosen, else that of our own environment."""
+    """Return the pip of the chosen Python, or that of our own environment."""
     if _is_new_enough(python.pip):
         return Pip((python.executable, "-I", "-m", "pip"), python.pip, build)
     if importlib.util.find_spec("pip") is not None:
@@ -170,22 +161,22 @@ def _is_new_enough(version: str) -> bool:
 
 async def _uv(steps: StepRunner, build: bool) -> Uv | None:
     path = shutil.which("uv")
-    if path is not None and path.startswith("/"):  # never one of the working directory
+    if path is not None and path.startswith("/"):  # never a uv in the working directory
         command: tuple[str, ...] = (path,)
     elif importlib.util.find_spec("uv") is not None:
         command = (sys.executable, "-I", "-m", "uv")
     else:
         return None
-    said = await steps.run(*command, "--version", keep=True)
-    words = said.out.decode(errors="replace").split()
-    return Uv(command, words[1], build) if said.code == 0 and len(words) > 1 else None
+    output = await steps.run(*command, "--version", keep=True)
+    words = output.out.decode(errors="replace").split()
+    return Uv(command, words[1], build) if output.code == 0 and len(words) > 1 else None
 
 
 async def _only_pip_is_configured(pip: Pip, steps: StepRunner) -> bool:
     if any(os.environ.get(name) for name in _UV_SOURCES):
         return False
-    said = await steps.run(*pip.command, "config", "list", keep=True)
-    keys = [line.partition("=")[0] for line in said.out.decode(errors="replace").splitlines()]
+    output = await steps.run(*pip.command, "config", "list", keep=True)
+    keys = [line.partition("=")[0] for line in output.out.decode(errors="replace").splitlines()]
     return any(key.rpartition(".")[2] in _SOURCES for key in keys)
 
 
@@ -194,25 +185,24 @@ def _no_builds(build: bool) -> tuple[str, ...]:
 
 
 def _of_report(report: Any) -> list[LockFile]:
-    """What `pip install --report` says would be installed."""
-    found = []
-    for one in report["install"]:
-        name, version = one["metadata"]["name"], one["metadata"]["version"]
-        info = one["download_info"]
+    """Return the packages in the output of `pip install --report`."""
+    packages = []
+    for item in report["install"]:
+        name, version = item["metadata"]["name"], item["metadata"]["version"]
+        info = item["download_info"]
         hashes = info.get("archive_info", {}).get("hashes", {})
         strong = [kind for kind in ("sha256", "sha512", "sha384") if kind in hashes]
         if not strong:
             raise _unlockable(f"there is no hash for {name} {version}")
-        direct = one.get("is_direct") is True
+        direct = item.get("is_direct") is True
         text = f"{name} @ {info['url']}" if direct else f"{name}=={Version(version)}"
-        of_words([text])  # metadata is whoever's made the package
+        of_words([text])  # checks the metadata, which the author of the package controls
         hashed = f"{strong[0]}:{hashes[strong[0]]}"
-        found.append(LockFile(canonicalize_name(name), text, (hashed,)))
-    return found
+        packages.append(LockFile(canonicalize_name(name), text, (hashed,)))
+    return packages
 
 
 def _taken(report: Path) -> bytes:
-    """What the file holds, which is gone then."""
     with report.open("rb") as file:
         data = file.read(_REPORT_MAX + 1)
     report.unlink()
@@ -221,26 +211,25 @@ def _taken(report: Path) -> bytes:
     return data
 
 
-def _check(said: StepOutput, code: str, message: str) -> None:
-    if said.code == 0:
+def _check(output: StepOutput, code: str, message: str) -> None:
+    if output.code == 0:
         return
     raise Unavailable(
-        message, code=code, hint=_advice(said.lines), details={"output": _last(said.lines)}
+        message, code=code, hint=_advice(output.lines), details={"output": _last(output.lines)}
     )
 
 
 def _last(lines: Sequence[str]) -> list[str]:
-    """The last that say something."""
-    said = [line for line in lines if not line.startswith(("WARNING: Location", "[notice]"))]
-    return said[-_TOLD:]
+    useful = [line for line in lines if not line.startswith(("WARNING: Location", "[notice]"))]
+    return useful[-_LINES_REPORTED:]
 
 
 def _advice(lines: Sequence[str]) -> str:
-    said = "\n".join(lines).lower()
+    text = "\n".join(lines).lower()
     for words, hint in _ADVICE:
-        if any(word in said for word in words):
+        if any(word in text for word in words):
             return hint
-    return "the lines above are the installer's own"
+    return "the lines above are from the installer"
 
 
 _ADVICE = (
@@ -251,7 +240,7 @@ _ADVICE = (
     ),
     (
         ("conflicting dependencies", "resolutionimpossible", "unsatisfiable"),
-        "ask for fewer fixed versions, or others: they contradict each other",
+        "request fewer fixed versions, or others: they contradict each other",
     ),
     (
         ("name or service not known", "connection", "timed out", "dns error", "certificate"),
@@ -265,5 +254,5 @@ def _unlockable(why: str) -> Unavailable:
     return Unavailable(
         f"the packages cannot be locked: {why}",
         code="environment_unresolved",
-        hint="use an index that gives hashes, or another installer with --installer",
+        hint="use an index with hashes, or another installer with --installer",
     )

@@ -1,4 +1,4 @@
-"""Which Python the kernels of a policy run, and which directories it does not run without."""
+"""The Python of the kernels of a policy, and the directories that it needs."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from sbx.errors import PolicyError
-from sbx.isolation.plan import Interpreter
+from sbx.isolation.launch_plan import Interpreter
 
 _ASK = (
     "import importlib.util, json, sys; "
@@ -21,12 +21,12 @@ _ASK_SECONDS = 20.0
 
 @cache
 def own_interpreter() -> Interpreter:
-    """The environment of this very process."""
-    return _interpreter(sys.executable, (sys.prefix, sys.base_prefix, sys.exec_prefix))
+    return interpreter_of(sys.executable, (sys.prefix, sys.base_prefix, sys.exec_prefix))
 
 
 async def interpreter_at(path: str) -> Interpreter:
-    """The environment of another Python on the host. Raises PolicyError when it does not answer."""
+    """Return the environment of another Python on the host. Raise PolicyError if it does not
+    run."""
     try:
         process = await asyncio.create_subprocess_exec(
             path,
@@ -40,12 +40,12 @@ async def interpreter_at(path: str) -> Interpreter:
         )
         try:
             async with asyncio.timeout(_ASK_SECONDS):
-                said, complaint = await process.communicate()
+                output, complaint = await process.communicate()
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        has_ipython, executable, *prefixes = json.loads(said)
+        has_ipython, executable, *prefixes = json.loads(output)
     except (OSError, ValueError, TimeoutError) as error:
         raise PolicyError(
             f"the policy's interpreter {path} cannot be run: {error}",
@@ -60,18 +60,18 @@ async def interpreter_at(path: str) -> Interpreter:
         )
     if not has_ipython:
         raise PolicyError(
-            f"the policy's interpreter {path} has no IPython, which is the kernel",
+            f"the policy's interpreter {path} has no IPython, which the kernel needs",
             code="interpreter_unavailable",
             hint=f"install it there: {path} -m pip install ipykernel",
         )
-    return _interpreter(executable, tuple(prefixes))
+    return interpreter_of(executable, tuple(prefixes))
 
 
 def interpreter_as(path: str, uid: int, gid: int) -> Interpreter | None:
-    """As `interpreter_at`, asked by root: the program runs as another user, whoever owns it. None
-    when it does not answer. Blocks for 20 s at most."""
+    """Like `interpreter_at`, for root: run the program as another user. Return None if it fails.
+    Block for 20 s at most."""
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [path, "-I", "-c", _ASK],
             user=uid,
             group=gid,
@@ -83,27 +83,23 @@ def interpreter_as(path: str, uid: int, gid: int) -> Interpreter | None:
             timeout=_ASK_SECONDS,
             check=True,
         ).stdout
-        _, executable, *prefixes = json.loads(said)
+        _, executable, *prefixes = json.loads(output)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return _interpreter(executable, tuple(prefixes))
+    return interpreter_of(executable, tuple(prefixes))
 
 
 def interpreter_of(executable: str, prefixes: tuple[str, ...]) -> Interpreter:
-    """One of which these parts are known already: looks at links, and runs nothing."""
-    return _interpreter(executable, prefixes)
+    """Return an interpreter with the prefixes and every link between the executable and the real
+    one. Run nothing.
 
-
-def _interpreter(executable: str, prefixes: tuple[str, ...]) -> Interpreter:
-    """The prefixes, and every link between the executable and the real one.
-
-    Never the directory around a link: `~/python` is a link in a home, whose files nobody meant to
-    show.
+    The directory around a link is never visible: `~/python` is a link in a home directory, whose
+    files are private.
     """
     needed = list(prefixes)
     links: list[tuple[str, str]] = []
     link = executable
-    for _ in range(40):  # linux gives up on a chain of links at 40, too: path_resolution(7)
+    for _ in range(40):  # Linux follows 40 links at most, too: path_resolution(7)
         if not os.path.islink(link):
             needed.append(link)
             break
@@ -111,15 +107,15 @@ def _interpreter(executable: str, prefixes: tuple[str, ...]) -> Interpreter:
         link = os.path.normpath(os.path.join(os.path.dirname(link), links[-1][1]))
     needed.append(os.path.realpath(prefixes[0]))
     shown = _outermost(needed)
-    apart = (one for one in links if not any(Path(one[0]).is_relative_to(top) for top in shown))
+    apart = (pair for pair in links if not any(Path(pair[0]).is_relative_to(top) for top in shown))
     return Interpreter(executable, shown, tuple(apart))
 
 
 def _outermost(directories: list[str]) -> tuple[str, ...]:
-    """Without those that lie below another one; `/` itself is never shown."""
+    """Return the directories that are not below another one. `/` itself is never visible."""
     unique = [Path(name) for name in dict.fromkeys(directories) if name not in ("", "/")]
     return tuple(
-        str(one)
-        for one in unique
-        if not any(other != one and one.is_relative_to(other) for other in unique)
+        str(path)
+        for path in unique
+        if not any(other != path and path.is_relative_to(other) for other in unique)
     )

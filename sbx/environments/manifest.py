@@ -1,4 +1,4 @@
-"""What a tree holds, file by file, and in what it differs from what it held."""
+"""The files of a tree with their hashes, and the differences of two states of a tree."""
 
 import hashlib
 import os
@@ -17,8 +17,8 @@ _SET_ID = stat.S_ISUID | stat.S_ISGID
 
 @dataclass(frozen=True, slots=True)
 class FileHashes:
-    """`entries`: each path below the tree, and in one text what is there: size, whether it can be
-    executed and digest of a file, the target of a link."""
+    """`entries`: a text for each path below the tree: the size, the executable bit and the hash of
+    a file, or the target of a link."""
 
     entries: Mapping[str, str]
     files: int
@@ -27,7 +27,7 @@ class FileHashes:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """Paths, each list sorted; all are empty when a tree is what it was."""
+    """Paths, each list sorted. All lists are empty if the tree is unchanged."""
 
     changed: tuple[str, ...]
     missing: tuple[str, ...]
@@ -38,7 +38,7 @@ class Differences:
         return not (self.changed or self.missing or self.added)
 
     def to_dict(self) -> dict[str, Any]:
-        """At most 1,000 paths of each kind."""
+        """Return at most 1,000 paths of each kind."""
         return {
             "changed": self.changed[:_LISTED_MAX],
             "missing": self.missing[:_LISTED_MAX],
@@ -47,9 +47,10 @@ class Differences:
 
 
 def contents(top: str, go_on: Callable[[], bool] = lambda: True) -> FileHashes:
-    """Read every file below `top`, following no link. Blocks; ends early when `go_on` says no.
+    """Read every file below `top`, and follow no links. Stop early if `go_on` returns False.
+    Blocks.
 
-    Raises OSError, and Unavailable `environment_too_large`.
+    Raise OSError, and Unavailable `environment_too_large`.
     """
     entries: dict[str, str] = {}
     files = size = 0
@@ -58,17 +59,16 @@ def contents(top: str, go_on: Callable[[], bool] = lambda: True) -> FileHashes:
             break
         if len(entries) >= _FILES_MAX:
             raise Unavailable(
-                f"{top} holds more than {_FILES_MAX:,} files", code="environment_too_large"
+                f"{top} contains more than {_FILES_MAX:,} files", code="environment_too_large"
             )
-        said, length = _entry(path)
-        entries[_name(os.path.relpath(path, top))] = said
+        description, length = _entry(path)
+        entries[_name(os.path.relpath(path, top))] = description
         files += 1
         size += length
     return FileHashes(dict(sorted(entries.items())), files, size)
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> Differences:
-    """In what `now` is not `before`."""
     return Differences(
         changed=tuple(sorted(path for path in before.keys() & now if before[path] != now[path])),
         missing=tuple(sorted(before.keys() - now)),
@@ -77,9 +77,9 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> Difference
 
 
 def make_readable(top: str) -> None:
-    """Let everybody read what is below `top`, and only its owner write; no file is set-id.
+    """Let all users read the files below `top`, and only the owner write. Remove set-id bits.
 
-    The jails of a root runtime have uids of their own, and root's umask may be strict.
+    The jails of a root runtime have other uids, and root's umask may be strict.
     """
     _permit(top)
     for path in _walk(top, directories=True):
@@ -87,14 +87,14 @@ def make_readable(top: str) -> None:
 
 
 def _permit(path: str) -> None:
-    found = os.lstat(path).st_mode
-    if stat.S_ISLNK(found):
+    current = os.lstat(path).st_mode
+    if stat.S_ISLNK(current):
         return
-    mode = stat.S_IMODE(found)
-    runs = stat.S_ISDIR(found) or mode & 0o111
-    wanted = (mode | (0o555 if runs else 0o444)) & ~(_SET_ID | 0o022)
-    if wanted != mode:
-        os.chmod(path, wanted)
+    mode = stat.S_IMODE(current)
+    runs = stat.S_ISDIR(current) or mode & 0o111
+    allowed = (mode | (0o555 if runs else 0o444)) & ~(_SET_ID | 0o022)
+    if allowed != mode:
+        os.chmod(path, allowed)
 
 
 def _entry(path: str) -> tuple[str, int]:
@@ -123,5 +123,4 @@ def _walk(top: str, *, directories: bool = False) -> Iterator[str]:
 
 
 def _name(path: str) -> str:
-    """As text that JSON takes, whatever bytes the name has."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""The Pythons of this host: found on PATH, where pyenv and uv keep theirs, or named by a path."""
+"""The Pythons of this host: on PATH, in the directories of pyenv and uv, or named by a path."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from platformdirs import user_data_path
 
 from sbx.errors import BadRequest, Unavailable
 
-OLDEST = (3, 11)  # which also pyproject.toml says
+OLDEST = (3, 11)  # as in pyproject.toml
 _ASK = """
 import importlib.util, json, sys, sysconfig
 pip = ""
@@ -36,7 +36,8 @@ _NAME = re.compile(r"python(3(\.\d+)?)?")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Python:
-    """One that answered. `executable` is no virtual environment's; `pip` its version or ""."""
+    """A working Python. `executable` is not in a virtual environment. `pip` is its version or
+    ""."""
 
     version: tuple[int, int, int]
     executable: str
@@ -51,7 +52,7 @@ class Python:
 
     @property
     def unfit(self) -> str | None:
-        """Why no environment can be made of it; None if one can."""
+        """Return the reason why it cannot have environments; None if it can."""
         if self.version < OLDEST:
             return f"kernels need {OLDEST[0]}.{OLDEST[1]} or later"
         if self.implementation != "cpython":
@@ -61,66 +62,67 @@ class Python:
         return None if self.has_venv else "it has no module venv"
 
 
-async def find(asked: str | None) -> Python:
-    """The newest Python of this host that `asked` means: a path, `3.12`, `3.12.1`, `python3.12`;
-    None is the one that sbx itself runs on.
+async def find(request: str | None) -> Python:
+    """Return the newest Python of this host for a path, `3.12`, `3.12.1` or `python3.12`; for None,
+    the Python that runs sbx.
 
-    Raises BadRequest `python_unsupported`, Unavailable `python_unavailable`.
+    Raise BadRequest `python_unsupported`, Unavailable `python_unavailable`.
     """
-    if asked is None:
+    if request is None:
         return _fit(await _named(sys.executable))
-    if "/" in asked:
-        return _fit(await _named(str(Path(asked).expanduser().absolute())))  # noqa: ASYNC240  # reads nothing
-    version = asked.removeprefix("python")
+    if "/" in request:
+        return _fit(await _named(str(Path(request).expanduser().absolute())))  # noqa: ASYNC240  # reads nothing
+    version = request.removeprefix("python")
     if not _VERSION.fullmatch(version):
         raise BadRequest(
-            f"{asked!a} names no Python",
+            f"{request!a} is not a version or a path of Python",
             code="python_unsupported",
             hint="a version as in 3.12, or the path of an executable",
         )
     parts = tuple(map(int, version.split(".")))
     if parts < OLDEST[: len(parts)]:
         raise _unsupported(f"Python {version} is too old: kernels need 3.11 or later")
-    found = await every(os.environ, parts)
-    suited = [one for one in found if one.version[: len(parts)] == parts]
+    pythons = await every(os.environ, parts)
+    suited = [python for python in pythons if python.version[: len(parts)] == parts]
     if not suited:
-        found = await every(os.environ)
-        there = ", ".join(dict.fromkeys(one.text for one in found if one.unfit is None))
+        pythons = await every(os.environ)
+        there = ", ".join(dict.fromkeys(python.text for python in pythons if python.unfit is None))
         raise Unavailable(
             f"this host has no Python {version}",
             code="python_unavailable",
-            hint=f"it has {there or 'none that is found'}; install it, or name one by its path",
+            hint=f"it has {there or 'no other'}; install it, or name one by its path",
         )
-    return next((one for one in suited if one.unfit is None), None) or _fit(suited[0])
+    return next((python for python in suited if python.unfit is None), None) or _fit(suited[0])
 
 
 async def every(environment: Mapping[str, str], version: tuple[int, ...] = ()) -> list[Python]:
-    """All that are found and answer, the newest first; not asked are those that are by their path
-    of another version than `version`."""
+    """Return all working Pythons, newest first. Skip those whose path names another version than
+    `version`."""
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(path: str) -> Python | None:
         async with room:
-            return await _asked(path)
+            return await _probe(path)
 
-    found = dict.fromkeys([sys.executable, *_candidates(environment)])
-    candidates = [path for path in found if _may_be(path, version)][:_MOST]
-    return _distinct(one for one in await asyncio.gather(*map(ask, candidates)) if one is not None)
+    paths = dict.fromkeys([sys.executable, *_candidates(environment)])
+    candidates = [path for path in paths if _may_be(path, version)][:_MOST]
+    return _distinct(
+        python for python in await asyncio.gather(*map(ask, candidates)) if python is not None
+    )
 
 
 def _may_be(path: str, version: tuple[int, ...]) -> bool:
-    """Whether the path, as in versions/3.12.1/bin/python3 or python3.12, names no other version."""
+    """Return whether the path, such as versions/3.12.1/bin/python3, names no other version."""
     named = _NAMED.search(path)
-    numbers = [int(one) for one in named[1].split(".")] if named else []
-    return all(one == other for one, other in zip(numbers, version, strict=False))
+    numbers = [int(number) for number in named[1].split(".")] if named else []
+    return all(number == other for number, other in zip(numbers, version, strict=False))
 
 
 def _distinct(answers: Iterable[Python]) -> list[Python]:
-    """Each once, by the first name it was found by, the newest first."""
-    found: dict[str, Python] = {}
-    for one in answers:
-        found.setdefault(os.path.realpath(one.executable), one)
-    return sorted(found.values(), reverse=True)
+    by_path: dict[str, Python] = {}
+    for python in answers:
+        by_path.setdefault(os.path.realpath(python.executable), python)
+    return sorted(by_path.values(), reverse=True)
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[str]:
@@ -146,16 +148,16 @@ def _pythons_in(directory: Path) -> Iterable[str]:
 
 
 async def _named(path: str) -> Python:
-    if (found := await _asked(path)) is None:
+    if (python := await _probe(path)) is None:
         raise Unavailable(
-            f"{path} is no Python that answers",
+            f"{path} is not a working Python",
             code="python_unavailable",
-            hint="`sbx env pythons` shows those that do",
+            hint="`sbx env pythons` lists the working ones",
         )
-    return found
+    return python
 
 
-async def _asked(path: str) -> Python | None:
+async def _probe(path: str) -> Python | None:
     try:
         process = await asyncio.create_subprocess_exec(
             path,
@@ -171,8 +173,8 @@ async def _asked(path: str) -> Python | None:
         return None
     try:
         async with asyncio.timeout(_ASK_SECONDS):
-            said, _ = await process.communicate()
-        implementation, version, base, free, has_venv, pip = json.loads(said)
+            output, _ = await process.communicate()
+        implementation, version, base, free, has_venv, pip = json.loads(output)
         numbers = (int(version[0]), int(version[1]), int(version[2]))
         return Python(numbers, str(base), implementation, free, has_venv, str(pip))
     except (TimeoutError, ValueError, IndexError, TypeError):
@@ -186,11 +188,11 @@ async def _asked(path: str) -> Python | None:
 
 def _fit(python: Python) -> Python:
     if (why := python.unfit) is not None:
-        raise _unsupported(f"Python {python.text} ({python.executable}) is none for sbx: {why}")
+        raise _unsupported(f"Python {python.text} ({python.executable}) cannot be used: {why}")
     return python
 
 
 def _unsupported(message: str) -> BadRequest:
     return BadRequest(
-        message, code="python_unsupported", hint="`sbx env pythons` shows those of this host"
+        message, code="python_unsupported", hint="`sbx env pythons` lists those of this host"
     )

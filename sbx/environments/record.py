@@ -1,4 +1,4 @@
-"""What is told of an environment: written once, when all of it is there."""
+"""The record of an environment: written once, at the end of its creation."""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,6 @@ ALGORITHM = "sha256"
 
 
 class Package(msgspec.Struct, frozen=True):
-    """One that is installed there, as its metadata says."""
-
     name: str
     version: str
 
@@ -19,9 +17,9 @@ class Package(msgspec.Struct, frozen=True):
 class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`environment.json`.
 
-    `executable` and `prefixes` are what a sandbox is shown, `base` the Python that it is made of.
-    `digest` is that of `files.json`, `lock` that of `requirements.lock`, both by `algorithm`;
-    `bytes` and `files` count what lies in `venv/`.
+    `executable` and `prefixes` are visible in a sandbox. `base` is the Python of the virtual
+    environment. `digest` is the hash of `files.json`, `lock` that of `requirements.lock`, both by
+    `algorithm`. `bytes` and `files` count the content of `venv/`.
     """
 
     format: int
@@ -42,7 +40,7 @@ class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """One that is whole. `path` is its directory on the host."""
+    """A complete environment. `path` is its directory on the host."""
 
     path: Path
     record: EnvironmentRecord
@@ -60,6 +58,6 @@ class Environment(msgspec.Struct, frozen=True):
         return self.path / "requirements.lock"
 
     def to_dict(self) -> dict[str, Any]:
-        told: dict[str, Any] = msgspec.to_builtins(self.record)
-        del told["format"]
-        return {**told, "path": str(self.path), "lock_path": str(self.lock_path)}
+        record: dict[str, Any] = msgspec.to_builtins(self.record)
+        del record["format"]
+        return {**record, "path": str(self.path), "lock_path": str(self.lock_path)}

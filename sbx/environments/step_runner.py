@@ -1,7 +1,7 @@
-"""One command of a creation: its output is bounded, it has a deadline, and leaves nothing.
+"""Run one command of a creation, with bounded output and a deadline, and leave no process behind.
 
-It is the leader of a session of its own, so that whatever it started ends with it, and it inherits
-the lock of the environment: should this process be killed, the name stays taken until it has ended.
+The command leads a separate session, so that all its processes end with it. It inherits the lock of
+the environment: if this process is killed, the name stays locked until the command has ended.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ _CHUNK = 1 << 16
 _LINE_MAX = 2000
 _LINES_KEPT = 200
 _OUTPUT_MAX = 64 << 20
-_UMASK = 0o022  # jails of a root runtime have other uids; see `hashes.make_readable`
-_TOLD = 20
-# What would send packages elsewhere than where they are meant to go, or change what is run.
+_UMASK = 0o022  # jails of a root runtime have other uids; see `manifest.make_readable`
+_LINES_REPORTED = 20
+# These would install packages at another place, or run another command.
 _NOT_HANDED_ON = (
     "PIP_CONFIG_SETTINGS", "PIP_DRY_RUN", "PIP_EDITABLE", "PIP_PREFIX", "PIP_PYTHON", "PIP_REPORT",
     "PIP_REQUIREMENT", "PIP_REQUIRE_VIRTUALENV", "PIP_ROOT", "PIP_SRC", "PIP_TARGET", "PIP_USER",
@@ -32,7 +32,7 @@ _NOT_HANDED_ON = (
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a command printed: `lines` the last of both streams, `out` stdout where it was kept."""
+    """The output of a command: the last `lines` of both streams; `out` is stdout, if requested."""
 
     code: int
     lines: tuple[str, ...]
@@ -41,21 +41,21 @@ class StepOutput:
 
 @dataclass(slots=True)
 class StepRunner:
-    """The commands of one creation. `tell` hears each line as it comes; `until` is a time of the
-    loop's clock; `inherited` are descriptors that each command keeps open."""
+    """The commands of one creation. `on_line` gets each line of output. `until` is a time of the
+    loop's clock. Each command inherits the descriptors `inherited`."""
 
-    tell: Callable[[str], None]
+    on_line: Callable[[str], None]
     until: float
     inherited: Sequence[int] = ()
-    _told: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES_KEPT))
+    _lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES_KEPT))
 
     async def run(self, *words: str, keep: bool = False) -> StepOutput:
-        """Run it to its end. `keep`: all of stdout is wanted, and no line of it told.
+        """Run a command to its end. `keep`: return the whole stdout, and report no line of it.
 
-        Raises Unavailable: `command_not_found`, `environment_timeout`, `output_too_long`.
-        Cancelled, it ends the command first.
+        Raise Unavailable: `command_not_found`, `environment_timeout`, `output_too_long`. A
+        cancellation kills the command first.
         """
-        self._told.clear()
+        self._lines.clear()
         try:
             process = await asyncio.create_subprocess_exec(
                 *words,
@@ -87,12 +87,12 @@ class StepRunner:
             raise Unavailable(
                 f"{os.path.basename(words[0])} did not end in time",
                 code="environment_timeout",
-                hint="give it more with --timeout; what was downloaded is in its cache",
-                details={"output": list(self._told)[-_TOLD:]},
+                hint="use a larger --timeout; the finished downloads are in its cache",
+                details={"output": list(self._lines)[-_LINES_REPORTED:]},
             ) from None
         finally:
             await run_to_completion(_ended(process))
-        return StepOutput(code, tuple(self._told), out)
+        return StepOutput(code, tuple(self._lines), out)
 
     async def _kept(self, stream: asyncio.StreamReader) -> bytes:
         pieces, size = [], 0
@@ -100,27 +100,27 @@ class StepRunner:
             pieces.append(piece)
             size += len(piece)
             if size > _OUTPUT_MAX:
-                raise Unavailable("the installer prints without end", code="output_too_long")
+                raise Unavailable("the installer prints too much", code="output_too_long")
         return b"".join(pieces)
 
     async def _read(self, stream: asyncio.StreamReader) -> bytes:
-        held = b""
+        rest = b""
         while piece := await stream.read(_CHUNK):
-            *whole, held = (held + piece).replace(b"\r", b"\n").split(b"\n")
+            *whole, rest = (rest + piece).replace(b"\r", b"\n").split(b"\n")
             for line in whole:
-                self._hear(line)
-            held = held[-_LINE_MAX:]
-        self._hear(held)
+                self._add_line(line)
+            rest = rest[-_LINE_MAX:]
+        self._add_line(rest)
         return b""
 
-    def _hear(self, line: bytes) -> None:
+    def _add_line(self, line: bytes) -> None:
         if text := line[:_LINE_MAX].decode(errors="replace").rstrip():
-            self._told.append(text)
-            self.tell(text)
+            self._lines.append(text)
+            self.on_line(text)
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Kill what is left of its session. Once it was waited for its number may be another's."""
+    """Kill the rest of its session. After a wait its number may belong to another process."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -128,8 +128,8 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Ours: where packages come from is configured there. Not what steers Python, or would put
-    packages elsewhere."""
+    """Return our environment, which configures the package sources. Leave out variables that
+    configure Python or another install location."""
     kept = {
         name: value
         for name, value in os.environ.items()

@@ -1,9 +1,9 @@
-"""The plan in bubblewrap's words, bwrap(1).
+"""Translate a plan to the arguments of bubblewrap, bwrap(1).
 
 "The level of protection between the sandboxed processes and the host system is entirely determined
 by the arguments passed to bubblewrap" (its README): this list is the boundary, and its tests
-compare it whole. File descriptors have fixed numbers, so that the list stays a pure function: the
-broker puts each file in its slot before it becomes bwrap.
+compare it whole. File descriptors have fixed numbers, so that these functions stay pure: the broker
+puts each file in its slot before it becomes bwrap.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from sbx.isolation.broker.bind_staging import DEVPTS
 from sbx.isolation.broker.live_mounts import TOP
 from sbx.isolation.broker.spawn import DATA_FD, FILTER_FD, INFO_FD, USERNS_FD
-from sbx.isolation.plan import (
+from sbx.isolation.launch_plan import (
     INSIDE_GID,
     INSIDE_UID,
     WORKSPACE,
@@ -35,15 +35,15 @@ _ZYGOTE_CAPABILITIES = (
 
 
 def bwrap_argv(plan: LaunchPlan, staged: Callable[[int | str], str]) -> list[str]:
-    """The options of one launch, to be handed over by --args, so that no process listing has them.
+    """Return the options of one launch. They are passed by --args, so no process listing has them.
 
-    `staged(i)` is where the broker will have bound the source of the i-th mount, if that mount is
-    marked so. The order:
+    `staged(i)` is the place at which the broker binds the source of the i-th mount, if that mount
+    is staged. The order:
 
     1. namespaces, and a second user namespace inside which no further one can be made;
     2. the mounts of the plan over an empty tmpfs; /proc and /dev come before what lies on them; a
        devpts of the broker covers the one of --dev, which has no limit;
-    3. the synthetic /etc, and /sandbox/workspace for code that expects it there;
+    3. the synthetic /etc, and /sandbox/workspace for code that expects this path;
     4. the root and /dev read-only, once everything is in place;
     5. environment, directory, the filter that holds from the first instruction of the guest.
     """
@@ -59,11 +59,11 @@ def bwrap_argv(plan: LaunchPlan, staged: Callable[[int | str], str]) -> list[str
 
 
 def zygote_argv(plan: ZygotePlan, staged: Callable[[int | str], str]) -> list[str]:
-    """The options of a zygote: the same view without the files of anybody, and no filter yet.
+    """Return the options of a zygote: the same view without user files, and no filter yet.
 
-    Its user namespace was made before, so that it can have room for the uids of all sandboxes;
-    there the zygote keeps what it takes to give each jail namespaces, mounts and a uid of its own.
-    What is forked from it gives all of this up before it sees a user's file.
+    Its user namespace exists already, with room for the uids of all sandboxes. There the zygote
+    keeps the capabilities to give each jail its own namespaces, mounts and uid. Its forks give them
+    up before they see a user's file.
     """
     argv = [f"--unshare-{name}" for name in _NAMESPACES if name != "user"]
     argv += ["--userns", str(USERNS_FD)]
@@ -83,29 +83,29 @@ def _view(
 ) -> list[str]:
     argv = ["--hostname", "sandbox", "--die-with-parent", "--as-pid-1", "--new-session"]
     argv += ["--proc", "/proc", "--dev", "/dev", *pts]
-    made: set[str] = set()
+    created: set[str] = set()
     for index, mount in enumerate(mounts):
         for path in _above(mount.target):
-            if path not in made:
+            if path not in created:
                 argv += ["--perms", "0755", "--dir", path]
-                made.add(path)
+                created.add(path)
         argv += _mount(mount, staged(index))
     for point in mount_points:
         for path in (*_above(point), point):
-            if path not in made:
+            if path not in created:
                 argv += ["--perms", "0755", "--dir", path]
-                made.add(path)
+                created.add(path)
     for index, file in enumerate(files):
         argv += ["--perms", "0444", "--file", str(DATA_FD + index), file.target]
     argv += ["--dir", "/sandbox", "--symlink", WORKSPACE, "/sandbox/workspace"]
-    argv += ["--perms", "0755", "--dir", TOP]  # where `attaching` may mount later
+    argv += ["--perms", "0755", "--dir", TOP]  # where `live_mounts` may mount later
     argv += ["--remount-ro", "/dev", "--remount-ro", "/"]
     return argv
 
 
 def _above(target: str) -> list[str]:
-    """The directories on the way to a mount, to be made for anyone to walk through: bubblewrap
-    makes them for their owner alone, who is the zygote and not a jail that is forked from it."""
+    """Return the directories above a mount. All users must be able to walk through them: bubblewrap
+    would create them for their owner, which is the zygote and not its forks."""
     parts = target.split("/")[1:-1]
     return ["/" + "/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
 

@@ -19,7 +19,7 @@ from typing import Any
 from sbx import errors
 from sbx.isolation import process_state
 from sbx.isolation.broker.jail import Jail, JailExit
-from sbx.isolation.plan import Wall
+from sbx.isolation.launch_plan import Wall
 from sbx.isolation.receipt import Receipt
 from sbx.linux import procfs
 
@@ -31,8 +31,6 @@ _NO_WALL = Wall("all", "none", "nothing: the policy host has no walls", weaker=T
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """Everything that a start without walls needs."""
-
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     directory: str

@@ -1,9 +1,9 @@
-"""The directories of the host that the jails of a confined runtime may be shown as their own.
+"""The directories of the host that jails of a confined runtime may get with their own uid.
 
 The operator of a service names them and their owners before the service drops its rights. The
-broker opens each one beneath them, once for a sandbox, and holds it open: later orders name paths,
-and the broker mounts what it holds. It judges each directory by the rule that the runtime uses
-(`sbx.forbidden_directories`), since code that took over the service could leave the check out.
+broker opens a directory beneath them once for a sandbox, and keeps it open: later orders name
+paths, and the broker mounts the open directory. It checks each directory by the rule of the runtime
+(`sbx.forbidden_directories`), because code that took over the service could skip that check.
 """
 
 import os
@@ -22,40 +22,40 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class MappedProjects:
-    """Made of the `projects` of `grants`; None grants nothing. Its methods raise Denied."""
+    """The `projects` of `grants`; None grants nothing. The methods raise Denied."""
 
-    def __init__(self, told: Mapping[str, Any] | None, writable: Sequence[str]) -> None:
-        within = told["within"] if told is not None else ()
+    def __init__(self, granted: Mapping[str, Any] | None, writable: Sequence[str]) -> None:
+        within = granted["within"] if granted is not None else ()
         self._within = {
             top: os.open(top, _DIRECTORY | os.O_NOFOLLOW) for top in within if os.path.isdir(top)
         }
-        self._owners = frozenset(told["owners"]) if told is not None else frozenset()
+        self._owners = frozenset(granted["owners"]) if granted is not None else frozenset()
         self._writable = tuple(writable)
         self._host = (
-            HostDirectoryFacts.from_json(told["host"])
-            if told is not None
+            HostDirectoryFacts.from_json(granted["host"])
+            if granted is not None
             else HostDirectoryFacts(0)
         )
-        self._held: dict[str, tuple[str, int]] = {}
+        self._open_directories: dict[str, tuple[str, int]] = {}
 
     @contextmanager
     def mapping(self, order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the order for the directory itself, and hold it for the sandbox afterwards."""
+        """Yield the order for the directory itself, and then keep it open for the sandbox."""
         source, sandbox = order["source"], order["sandbox"]
         fd = self._open(source)
         try:
-            if sandbox in self._held:
+            if sandbox in self._open_directories:
                 raise denied("a directory of this sandbox was mapped already")
             yield {**order, "source": f"/proc/self/fd/{fd}/.", "shown": source}
-            self._held[sandbox], fd = (source, fd), -1
+            self._open_directories[sandbox], fd = (source, fd), -1
         finally:
             if fd >= 0:
                 os.close(fd)
 
-    def opened(self, sandbox: Any, source: Any, target: Any, held: ExitStack) -> str:
+    def opened(self, sandbox: Any, source: Any, target: Any, stack: ExitStack) -> str:
         """Return a path that leads to the mapped directory, or to a file or directory below it, as
         long as `held` is: what is shown in /workspace at the same relative path."""
-        top, fd = self._held.get(sandbox, ("", -1))
+        top, fd = self._open_directories.get(sandbox, ("", -1))
         if fd < 0 or not isinstance(source, str) or not isinstance(target, str):
             raise denied("no directory of this sandbox was mapped")
         below = source.removeprefix(top)
@@ -67,18 +67,17 @@ class MappedProjects:
         if name in ("", ".", ".."):
             raise denied(f"{source} is no plain path")
         above = _beneath(fd, parent or ".")
-        held.callback(os.close, above)
+        stack.callback(os.close, above)
         return f"/proc/self/fd/{above}/{name}"
 
     def forget(self, sandbox: Any) -> None:
-        """Let go of the directory of a sandbox that is dropped."""
-        _, fd = self._held.pop(sandbox, ("", -1))
+        _, fd = self._open_directories.pop(sandbox, ("", -1))
         if fd >= 0:
             os.close(fd)
 
     def _open(self, source: Any) -> int:
         if not isinstance(source, str) or os.path.normpath(source) != source:
-            raise denied("that is no plain path of a directory")
+            raise denied("that is not a plain path of a directory")
         for top, opened in self._within.items():
             if source == top or source.startswith(f"{top.rstrip('/')}/"):
                 fd = _beneath(opened, source[len(top) :].strip("/") or ".")
@@ -93,13 +92,13 @@ class MappedProjects:
         )
 
     def _check(self, fd: int) -> None:
-        """By the path and the mounts that the open directory has now."""
+        """Check the open directory by its current path and mounts."""
         mounts = mountinfo.read()
         directory = look(fd, mounts)
         path, uid = directory.place.path, directory.owner
         if uid not in self._owners:
-            raise denied(f"{path} belongs to uid {uid}, whom project_owners does not name")
-        writable = tuple(place_of(one, mounts) for one in self._writable)
+            raise denied(f"{path} belongs to uid {uid}, which project_owners does not name")
+        writable = tuple(place_of(path, mounts) for path in self._writable)
         host = replace(self._host, private=(*self._host.private, *writable))
         if (reason := refusal(directory, host)) is not None:
             raise denied(f"{path} cannot be shown to a sandbox: {reason}")
@@ -107,9 +106,9 @@ class MappedProjects:
 
 def denied(why: str) -> Denied:
     return Denied(
-        f"the broker refuses what no policy of this service meant at its start: {why}",
+        f"the broker refuses an order that no policy of this service allowed at its start: {why}",
         code="not_granted",
-        hint="where a policy was changed or added, start the service again",
+        hint="after a change of policies, start the service again",
     )
 
 

@@ -1,32 +1,43 @@
-"""Decide: policy + what this host can do + which paths → everything one launch needs, as a value.
+"""Decide: policy + capabilities of the host + paths → everything that one launch needs, as a value.
 
-Pure: reads no file and asks no clock. `argv.bwrap_argv` turns the plan into bubblewrap's words and
-`broker` acts on it. What the policy demands as `hard` and this host has not is refused here, before
-anything was started; `best-effort` walls fall to the next weaker means, which the plan names and
-the receipt repeats.
+Pure: reads no file and no clock. `argv.bwrap_argv` translates the plan for bubblewrap, and `broker`
+executes it. A `hard` wall that this host cannot enforce is refused here, before anything starts. A
+`best-effort` wall uses the next weaker means, which the plan and the receipt name.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from sbx.errors import CannotEnforce
 from sbx.guest.guarded_paths import ITEMS, QUARANTINE
-from sbx.isolation.probe import Capabilities
-from sbx.isolation.seccomp import Filter
+from sbx.isolation.launch_plan import (
+    CERTIFICATES,
+    GUEST,
+    HOME_BESIDE_A_HOST_DIRECTORY,
+    INSIDE_GID,
+    INSIDE_UID,
+    TEMPAREA,
+    UPLOADS_BESIDE_A_HOST_DIRECTORY,
+    WAY_OUT,
+    WORKSPACE,
+    Bind,
+    DataFile,
+    Interpreter,
+    LaunchPlan,
+    Mount,
+    Paths,
+    Seal,
+    Symlink,
+    Tmpfs,
+    Wall,
+    WayOut,
+    ZygotePlan,
+)
+from sbx.isolation.probe import Capabilities, Layer
 from sbx.isolation.seccomp import Filters as Filters
 from sbx.policy import Policy
 
-INSIDE_UID = 1000
-INSIDE_GID = 1000
-GUEST = "/opt/sbx"
-WORKSPACE = "/workspace"
-TEMPAREA = f"{WORKSPACE}/uploads/temparea"
-UPLOADS_BESIDE_A_HOST_DIRECTORY = "/uploads"
-HOME_BESIDE_A_HOST_DIRECTORY = "/home/sandbox"
-WAY_OUT = "/run/sbx"
-CERTIFICATES = "certificates.pem"
 _PROXY = "http://127.0.0.1:3128"
 _NO_PROXY = "localhost,127.0.0.1,::1"
 _HOME_SIZE = 64 << 20
@@ -39,218 +50,8 @@ _MEMLOCK = 8 << 20
 _SHARED_UID_OPEN_FILES = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Interpreter:
-    """A Python on the host: its executable, and the directories without which it does not run.
-
-    `links` are (path, target) of symlinks between the executable and the real one that lie outside
-    of these: each is made anew inside, because the directory around it may be somebody's home.
-    """
-
-    executable: str
-    prefixes: tuple[str, ...]
-    links: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class WayOut:
-    """Where the proxy of one sandbox listens: a directory of the host that holds `egress.sock`,
-    and with `certificates` the ones to trust inside. `environment`: placeholders of secrets."""
-
-    directory: str
-    certificates: bool = False
-    environment: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class GuardPaths:
-    """Where the workspace is a directory of the host: the directory of its quarantine, in which
-    the guard finds its rules. `looked_at_most`: the number of entries after which the search for
-    the targets of host executables was cut off."""
-
-    quarantine: str
-    looked_at_most: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Paths:
-    """The host's directories that one jail is shown. `guest` holds the package `sbx`; `disk` is by
-    which means the files keep to their size. `mapped`: the files belong to another host uid than
-    the jail's, and are shown through an idmapped mount."""
-
-    files: str
-    uploads: str
-    interpreter: Interpreter
-    guest: str
-    shared: str | None = None
-    shared_read_only: bool = False
-    host_directory: bool = False
-    guard: "GuardPaths | None" = None
-    host_uploads: bool = False
-    disk: "Wall | None" = None
-    way_out: WayOut | None = None
-    mapped: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Bind:
-    """A host path shown inside.
-
-    `staged`: the source may lie where the jail's host uid cannot walk (an interpreter or a data
-    directory under root's home), so a root broker first binds it to a place that anyone can reach.
-    `mapped`: through an idmapped mount, which shows the owner of the workspace as the jail's uid.
-    """
-
-    source: str
-    target: str
-    writable: bool = False
-    optional: bool = False
-    staged: bool = False
-    mapped: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Tmpfs:
-    target: str
-    size: int
-    mode: str = "1777"
-
-
-@dataclass(frozen=True, slots=True)
-class Symlink:
-    target: str
-    points_to: str
-
-
-Mount = Bind | Tmpfs | Symlink
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """A small read-only file made for the jail: the synthetic /etc."""
-
-    target: str
-    content: str
-
-
-@dataclass(frozen=True, slots=True)
-class Wall:
-    """One limit or layer: what the policy demands, and by which means it stands here."""
-
-    name: str
-    demanded: str
-    means: str
-    weaker: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GroupLimits:
-    """What the sandbox's cgroup gets; None is no limit. Bytes, tasks, cpus; `io` as `IoLimit`."""
-
-    memory_max: int | None
-    tasks_max: int | None
-    cpu_quota: float | None
-    io: tuple[tuple[str, int | None, int | None], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Seal:
-    """What the guest does to itself before it looks at anything of the user's, in plain data.
-
-    `jail_filter` comes on top of the plan's own in every process, `kernel_filter` on that in the
-    kernel, with a Landlock domain to match: `files_only` names where files can be made then.
-    `guarded` can be read only, but for what the path guard does; `guard` is what that is told.
-    `unix_filter` is for the kernel and the commands, and not for PID 1, whose relay connects to the
-    proxy's socket. Below the paths of `connect` any Unix socket may be connected to, where Landlock
-    has a rule for that (ABI 9); elsewhere only one that was made in the jail.
-    """
-
-    landlock: bool
-    read: tuple[str, ...]
-    write: tuple[str, ...]
-    devices: tuple[str, ...]
-    rlimits: tuple[tuple[str, int], ...]
-    kernel_filter: Filter | None
-    jail_filter: Filter | None = None
-    files_only: tuple[str, ...] = ()
-    guarded: tuple[str, ...] = ()
-    guard: Mapping[str, Any] | None = None
-    connect: tuple[str, ...] = ()
-    unix_filter: Filter | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "landlock": self.landlock,
-            "read": self.read,
-            "write": self.write,
-            "devices": self.devices,
-            "rlimits": dict(self.rlimits),
-            "kernel_filter": self.kernel_filter.program.hex() if self.kernel_filter else None,
-            "jail_filter": self.jail_filter.program.hex() if self.jail_filter else None,
-            "files_only": self.files_only,
-            "guarded": self.guarded,
-            "guard": self.guard,
-            "connect": self.connect,
-            "unix_filter": self.unix_filter.program.hex() if self.unix_filter else None,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchPlan:
-    """Everything one launch needs.
-
-    `mounts` are what every jail of the policy is shown and `own_mounts` what this one is, each in
-    the order in which they are made: the system first, then the files of the conversation on it.
-    With a `way_out` PID 1 listens on the loopback for what is to go to the proxy. With
-    `staged_devpts` the broker mounts a devpts that is limited, for bubblewrap to bind.
-    `host_directories` are directories of the host, by their path inside, that may hold its sockets
-    and FIFOs; with `masks` each of these is covered before code runs. `unix_sockets` is what the
-    policy says of them.
-    """
-
-    bwrap: str
-    options: frozenset[str]
-    mounts: tuple[Mount, ...]
-    own_mounts: tuple[Bind, ...]
-    files: tuple[DataFile, ...]
-    environment: tuple[tuple[str, str], ...]
-    command: tuple[str, ...]
-    filter: Filter
-    seal: Seal
-    walls: tuple[Wall, ...]
-    network: str = "none"
-    writable_home: str = field(default=WORKSPACE)
-    way_out: bool = False
-    staged_devpts: bool = False
-    host_directories: tuple[str, ...] = ()
-    masks: bool = False
-    unix_sockets: str = "own"
-
-
-@dataclass(frozen=True, slots=True)
-class ZygotePlan:
-    """What all jails forked from one zygote have in common: plans that are equal may share one.
-
-    Nothing of a conversation is in it, and of a request only what it gave up. Files and variables
-    of the jail's own, sizes and limits come when the jail is entered.
-    """
-
-    bwrap: str
-    mounts: tuple[Mount, ...]
-    mount_points: tuple[str, ...]
-    files: tuple[DataFile, ...]
-    environment: tuple[tuple[str, str], ...]
-    command: tuple[str, ...]
-    preload: tuple[str, ...]
-
-    @property
-    def tmpfs(self) -> tuple[Tmpfs, ...]:
-        """What each jail has of its own in place of the zygote's."""
-        return tuple(mount for mount in self.mounts if isinstance(mount, Tmpfs))
-
-
 def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filters) -> LaunchPlan:
-    """The plan of one jail. Raises CannotEnforce for the first hard wall this host cannot give."""
+    """Return the plan of one jail. Raise CannotEnforce for the first hard wall that is missing."""
     walls = decide_walls(policy, capabilities)
     weaker = {wall.name for wall in walls if wall.weaker}
     assert capabilities.bwrap is not None  # decide_walls refused otherwise
@@ -260,7 +61,7 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
     files_only = (WORKSPACE, "/tmp", *own_home)  # not /dev/shm: it is memory to share
     is_strict = policy.filter == "strict"
     if paths.guard is not None and "landlock" in weaker:
-        raise _cannot("landlock", "the path guard", *_why(capabilities, "landlock"))
+        raise _cannot(capabilities.layer("landlock"), "landlock", "the path guard")
     workspace = (WORKSPACE,) if paths.guard is None else (ITEMS,)
     return LaunchPlan(
         bwrap=capabilities.bwrap,
@@ -299,7 +100,7 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
 
 
 def _walls_of_files(policy: Policy, paths: Paths) -> tuple[Wall, ...]:
-    """The walls that depend on the workspace, for the receipt."""
+    """Return the walls that depend on the workspace, for the receipt."""
     walls = (paths.disk,) if paths.disk is not None else ()
     if not paths.host_directory:
         return walls
@@ -318,11 +119,11 @@ def _walls_of_files(policy: Policy, paths: Paths) -> tuple[Wall, ...]:
 
 
 def _guard(policy: Policy, paths: Paths, filters: Filters) -> Mapping[str, Any] | None:
-    """What the path guard is told, in plain data."""
+    """Return the configuration of the path guard, in plain data."""
     if paths.guard is None:
         return None
-    # Where both inside and the host have the same read-only directories, a link leads to the same.
-    # Not below the workspace: the host may have another directory of this name.
+    # Links into these lead to the same files inside and on the host. Not those into the workspace:
+    # the host may have another directory of this name.
     common = (*policy.filesystem.read, *paths.interpreter.prefixes, "/dev/null")
     return {
         "root": WORKSPACE,
@@ -333,10 +134,10 @@ def _guard(policy: Policy, paths: Paths, filters: Filters) -> Mapping[str, Any] 
 
 
 def zygote_plan(policy: Policy, capabilities: Capabilities, paths: Paths) -> ZygotePlan:
-    """The plan of the zygote from which the jails of a policy are forked.
+    """Return the plan of the zygote from which the jails of a policy are forked.
 
-    `policy` is the one that was loaded, with no more of a request than which parts of the host's
-    file system it gave up: what else a request may tighten is put in force in the jail itself.
+    `policy` is the loaded one, without the parts of the file system that a request gave up. The
+    jail itself enforces everything else that a request may tighten.
     """
     assert capabilities.bwrap is not None  # decide_walls refused otherwise
     home = HOME_BESIDE_A_HOST_DIRECTORY if paths.host_directory else WORKSPACE
@@ -346,7 +147,7 @@ def zygote_plan(policy: Policy, capabilities: Capabilities, paths: Paths) -> Zyg
         bwrap=capabilities.bwrap,
         mounts=_mounts(policy, paths, staged=capabilities.root),
         mount_points=tuple(
-            one for one in dict.fromkeys(targets) if not one.startswith(f"{WORKSPACE}/")
+            target for target in dict.fromkeys(targets) if not target.startswith(f"{WORKSPACE}/")
         ),
         files=_etc(policy.user, home),
         environment=_environment(policy, paths.interpreter, home),
@@ -356,14 +157,13 @@ def zygote_plan(policy: Policy, capabilities: Capabilities, paths: Paths) -> Zyg
 
 
 def decide_walls(policy: Policy, capabilities: Capabilities) -> tuple[Wall, ...]:
-    """By which means each wall of the policy stands on this host; refuses what is hard and missing.
+    """Return the means of each wall on this host. Raise CannotEnforce for a missing hard wall.
 
-    There is nothing weaker than namespaces and seccomp to fall back to, so without them every
-    policy is refused, whatever it demands.
+    Namespaces and seccomp have no weaker means, so without them every policy is refused.
     """
     bwrap = capabilities.layer("bwrap")
     if not bwrap.found:
-        raise _cannot("bwrap", "namespaces", bwrap.cause, bwrap.remedy)
+        raise _cannot(bwrap, "bwrap", "namespaces")
     return tuple(
         _decide(name, getattr(policy.walls, name), capabilities, weaker_means)
         for name, weaker_means in _WEAKER_MEANS.items()
@@ -383,7 +183,7 @@ _WEAKER_MEANS: Mapping[str, str | None] = {
 
 
 def slows_io(policy: Policy) -> bool:
-    """Whether a limit of the policy speaks of io: without one no wall is asked for."""
+    """Return whether the policy limits io. Without a limit it needs no wall."""
     return min(policy.limits.io_read_max, policy.limits.io_write_max) < math.inf
 
 
@@ -392,29 +192,24 @@ def _decide(name: str, demanded: str, capabilities: Capabilities, weaker: str | 
     if layer.found:
         return Wall(name, demanded, layer.detail)
     if demanded == "hard" or weaker is None:
-        raise _cannot(name, name, layer.cause, layer.remedy)
+        raise _cannot(layer, name, name)
     return Wall(name, demanded, weaker, weaker=True)
 
 
-def _why(capabilities: Capabilities, name: str) -> tuple[str | None, str | None]:
-    layer = capabilities.layer(name)
-    return layer.cause, layer.remedy
-
-
-def _cannot(layer: str, wall: str, cause: str | None, remedy: str | None) -> CannotEnforce:
+def _cannot(layer: Layer, name: str, wall: str) -> CannotEnforce:
     return CannotEnforce(
-        f"the policy demands {wall} as a hard wall and this host cannot give it: {cause}",
-        hint=remedy,
-        details={"layer": layer, "cause": cause, "remedy": remedy},
+        f"the policy demands {wall} as a hard wall and this host cannot give it: {layer.cause}",
+        hint=layer.remedy,
+        details={"layer": name, "cause": layer.cause, "remedy": layer.remedy},
     )
 
 
 def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Mount, ...]:
-    """What every jail of the policy is shown, outermost first: a later mount covers an earlier one.
+    """Return the mounts of all jails of the policy. A later mount covers an earlier one.
 
-    1. The system, read-only; own /tmp and /dev/shm, of limited size, and a home where the
-       workspace is somebody's directory.
-    2. The interpreter, read-only: after /tmp, where a virtual environment may lie.
+    1. The system, read-only; private /tmp and /dev/shm, of limited size, and a home if the
+       workspace is a directory of the host.
+    2. The interpreter, read-only: after /tmp, because a virtual environment may be there.
     3. Our guest, read-only: exactly the packages that run inside.
     """
     view: list[Mount] = [Bind(path, path, optional=True) for path in policy.filesystem.read]
@@ -443,14 +238,14 @@ def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Mount, ...]:
 
 
 def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
-    """What is this conversation's alone.
+    """Return the mounts of this conversation.
 
-    1. The workspace, and in it what must stay where it is: `uploads` is bound onto itself, because
-       a mount point cannot be renamed away and replaced, and on it the uploads, read-only.
-       With a host directory, the uploads are at /uploads: nothing in that directory may be pinned
-       for them, and code inside could replace a mount point's parent that is not pinned.
+    1. The workspace. `uploads` is bound onto itself, because code inside cannot rename or replace a
+       mount point, and on it the uploads, read-only. With a host directory, the uploads are at
+       /uploads: that directory must stay unpinned, and code inside could replace an unpinned
+       parent of a mount point.
     2. For a directory of the host, its quarantine (`sbx.guest.path_guard`).
-    3. The directory of the proxy's socket, read-only: to connect to one is no write.
+    3. The directory of the proxy's socket, read-only: a connection does not write to it.
     """
     own: dict[str, Any] = {"staged": staged, "mapped": paths.mapped}
     view = [Bind(paths.files, WORKSPACE, writable=True, **own)]
@@ -471,10 +266,9 @@ def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:
 
 
 def _connectable(policy: Policy, paths: Paths, own_home: tuple[str, ...]) -> tuple[str, ...]:
-    """Where Landlock lets Unix sockets be connected to that were not made in the jail itself.
+    """Return the paths below which Landlock allows connections to Unix sockets of other processes.
 
-    Kernels of one sandbox may talk by sockets in its own workspace, which holds none of the host's.
-    A directory of the host is not among these.
+    Kernels of one sandbox may connect in its private workspace, which has no sockets of the host.
     """
     if policy.unix_sockets == "any":
         return ("/",)
@@ -484,10 +278,9 @@ def _connectable(policy: Policy, paths: Paths, own_home: tuple[str, ...]) -> tup
 
 
 def _shown_of_host(policy: Policy, paths: Paths) -> tuple[str, ...]:
-    """The directories of the host that a jail is shown, apart from the system and the interpreter.
+    """Return the directories of the host in a jail, except for the system and the interpreter.
 
-    In them may be sockets and FIFOs of programs of the host, which a read-only mount does not keep
-    anybody from using.
+    They may have sockets and FIFOs of the host, which can be used despite a read-only mount.
     """
     uploads = UPLOADS_BESIDE_A_HOST_DIRECTORY if paths.host_directory else TEMPAREA
     return (
@@ -498,7 +291,7 @@ def _shown_of_host(policy: Policy, paths: Paths) -> tuple[str, ...]:
 
 
 def _etc(user: str, home: str) -> tuple[DataFile, ...]:
-    """A synthetic /etc: no account, host name or resolver of the host is in it."""
+    """Return a synthetic /etc, without accounts, host name and resolver of the host."""
     return (
         DataFile(
             "/etc/passwd",
@@ -516,8 +309,8 @@ def _etc(user: str, home: str) -> tuple[DataFile, ...]:
 def _environment(
     policy: Policy, interpreter: Interpreter, home: str, way_out: WayOut | None = None
 ) -> tuple[tuple[str, str], ...]:
-    """What every process inside starts with. Caches and configuration go to /tmp, never to $HOME:
-    a file planted there would otherwise be read before the seal, or run in the next kernel."""
+    """Return the environment of every process inside. Caches and configuration are in /tmp, never
+    in $HOME: otherwise a planted file would be read before the seal, or run in the next kernel."""
     binaries = interpreter.executable.rpartition("/")[0]
     ours = {
         "HOME": home,
@@ -539,7 +332,7 @@ def _environment(
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "npm_config_cache": "/tmp/.cache/npm",
         "PYTHONDONTWRITEBYTECODE": "1",
-        # BLAS would start one thread for each cpu of the host, whatever share the jail has of them
+        # BLAS would start one thread for each cpu of the host, whatever the quota of the jail
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
@@ -547,19 +340,19 @@ def _environment(
 
 
 def _way_to_the_proxy(policy: Policy, way_out: WayOut | None) -> dict[str, str]:
-    """How programs find the proxy, and trust it where it ends their TLS; each reads another name.
+    """Return the variables for the proxy and its certificates; each program reads another name.
 
-    The address is the same for every jail, and a zygote's environment has it; certificates and
-    placeholders are a sandbox's own, and come with it.
+    The address is the same for every jail, so a zygote has it. Certificates and placeholders belong
+    to a sandbox.
     """
     if policy.network.mode != "proxy":
         return {}
     names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-    found = dict.fromkeys([*names, *map(str.lower, names)], _PROXY)
-    found |= {"NO_PROXY": _NO_PROXY, "no_proxy": _NO_PROXY}
+    variables = dict.fromkeys([*names, *map(str.lower, names)], _PROXY)
+    variables |= {"NO_PROXY": _NO_PROXY, "no_proxy": _NO_PROXY}
     if way_out is not None and way_out.certificates:
-        found |= dict.fromkeys(_TRUST, f"{WAY_OUT}/{CERTIFICATES}")
-    return found | dict(way_out.environment if way_out is not None else ())
+        variables |= dict.fromkeys(_TRUST, f"{WAY_OUT}/{CERTIFICATES}")
+    return variables | dict(way_out.environment if way_out is not None else ())
 
 
 _TRUST = (
@@ -573,7 +366,7 @@ _TRUST = (
 
 
 def _network(policy: Policy) -> str:
-    """The rule, as a receipt says it."""
+    """Return the network rule as text for the receipt."""
     if policy.network.mode == "none":
         return "none"
     hosts = len(policy.network.allow)
@@ -581,15 +374,15 @@ def _network(policy: Policy) -> str:
 
 
 def _command(interpreter: Interpreter, script: str) -> tuple[str, ...]:
-    """-I: no PYTHON* variable, no user site, no working directory on sys.path."""
+    """Use -I: no PYTHON* variable, no user site, no working directory on sys.path."""
     return (interpreter.executable, "-I", f"{GUEST}/sbx/guest/{script}.py")
 
 
 def _rlimits(policy: Policy, weaker: set[str], *, own_uid: bool) -> tuple[tuple[str, int], ...]:
-    """`own_uid`: no process of the host has the uid of the jail."""
+    """Return the rlimits. `own_uid`: no process of the host has the uid of the jail."""
     limits = policy.limits
     rlimits = {
-        # Not 0: that stops a core file, but where core_pattern names a program, linux would still
+        # Not 0: that stops a core file, but where core_pattern names a program, Linux would still
         # start it, as root and on the host, for every crash inside. 1 stops both: core(5).
         "CORE": 1,
         "NOFILE": limits.open_files if own_uid else min(limits.open_files, _SHARED_UID_OPEN_FILES),

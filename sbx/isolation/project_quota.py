@@ -1,43 +1,43 @@
-"""What the file system of the data directory can do for a conversation's limits, and doing it.
+"""Limit the files of a conversation by a project quota of the data directory's file system.
 
-    hard      a project quota: linux itself refuses what goes beyond, root's broker sets it
-    watched   without one the runtime looks and kills: sbx.runtime.files.disk_limit
+    hard      a project quota: Linux itself refuses further writes; root's broker sets it
+    watched   without one the runtime measures and kills: sbx.runtime.files.disk_limit
 
-The project of a conversation is made from the inode number of its directory of files: no two live
-ones share it, and nothing has to be remembered. Charged are the files and what is on its way to
-them (`staging`, which a file is renamed from), not the uploads, which have limits of their own.
+The project id of a conversation comes from the inode number of its directory of files: no two live
+conversations share it, and no record is needed. The quota counts the files and those on the way to
+them (`staging`, from which they are renamed), not the uploads, which have separate limits.
 
-Why no file system of a loop image for each sandbox: making and mounting one took 64 ms where
-creating a sandbox and its first run take 8 in all; one image for the whole data directory, made by
-the operator, costs nothing then and gives the same wall. See `REMEDY`.
+Why no loop image for each sandbox: its creation and mount took 64 ms, and a sandbox with its first
+run takes 8 ms. One image for the whole data directory gives the same wall. See `REMEDY`.
 """
 
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sbx.isolation.probe import Capabilities, Layer
-from sbx.linux import quota
+from sbx.linux import mountinfo, quota
+from sbx.linux.mountinfo import MountInfo
 
 REMEDY = (
     "mount the file system of the data directory with prjquota (on ext4 first, while it is not"
     " mounted: tune2fs -O quota,project -Q prjquota DEVICE), or give it one of its own: truncate"
     " -s 50G /var/lib/sbx.img; mkfs.ext4 -O quota,project -E quotatype=prjquota /var/lib/sbx.img;"
-    " mount -o loop,prjquota,nosuid,nodev /var/lib/sbx.img /var/lib/sbx. It takes a linux with"
+    " mount -o loop,prjquota,nosuid,nodev /var/lib/sbx.img /var/lib/sbx. It takes a Linux with"
     " CONFIG_QFMT_V2, or xfs with CONFIG_XFS_QUOTA"
 )
 _CHARGED = ("files", "staging")
-_MADE_AHEAD = ("uploads", "uploads/temparea", "uploads/generated")
+_CREATED_FIRST = ("uploads", "uploads/temparea", "uploads/generated")
 _WATCHED = "no quota: watched"
-_FIRST = 1 << 31  # above what an operator's /etc/projid has
+_FIRST = 1 << 31  # above the ids of an operator's /etc/projid
 _IDS = 1 << 30
 
 
 class Mounted(NamedTuple):
-    """The file system a directory lies on: its kind, where it comes from, its block device."""
+    """The file system of a directory: its kind, its source, its block device."""
 
     kind: str
     source: str
@@ -45,14 +45,14 @@ class Mounted(NamedTuple):
 
 
 def layer(path: str) -> Layer:
-    """Whether this process can give conversations below `path` a hard quota; nothing is changed."""
+    """Return whether this process can set hard quotas below `path`. Change nothing."""
     kind = mounted(path).kind
     with _directory(path) as fd:
         try:
-            held = quota.enforced(fd)
+            enforced = quota.enforced(fd)
         except OSError:
-            held = False
-        if not held:
+            enforced = False
+        if not enforced:
             cause = f"{path} lies on {kind} without project quotas"
             return Layer("disk", False, _WATCHED, cause, REMEDY)
         try:
@@ -64,46 +64,38 @@ def layer(path: str) -> Layer:
     return Layer("disk", True, f"project quota of {kind}")
 
 
-def with_disk(found: Capabilities, told: Mapping[str, Any], path: str) -> Capabilities:
-    """What is known when the data directory is, too: `told` by the broker of `path`; pure."""
-    layers = [*found.layers, Layer(**told["layer"])]
-    io = found.layer("io")
-    if io.found and told["device"] is None:
-        cause = f"{path} lies on {told['kind']} ({told['source']}), which is no disk to be slowed"
-        remedy = "let the data directory lie on a disk"
+def with_disk(capabilities: Capabilities, facts: Mapping[str, Any], path: str) -> Capabilities:
+    """Add the facts about the data directory `path`, which the broker reports; pure."""
+    layers = [*capabilities.layers, Layer(**facts["layer"])]
+    io = capabilities.layer("io")
+    if io.found and facts["device"] is None:
+        place = f"{path} lies on {facts['kind']} ({facts['source']})"
+        cause = f"{place}, which is not a disk that can be slowed"
+        remedy = "put the data directory on a disk"
         layers[layers.index(io)] = Layer("io", False, "no device", cause, remedy)
-    return replace(found, layers=tuple(layers))
+    return replace(capabilities, layers=tuple(layers))
 
 
 def mounted(path: str) -> Mounted:
-    """Of the mount that `path` lies on; `device` is that of a whole disk, which io limits want."""
+    """Return the file system of `path`; `device` is the whole disk, as io limits need it."""
     number = os.stat(path).st_dev
     own = f"{os.major(number)}:{os.minor(number)}"
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
-        kind, source = kind_of(own, lines.read())
+    kind, source = kind_of(own, mountinfo.read())
     return Mounted(kind, source, disk_of(own))
 
 
 def kinds_at(path: str) -> tuple[str, ...]:
-    """The kinds of the file systems mounted at or above `path`, nearest only, and below it."""
+    """Return the kinds of the nearest file system at or above `path`, and of all below it."""
     top = os.path.realpath(path)
-    found = [mounted(top).kind]
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            fields, _, rest = line.partition(" - ")
-            if fields.split(" ")[4].startswith(f"{top.rstrip('/')}/"):
-                found.append(rest.split(" ")[0])
-    return tuple(dict.fromkeys(found))
+    above = f"{top.rstrip('/')}/"
+    below = (mount.kind for mount in mountinfo.read() if mount.point.startswith(above))
+    return tuple(dict.fromkeys([mounted(top).kind, *below]))
 
 
-def kind_of(device: str, mountinfo: str) -> tuple[str, str]:
-    """The kind and the source of the file system with this device number; pure."""
-    for line in mountinfo.splitlines():
-        fields, _, rest = line.partition(" - ")
-        if fields.split(" ")[2] == device:
-            kind, source, *_ = rest.split(" ")
-            return kind, source
-    return "a file system", "unknown"  # a subvolume of btrfs has a number of its own
+def kind_of(device: str, mounts: Sequence[MountInfo]) -> tuple[str, str]:
+    """Return the kind and the source of the file system with this device number; pure."""
+    kinds = ((mount.kind, mount.source) for mount in mounts if mount.device == device)
+    return next(kinds, ("a file system", "unknown"))  # a subvolume of btrfs has another number
 
 
 def disk_of(device: str, devices: str = "/sys/dev/block") -> str | None:
@@ -119,11 +111,10 @@ def disk_of(device: str, devices: str = "/sys/dev/block") -> str | None:
 
 
 def charge(directory: str, *, bytes_max: int, inodes_max: int) -> bool:
-    """Put a conversation's directory, or what conversations share, under a project of its own with
-    these limits.
+    """Put a conversation's directory, or the shared one, under a separate project with limits.
 
-    False for one that holds files already which are of no project: those would not count, and
-    could not be renamed. Raises OSError.
+    Return False if it already has files without a project: those would not count, and could not be
+    renamed. Raise OSError.
     """
     with _directory(directory) as top:
         parts = _CHARGED if _is_there(top, "files") else (".",)
@@ -132,21 +123,21 @@ def charge(directory: str, *, bytes_max: int, inodes_max: int) -> bool:
             if quota.project(files) != own:
                 if not _is_new(files):
                     return False
-                for name in _MADE_AHEAD:
+                for name in _CREATED_FIRST:
                     _assign(name, files, own)
-                for name in reversed(parts):  # `files` last: it says that all of it was done
+                for name in reversed(parts):  # `files` last: it marks the end
                     _assign(name, top, own)
             quota.limit(files, own, bytes_max=bytes_max, inodes_max=inodes_max)
     return True
 
 
 def _is_new(files: int) -> bool:
-    """Whether nothing is there but the directories that a workspace is made with."""
+    """Return whether it has only the directories of a new workspace."""
     if not set(os.listdir(files)) <= {"uploads", "shared"}:
         return False
-    made = {"uploads": {"temparea", "generated"}}
+    created = {"uploads": {"temparea", "generated"}}
     return all(
-        set(_names(name, files)) <= made.get(name, set()) for name in (*_MADE_AHEAD, "shared")
+        set(_names(name, files)) <= created.get(name, set()) for name in (*_CREATED_FIRST, "shared")
     )
 
 
@@ -176,7 +167,7 @@ def _is_there(above: int, name: str) -> bool:
 
 @contextmanager
 def _directory(path: str, above: int | None = None) -> Iterator[int]:
-    """No jail of it lives yet, so nobody swaps what lies below; a symlink is none of ours."""
+    """Open a directory. No jail of it lives yet, so no process replaces it; refuse symlinks."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(path, flags, dir_fd=above)
     try:

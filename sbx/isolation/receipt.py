@@ -1,12 +1,10 @@
-"""Which walls are truly in force around one live kernel: read back from linux, not from the plan.
+"""The walls that are in force around one live kernel: read back from Linux, not from the plan.
 
-What linux says of the processes (ids, capabilities, no_new_privs, seccomp, namespaces) comes from
-the broker, which reads it on the host. Landlock shows in no file: its ABI is the word of our own
-guest, given before any user code ran. The hashes are those of the programs that linux was handed;
-it tells how many are loaded, and not which. A plan that was not carried out is refused here.
-
-`make_receipt` is for the start, `read_again` for a kernel that lives: it refuses nothing, and says
-what is otherwise than it was.
+The broker reads the facts about the processes (ids, capabilities, no_new_privs, seccomp,
+namespaces) on the host. No file shows Landlock: our guest reports its ABI before user code runs.
+The hashes are those of the loaded programs; Linux reports their number only. A kernel that does not
+match its plan is refused here. `make_receipt` is for the start. `read_again` is for a live kernel:
+it refuses nothing, and reports the changes.
 """
 
 from collections.abc import Mapping
@@ -15,8 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from sbx.errors import CannotEnforce
+from sbx.isolation.launch_plan import LaunchPlan, Wall
 from sbx.isolation.masking import Masks
-from sbx.isolation.plan import LaunchPlan, Wall
 from sbx.protocol.receipt import Receipt as Receipt
 
 _SECCOMP_FILTER_MODE = 2
@@ -44,9 +42,9 @@ def make_receipt(
     preload_failed: Mapping[str, str] = MappingProxyType({}),
     path: str = "cold",
 ) -> Receipt:
-    """Compare what linux says with what was planned. Raises CannotEnforce naming the layer.
+    """Compare the facts with the plan. Raise CannotEnforce, which names the layer.
 
-    `host`: the runtime's own namespaces, of which the kernel may have none.
+    `host`: the namespaces of the runtime. The kernel must be in none of them.
     """
     pid1, kernel = facts["pid1"], facts["kernel"]
     if kernel is None:
@@ -101,10 +99,9 @@ def make_receipt(
 
 
 def unix_sockets(plan: LaunchPlan, landlock_abi: int, masks: Masks | None) -> Wall:
-    """By which means the Unix sockets and FIFOs of the host are kept away at this start.
+    """Return the wall against Unix sockets and FIFOs of the host at this start.
 
-    The wall is weaker where a socket is left, or may come later, that nothing but its own mode
-    protects.
+    It is weaker if only its mode protects a socket that is left, or may appear later.
     """
     demanded = plan.unix_sockets
     if demanded == "any":
@@ -122,7 +119,7 @@ def unix_sockets(plan: LaunchPlan, landlock_abi: int, masks: Masks | None) -> Wa
     elif not plan.host_directories:
         means.append("no directory of the host is shown")
     elif demanded == "own":
-        means.append("looked for at the start: none there")  # one that was there was refused
+        means.append("looked for at the start: none there")  # an existing one was refused
     else:
         means.append("FIFOs are not covered")
     away = by_landlock or (demanded == "none" and masks is not None)
@@ -133,9 +130,9 @@ def unix_sockets(plan: LaunchPlan, landlock_abi: int, masks: Masks | None) -> Wa
 def read_again(
     standing: Receipt, facts: Mapping[str, Any], *, host: Mapping[str, int], read_at: float
 ) -> Receipt:
-    """The receipt of a kernel that started with `standing`, by what linux says of it now.
+    """Return the receipt of a kernel that started with `standing`, by the facts of now.
 
-    Of PID 1 and the kernel, whichever has the weaker wall is told.
+    Each value is that of PID 1 or of the kernel, whichever has the weaker wall.
     """
     processes = [facts["pid1"], facts["kernel"]]
     now = replace(
@@ -162,7 +159,7 @@ def read_again(
 
 def _not_in_force(layer: str, cause: str) -> CannotEnforce:
     return CannotEnforce(
-        f"the jail came up without a wall it was to have: {cause}",
+        f"the jail started without a planned wall: {cause}",
         hint="run `sbx doctor`; if it finds nothing, report this",
         details={"layer": layer, "cause": cause},
     )

@@ -40,10 +40,10 @@ _CAUSES = {
 
 
 def make(enter: Callable[[], object], write_maps: Callable[[int], object]) -> int:
-    """Return an fd of a new user namespace. `enter` makes it, in a child process; `write_maps`
+    """Return an fd of a new user namespace. `enter` creates it in a child process; `write_maps`
     gets the pid of the child and runs in the caller, where a root broker may map any id.
 
-    Only a process with one thread may call this. Raises OSError.
+    Only a process with one thread may call this. Raise OSError.
     """
     ours, its = socket.socketpair()
     with ours, its:
@@ -60,9 +60,9 @@ def make(enter: Callable[[], object], write_maps: Callable[[int], object]) -> in
                 os._exit(0)
         its.close()
         try:
-            said = ours.recv(4)
-            if said != b"made":
-                number = int.from_bytes(said, "big") or errno.EPERM
+            reply = ours.recv(4)
+            if reply != b"made":
+                number = int.from_bytes(reply, "big") or errno.EPERM
                 raise OSError(number, "no user namespace can be made")
             write_maps(pid)
             return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
@@ -77,26 +77,26 @@ def map_owner(
     """Return an fd of a user namespace for mounts of `source` that show its owner as `become`.
 
     `expected` is the (device, inode) that the runtime opened, `shown` the path for messages. A
-    detached clone is idmapped once, so that a refusal comes before anything starts. Raises Denied
-    `workspace_owned_by_root` where Linux or the file system refuses, Broken `path_replaced`, and
+    detached clone is idmapped once, so that a refusal comes before anything starts. Raise Denied
+    `workspace_owned_by_root` if Linux or the file system refuses, Broken `path_replaced`, and
     OSError.
     """
     tree = mounts.open_tree(source)
     try:
-        found = os.fstat(tree)
-        if expected is not None and [found.st_dev, found.st_ino] != list(expected):
+        status = os.fstat(tree)
+        if expected is not None and [status.st_dev, status.st_ino] != list(expected):
             raise bind_staging.replaced(source)
-        owner = found.st_uid, found.st_gid
+        owner = status.st_uid, status.st_gid
         try:
-            made = _for_owner(owner, become)
+            userns = _for_owner(owner, become)
         except OSError as error:
             raise _refusal(shown or source, owner[0], error) from error
         try:
-            mounts.restrict_tree(tree, read_only=False, userns=made)
+            mounts.restrict_tree(tree, read_only=False, userns=userns)
         except OSError as error:
-            os.close(made)
+            os.close(userns)
             raise _refusal(shown or source, owner[0], error) from error
-        return made
+        return userns
     finally:
         os.close(tree)
 
@@ -104,7 +104,7 @@ def map_owner(
 def of(mapped: bool, owners: int | None) -> int | None:
     """Return the user namespace for one mount of a sandbox. `owners`: the one of the sandbox.
 
-    Raises Broken for a mapped mount in a sandbox without one.
+    Raise Broken for a mapped mount in a sandbox without one.
     """
     if mapped and owners is None:
         raise Broken("no directory of this sandbox was mapped")

@@ -1,7 +1,23 @@
 """The open files of a process: their limit and their numbers: setrlimit(2), fcntl(2)."""
 
 import fcntl
+import os
 import resource
+
+
+class closing:  # noqa: N801  # like contextlib.closing
+    """Close a descriptor at the end of the block."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
 
 
 def duplicate_above(fd: int, lowest: int) -> int:

@@ -12,25 +12,34 @@ Source = tuple[str, str]  # the device of a file system, and a path from its roo
 
 
 class MountInfo(NamedTuple):
-    """`root` is the path in the file system `device` that is mounted at `point`."""
+    """`root` is the path in the file system `device` that is mounted at `point`. `kind` is the type
+    of the file system, and `source` the name of its device."""
 
     point: str
     device: str
     root: str
+    kind: str = ""
+    source: str = ""
 
 
-def read() -> tuple[MountInfo, ...]:
-    """Return the mounts of this process in order; an empty tuple if /proc cannot be read."""
+def read(pid: int | str = "self") -> tuple[MountInfo, ...]:
+    """Return the mounts of a process in order; an empty tuple if /proc cannot be read."""
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
             return parse(lines)
     except OSError:
         return ()
 
 
 def parse(lines: Iterable[str]) -> tuple[MountInfo, ...]:
-    rows = (line.split(" ") for line in lines)
-    return tuple(MountInfo(_unescaped(row[4]), row[2], _unescaped(row[3])) for row in rows)
+    return tuple(map(_parse_line, lines))
+
+
+def _parse_line(line: str) -> MountInfo:
+    fields, _, rest = line.partition(" - ")
+    _, _, device, root, point, *_ = fields.split(" ")
+    kind, source, *_ = [*rest.split(" "), "", ""]
+    return MountInfo(_unescaped(point), device, _unescaped(root), kind, source)
 
 
 def source_of(path: str, mounts: Sequence[MountInfo]) -> Source | None:

@@ -13,7 +13,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sbx.policy.model import Imports
+from sbx.policy.tables import Imports
 
 _LONGEST_CHAIN = 16
 _IMPORTERS = ("__import__", "import_module", "importlib.import_module")

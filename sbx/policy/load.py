@@ -1,10 +1,5 @@
 """Load a Policy from its files: find, read, follow `extends`, merge, validate.
 
-The file name is the name of the policy: `lab.toml` is the policy lab. The shipped policies are
-found first. Then come the user's own: first in the directories passed as `search`, then in those of
-the environment variable SBX_POLICIES (separated as in PATH; earlier directories win). No other file
-may use a shipped name, so that `default` always means the policy of this project.
-
 `extends = "default"` puts a file on top of another policy. Tables merge key by key. A list or a
 single value replaces the one below, so that a list can shrink. `description` and `[[expect]]`
 describe their own file and are not inherited.
@@ -23,20 +18,28 @@ from typing import Any, ParamSpec, TypeVar
 
 from pydantic import ValidationError
 
-from sbx.errors import Broken, NotFound, out_of_files
-from sbx.policy.checks import policy_name
+from sbx.errors import NotFound, out_of_files
+from sbx.policy.find import (
+    ALIASES,
+    SEARCH_VARIABLE,
+    ProblemsError,
+    cannot_be_read,
+    directories,
+    find,
+    locate,
+    named_files,
+    refuse_shipped_name,
+)
 from sbx.policy.imports import refusals
 from sbx.policy.model import SCHEMA, Policy
-from sbx.policy.problems import Problem, explain, nearest, policy_error, shown
+from sbx.policy.problems import Problem, explain, policy_error, shown
 
-ALIASES = {"python-default": "default"}
 _LARGEST_FILE = 256 * 1024
 _LONGEST_CHAIN = 16
 _REMEMBERED = 64  # texts and chains: validating one takes 1 to 3 ms, for each new sandbox
 _RACY_NS = 2_000_000_000  # two changes of a file within one clock tick may have the same stamp
 _FILE_KEYS = ("schema", "extends", *(key for key in Policy.model_fields if key != "name"))
 _NOT_INHERITED = ("description", "expect")
-_ENVIRONMENT = "SBX_POLICIES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +85,6 @@ class _Known:
 _cache: dict[tuple[str, tuple[Path, ...], str], _Known] = {}
 
 
-class _ProblemsError(Exception):
-    """Carry problems up to `load`, which raises them, or `check`, which returns them."""
-
-    def __init__(self, *problems: Problem, code: str | None = None) -> None:
-        self.problems = list(problems)
-        self.code = code
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -121,9 +116,9 @@ def load(policy: str | Path, *, search: Sequence[Path] = ()) -> Policy:
     `too_many_open_files`.
     """
     try:
-        chain = _chain(_locate(policy, search), search)
+        chain = _chain(locate(policy, search), search)
         loaded = _validate(chain)
-    except _ProblemsError as faulty:
+    except ProblemsError as faulty:
         raise policy_error(faulty.problems, code=faulty.code) from None
     if isinstance(policy, str):
         _remember(policy, tuple(search), [layer.path for layer in chain], loaded)
@@ -137,7 +132,7 @@ def unchanged(policy: str, *, search: Sequence[Path] = ()) -> Policy | None:
     search has changed. Also return None if one changed so recently that a second change might not
     alter its time stamp.
     """
-    entry = _cache.get((policy, tuple(search), os.environ.get(_ENVIRONMENT, "")))
+    entry = _cache.get((policy, tuple(search), os.environ.get(SEARCH_VARIABLE, "")))
     if entry is None or any(_stamp(path) != stamp for path, stamp in entry.seen.items()):
         return None
     return entry.policy
@@ -154,7 +149,7 @@ def _remember(name: str, search: tuple[Path, ...], files: Sequence[Path], policy
         return
     while len(_cache) >= _REMEMBERED:
         _cache.pop(next(iter(_cache)))
-    _cache[name, search, os.environ.get(_ENVIRONMENT, "")] = _Known(policy, seen)
+    _cache[name, search, os.environ.get(SEARCH_VARIABLE, "")] = _Known(policy, seen)
 
 
 def _stamp(path: Path) -> _Stamp | None:
@@ -172,8 +167,8 @@ def check(path: Path, *, search: Sequence[Path] = ()) -> list[Problem]:
     Raise NotFound if the file does not exist.
     """
     try:
-        _validate(_chain(_locate(path, search), search))
-    except _ProblemsError as faulty:
+        _validate(_chain(locate(path, search), search))
+    except ProblemsError as faulty:
         return faulty.problems
     return []
 
@@ -185,149 +180,20 @@ def available(search: Sequence[Path] = ()) -> list[PolicyInfo]:
     Raise PolicyError for a directory of policies that cannot be read.
     """
     try:
-        return [_info(path, search) for path in _named(search)]
-    except _ProblemsError as faulty:
+        return [_info(path, search) for path in named_files(search)]
+    except ProblemsError as faulty:
         raise policy_error(faulty.problems) from None
-
-
-def reference(text: str) -> str | Path:
-    """Return the file or the name that a user typed: a file if it has a slash or ends in .toml."""
-    return Path(text) if "/" in text or text.endswith(".toml") else text
-
-
-def directories(search: Sequence[Path] = ()) -> tuple[Path, ...]:
-    """Return the directories of policies, whether or not they exist; the shipped directory is
-    first."""
-    return (shipped_directory(), *search, *map(Path, _named_directories()))
-
-
-def shipped_directory() -> Path:
-    """Return the directory of the shipped policies, in the installed package or in the checkout."""
-    package = Path(__file__).parent.parent
-    for directory in (package / "policies", package.parent / "policies"):
-        if (directory / "default.toml").is_file():
-            return directory
-    raise Broken("the policies that come with sbx are missing", hint="install sbx again")
-
-
-# --- finding ----------------------------------------------------------------------------------
-
-
-def _named_directories() -> list[str]:
-    return [part for part in os.environ.get(_ENVIRONMENT, "").split(os.pathsep) if part]
-
-
-def _own_directories(search: Sequence[Path]) -> list[Path]:
-    """Return the user's directories in order.
-
-    Skip a directory that does not exist. Report one that cannot be read, because it might contain a
-    policy of the name.
-    """
-    # In PATH an empty entry means the working directory: here a trap in a cloned tree.
-    named = [directory for directory in directories(search)[1:] if os.path.lexists(directory)]
-    for directory in named:
-        if not directory.is_dir():
-            raise _ProblemsError(Problem("is not a directory of policies", directory))
-        if not os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
-            raise _cannot_be_read(directory, "permission denied")
-    return named
-
-
-def _named(search: Sequence[Path]) -> list[Path]:
-    """Return the file of every name, shipped ones first; of the user's files with one name the
-    earlier.
-
-    Include a file that takes a shipped name, because it is an error that a list should show.
-    """
-    own: dict[str, Path] = {}
-    for directory in _own_directories(search):
-        for path in _files_of(directory):
-            own.setdefault(path.stem, path)
-    shipped = _files_of(shipped_directory())
-    return [*shipped, *(path for path in own.values() if not any(_same(path, s) for s in shipped))]
-
-
-def _files_of(directory: Path) -> list[Path]:
-    """Return the policy files of a directory. Raise OSError if it cannot be opened.
-
-    In Python 3.12 and later, Path.glob returns nothing for such a directory.
-    """
-    return sorted(directory / name for name in os.listdir(directory) if name.endswith(".toml"))
-
-
-def _same(path: Path, other: Path) -> bool:
-    return os.path.exists(path) and path.samefile(other)  # a symlink may be dangling
-
-
-def _locate(policy: str | Path, search: Sequence[Path]) -> Path:
-    if isinstance(policy, Path):
-        _refuse_shipped_name(policy, policy.stem)
-        return policy
-    return _find(policy, search)
-
-
-def _find(name: str, search: Sequence[Path], *, is_request: bool = True) -> Path:
-    """Return the file of a name. A shipped name always means the shipped file.
-
-    If another file takes a shipped name and `is_request` is set, report that file. A policy that
-    only extends the name gets the shipped file.
-    """
-    try:
-        policy_name(name)
-    except ValueError:
-        raise _not_found(name, search) from None
-    candidates = [directory / f"{name}.toml" for directory in _own_directories(search)]
-    own = [path for path in candidates if os.path.exists(path)]
-    if (shipped := _shipped(name)).exists():
-        for path in own if is_request else ():
-            _refuse_shipped_name(path, name)
-        return shipped
-    if own:
-        return own[0]
-    raise _not_found(name, search)
-
-
-def _shipped(name: str) -> Path:
-    return shipped_directory() / f"{ALIASES.get(name, name)}.toml"
-
-
-def _refuse_shipped_name(path: Path, name: str) -> None:
-    shipped = _shipped(name)
-    if shipped.exists() and os.path.exists(path) and not _same(path, shipped):
-        raise _ProblemsError(
-            Problem(
-                f"{name} is the name of a policy that comes with sbx",
-                path,
-                hint=f'give the file another name; it may contain extends = "{name}"',
-            ),
-            code="policy_shadows",
-        )
-
-
-def _not_found(name: str, search: Sequence[Path]) -> NotFound:
-    names = [*dict.fromkeys(path.stem for path in _named(search)), *ALIASES]
-    near = nearest(name, names)
-    if reference(name) != name:
-        hint = "a string is the name of a policy; pass a pathlib.Path for a file"
-    else:
-        hint = f"the policies are {', '.join(names)}; {_ENVIRONMENT} names more directories"
-    return NotFound(
-        f"there is no policy {shown(name)}" + (f"; did you mean {near}?" if near else ""),
-        code="policy_not_found",
-        hint=hint,
-        details={"policy": name, "available": names, "nearest": near},
-    )
 
 
 def _info(path: Path, search: Sequence[Path]) -> PolicyInfo:
     aliases = tuple(alias for alias, name in ALIASES.items() if name == path.stem)
     description, extends, problem = "", None, None
     try:
-        _refuse_shipped_name(path, path.stem)
+        refuse_shipped_name(path, path.stem)
         chain = _chain(path, search)
         extends = chain[0].extends
         description = _validate(chain).description
-    except _ProblemsError as faulty:
+    except ProblemsError as faulty:
         problem = str(faulty.problems[0])
     except NotFound as error:  # a dangling symlink
         problem = error.message
@@ -346,7 +212,7 @@ def _chain(path: Path, search: Sequence[Path]) -> tuple[_Layer, ...]:
         if not isinstance(name, str):
             raise _wrong_extends(here, f"must be a name, not {shown(name)}")
         try:
-            below = _find(name, search, is_request=False)
+            below = find(name, search, is_request=False)
         except NotFound as error:
             raise _wrong_extends(here, error.message, error.hint) from None
         if any(layer.path.samefile(below) for layer in chain):
@@ -358,8 +224,8 @@ def _chain(path: Path, search: Sequence[Path]) -> tuple[_Layer, ...]:
     return tuple(chain)
 
 
-def _wrong_extends(path: Path, why: str, hint: str | None = None) -> _ProblemsError:
-    return _ProblemsError(Problem(f"extends: {why}", path, "extends", hint=hint))
+def _wrong_extends(path: Path, why: str, hint: str | None = None) -> ProblemsError:
+    return ProblemsError(Problem(f"extends: {why}", path, "extends", hint=hint))
 
 
 def _read(path: Path) -> _Layer:
@@ -374,16 +240,16 @@ def _parse(path: Path, text: str) -> _Layer:
         sentence, _, place = str(error).rpartition(" (at ")
         at_line = re.match(r"line (\d+)", place)
         line = int(at_line[1]) if at_line else text.count("\n") + 1  # "at end of document"
-        raise _ProblemsError(Problem(f"not TOML: {sentence}", path, line=line)) from None
+        raise ProblemsError(Problem(f"not TOML: {sentence}", path, line=line)) from None
     except (RecursionError, ValueError):  # endless brackets, or a number of 5000 digits
-        raise _cannot_be_read(
+        raise cannot_be_read(
             path, "it is nested too deeply, or contains a number that is too large"
         ) from None
     schema = table.get("schema")
     if type(schema) is not int or schema != SCHEMA:
-        raise _ProblemsError(_wrong_schema(path, schema))
+        raise ProblemsError(_wrong_schema(path, schema))
     if "name" in table:
-        raise _ProblemsError(
+        raise ProblemsError(
             Problem("name: the file name is the name of the policy; remove the line", path, "name")
         )
     return _Layer(path, text, table)
@@ -414,24 +280,20 @@ def _text(path: Path) -> str:
     except (OSError, ValueError) as error:
         if out_of_files(error) is not None:
             raise
-        raise _cannot_be_read(path, getattr(error, "strerror", str(error))) from error
+        raise cannot_be_read(path, getattr(error, "strerror", str(error))) from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise _cannot_be_read(path, "it is not a regular file")
+            raise cannot_be_read(path, "it is not a regular file")
         data = os.read(fd, _LARGEST_FILE + 1)
     finally:
         os.close(fd)
     if len(data) > _LARGEST_FILE:
-        raise _cannot_be_read(path, f"it is larger than {_LARGEST_FILE // 1024}KiB")
+        raise cannot_be_read(path, f"it is larger than {_LARGEST_FILE // 1024}KiB")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise _ProblemsError(Problem("is not UTF-8 text", path, line=line)) from None
-
-
-def _cannot_be_read(path: Path, why: str) -> _ProblemsError:
-    return _ProblemsError(Problem(f"cannot be read: {why}", path))
+        raise ProblemsError(Problem("is not UTF-8 text", path, line=line)) from None
 
 
 # --- merging and validating -------------------------------------------------------------------
@@ -449,14 +311,13 @@ def _validate(chain: tuple[_Layer, ...]) -> Policy:
     try:
         policy = Policy.model_validate(table)
     except ValidationError as error:
-        raise _ProblemsError(*_attributed(error, chain)) from None
+        raise ProblemsError(*_attributed(error, chain)) from None
     if problems := list(_untrue_examples(policy, top.path)):
-        raise _ProblemsError(*problems)
+        raise ProblemsError(*problems)
     return policy
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merge two tables. Tables of a policy are not nested, so one level is enough."""
     both = {
         key: {**below[key], **value}
         for key, value in above.items()

@@ -33,15 +33,9 @@ from pydantic import ValidationError
 
 from sbx.errors import BadRequest
 from sbx.policy import destinations
-from sbx.policy.model import (
-    LimitsPolicy,
-    NetworkRule,
-    Policy,
-    SecretPolicy,
-    UploadsPolicy,
-    WallsPolicy,
-)
+from sbx.policy.model import Policy
 from sbx.policy.problems import explain, shown
+from sbx.policy.tables import LimitsPolicy, NetworkRule, SecretPolicy, UploadsPolicy, WallsPolicy
 
 
 def narrow(policy: Policy, request: Mapping[str, Any]) -> Policy:

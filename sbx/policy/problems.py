@@ -69,7 +69,6 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
 
 
 def shown(value: object) -> str:
-    """Return a value of the file as text that is safe and short enough for a terminal."""
     if isinstance(value, int) and value.bit_length() > 64:
         return "this number"  # Python refuses to print more than 4300 digits
     if isinstance(value, dict):

@@ -34,7 +34,6 @@ _QUANTITY = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?) ?([A-Za-z%]*)")
 
 
 def parse_size(value: object) -> int:
-    """Return bytes."""
     if isinstance(value, int) and not isinstance(value, bool):
         size = Decimal(value)
     else:
@@ -65,7 +64,6 @@ def format_rate(rate: float) -> str:
 
 
 def parse_duration(value: object) -> float:
-    """Return seconds."""
     if isinstance(value, int) and not isinstance(value, bool):
         milliseconds = Decimal(value) * 1000
     elif isinstance(value, float):

@@ -31,7 +31,7 @@ from sbx import errors
 from sbx.aio import in_thread
 from sbx.kernels import frames
 from sbx.kernels.kernel import Kernel
-from sbx.policy.model import HoneytokenPolicy
+from sbx.policy.tables import HoneytokenPolicy
 from sbx.workspace.secret_files import secret_at
 
 CREDENTIALS = "/tmp/.aws/credentials"  # noqa: S108  # inside

@@ -15,7 +15,7 @@ from pathlib import Path
 from sbx.aio import in_thread, run_to_completion
 from sbx.errors import SbxError
 from sbx.isolation.broker.client import HostIds
-from sbx.isolation.plan import Interpreter
+from sbx.isolation.launch_plan import Interpreter
 from sbx.kernels.kernel import Kernel
 from sbx.kernels.pool.warm_pool import LaunchRequest, PrewarmedKernel, PrewarmSpec, destroy
 from sbx.kernels.pool.zygotes import Key

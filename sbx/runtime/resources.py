@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from sbx.isolation.broker.client import BrokerClient
-from sbx.isolation.plan import Filters, GroupLimits, Interpreter, Paths, WayOut, plan, slows_io
+from sbx.isolation.launch_plan import GroupLimits, Interpreter, Paths, WayOut
+from sbx.isolation.plan import Filters, plan, slows_io
 from sbx.isolation.probe import Capabilities
 from sbx.kernels.pool.factory import KernelFactory
 from sbx.kernels.pool.warm_pool import LaunchRequest

@@ -17,7 +17,8 @@ from sbx.environments.directory import Environments
 from sbx.environments.interpreter import interpreter_at, own_interpreter
 from sbx.isolation.broker.client import BrokerClient
 from sbx.isolation.broker.process import BrokerProcess
-from sbx.isolation.plan import Interpreter, decide_walls
+from sbx.isolation.launch_plan import Interpreter
+from sbx.isolation.plan import decide_walls
 from sbx.isolation.probe import Capabilities
 from sbx.isolation.seccomp import load_filters
 from sbx.kernels.pool.factory import KernelFactory

@@ -11,7 +11,7 @@ from typing import Self
 
 from sbx import errors
 from sbx.aio import check_process, run_to_completion
-from sbx.isolation.plan import Interpreter
+from sbx.isolation.launch_plan import Interpreter
 from sbx.isolation.receipt import Receipt
 from sbx.policy import Policy
 from sbx.protocol.mounts import Mount

@@ -17,7 +17,8 @@ from sbx.egress.unix_socket import EgressSocket
 from sbx.environments.directory import check_there
 from sbx.isolation import masking
 from sbx.isolation.broker.client import HostIds
-from sbx.isolation.plan import Bind, Interpreter, LaunchPlan, Paths, WayOut, decide_walls
+from sbx.isolation.launch_plan import Bind, Interpreter, LaunchPlan, Paths, WayOut
+from sbx.isolation.plan import decide_walls
 from sbx.kernels.budget import FrameBudget
 from sbx.kernels.kernel import Kernel
 from sbx.kernels.memory_watcher import Watcher

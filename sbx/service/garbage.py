@@ -17,7 +17,9 @@ from sbx.runtime.settings import Settings
 from sbx.service.models import TaskReport
 from sbx.store import Store, tokens
 from sbx.store import sandboxes as rows
-from sbx.store.sandboxes import EndedSandbox, SandboxRow, WorkspaceRow
+from sbx.store import workspaces as workspaces_table
+from sbx.store.sandboxes import EndedSandbox, SandboxRow
+from sbx.store.workspaces import WorkspaceRow
 
 _REMOVE_S = 5.0
 _SWEEP_S = 20.0
@@ -55,8 +57,10 @@ class GarbageCollector:
 
     async def remove_workspace(self, workspace: WorkspaceRow) -> None:
         if await self._removed(workspace.directory):
-            self._store.write_later(partial(rows.is_removed, directory=workspace.directory))
-            self._store.write_later(partial(rows.free_uid, workspace_id=workspace.id))
+            self._store.write_later(
+                partial(workspaces_table.is_removed, directory=workspace.directory)
+            )
+            self._store.write_later(partial(workspaces_table.free_uid, workspace_id=workspace.id))
 
     async def remove_conversations(
         self, workspace: WorkspaceRow, directories: Sequence[str]
@@ -64,7 +68,9 @@ class GarbageCollector:
         for directory in directories:
             if await self._removed(workspace.directory, directory):
                 done = partial(
-                    rows.is_removed, directory=workspace.directory, conversation=directory
+                    workspaces_table.is_removed,
+                    directory=workspace.directory,
+                    conversation=directory,
                 )
                 self._store.write_later(done)
 
@@ -109,10 +115,12 @@ class GarbageCollector:
     async def _removed_later(self) -> int:
         """Finish the removals that failed, or that a kill cut off; how many those were."""
         done = 0
-        for directory, conversation in await rows.removals(self._store):
+        for directory, conversation in await workspaces_table.removals(self._store):
             names = (directory, conversation) if conversation else (directory,)
             if (conversation or await self._rolled_back(directory)) and await self._removed(*names):
-                gone = partial(rows.is_removed, directory=directory, conversation=conversation)
+                gone = partial(
+                    workspaces_table.is_removed, directory=directory, conversation=conversation
+                )
                 await self._store.write(gone)
                 done += 1
         return done
@@ -126,8 +134,8 @@ class GarbageCollector:
         """
         there = await in_thread(self._listed)
         homes, copies = self._runtime.homes, self._runtime.copies
-        directories = await rows.directories(self._store)
-        removing = set(await rows.removals(self._store))
+        directories = await workspaces_table.directories(self._store)
+        removing = set(await workspaces_table.removals(self._store))
         removed = 0
         for sandbox, conversations in there.items():
             if sandbox in homes or (sandbox, "") in removing:

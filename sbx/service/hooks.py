@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbx import errors
 from sbx.aio import in_thread
-from sbx.isolation.plan import Interpreter
+from sbx.isolation.launch_plan import Interpreter
 from sbx.kernels.kernel import Kernel
 from sbx.policy import Policy
 from sbx.protocol.contexts import DEFAULT_CONTEXT
@@ -32,10 +32,8 @@ from sbx.runtime.sandbox import DEFAULT_CONVERSATION, AsyncSandbox
 from sbx.service.ids import check_id
 from sbx.service.lifecycle import Act
 from sbx.service.record import SandboxRecord
-from sbx.store import contexts
-from sbx.store import sandboxes as rows
-from sbx.store.contexts import ContextRow
-from sbx.store.sandboxes import ConversationRow
+from sbx.store import conversations as conversations_table
+from sbx.store.conversations import ContextRow, ConversationRow
 from sbx.telemetry.host_paths import hide_in
 
 if TYPE_CHECKING:
@@ -95,7 +93,9 @@ class SandboxHooks:
             new_name = record.dependencies.runtime.data.new_name()
             new = ConversationRow(record.id, name, new_name, now, now)
             row = await self._store.write(
-                partial(rows.add_conversation, row=new, workspace_id=record.workspace.id)
+                partial(
+                    conversations_table.add_conversation, row=new, workspace_id=record.workspace.id
+                )
             )
             conversations[name] = row
             return row.directory, row.directory == new_name
@@ -146,11 +146,11 @@ class SandboxHooks:
         """Read the conversations and contexts from the store, once."""
         await self.conversations()
         if self._contexts is None:
-            self._contexts = await contexts.of_sandbox(self._store, self.record.id)
+            self._contexts = await conversations_table.contexts(self._store, self.record.id)
 
     async def conversations(self) -> dict[str, ConversationRow]:
         if self._conversations is None:
-            stored = await rows.conversations(self._store, self.record.id)
+            stored = await conversations_table.conversations(self._store, self.record.id)
             if self._conversations is None:
                 self._conversations = {row.name: row for row in stored}
         return self._conversations
@@ -161,7 +161,7 @@ class SandboxHooks:
         if name == DEFAULT_CONVERSATION or name in await self.conversations():
             return True
         workspace = self.record.workspace
-        return workspace.managed_by is None and await rows.conversation_in_workspace(
+        return workspace.managed_by is None and await conversations_table.conversation_in_workspace(
             self._store, workspace.id, name
         )
 
@@ -190,7 +190,9 @@ class SandboxHooks:
     async def _add_context(self, conversation: str, names: set[str], name: str) -> None:
         row = ContextRow(self.record.id, conversation, name, self.record.now)
         current = self._is_current(conversation, names)
-        if not current or not await self._store.write(partial(contexts.add, row=row)):
+        if not current or not await self._store.write(
+            partial(conversations_table.add_context, row=row)
+        ):
             raise errors.NotFound(f"there is no longer a conversation {conversation[:80]!r}")
         names.add(name)
 
@@ -199,7 +201,10 @@ class SandboxHooks:
         if self._is_current(conversation, names):
             self.lost.discard((conversation, name))
             drop = partial(
-                contexts.drop, sandbox_id=self.record.id, conversation=conversation, name=name
+                conversations_table.drop_context,
+                sandbox_id=self.record.id,
+                conversation=conversation,
+                name=name,
             )
             await self._store.write(drop)
 

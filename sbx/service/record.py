@@ -23,7 +23,8 @@ from sbx.service.lifecycle import Act, State
 from sbx.service.models import SandboxView
 from sbx.store import Store, events
 from sbx.store import sandboxes as rows
-from sbx.store.sandboxes import SandboxRow, WorkspaceRow
+from sbx.store.sandboxes import SandboxRow
+from sbx.store.workspaces import WorkspaceRow
 from sbx.telemetry.audit import Audit
 from sbx.telemetry.host_paths import without_host_paths
 from sbx.workspace import allowed_paths

@@ -26,7 +26,9 @@ from sbx.service.record import SandboxRecord, ServiceDependencies
 from sbx.service.workspaces import own_uid
 from sbx.store import events
 from sbx.store import sandboxes as rows
-from sbx.store.sandboxes import ConversationRow, SandboxRow
+from sbx.store import workspaces as workspaces_table
+from sbx.store.conversations import ConversationRow
+from sbx.store.sandboxes import SandboxRow
 from sbx.telemetry import metrics
 
 _TOUCHED_EVERY_S = 60.0
@@ -164,7 +166,7 @@ class ServiceSandbox(SandboxRecord):
         uid = home.host.uid if runtime.capabilities.root else None
         row = ConversationRow(self.id, conversation, home.conversation, self.now, self.now)
         move = partial(
-            rows.move_in,
+            workspaces_table.move_in,
             workspace_id=workspace.id,
             directory=home.directory,
             uid=uid,

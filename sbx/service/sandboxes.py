@@ -38,9 +38,13 @@ from sbx.service.recording import Recording
 from sbx.service.sandbox import ServiceSandbox
 from sbx.service.workspaces import Workspaces
 from sbx.store import Store, chats, events
+from sbx.store import conversations as conversations_table
 from sbx.store import sandboxes as rows
+from sbx.store import workspaces as workspaces_table
+from sbx.store.conversations import ConversationRow
 from sbx.store.runs import SERVICE_ENDED
-from sbx.store.sandboxes import ConversationRow, SandboxRow, WorkspaceRow
+from sbx.store.sandboxes import SandboxRow
+from sbx.store.workspaces import WorkspaceRow
 from sbx.telemetry.audit import Audit
 
 LATEST = 253_402_300_799.0  # the last second of the year 9999
@@ -339,7 +343,9 @@ class Sandboxes:
         at, workspace = self._clock.now(), sandbox.workspace
 
         def write(db: Any) -> Sequence[str]:
-            directories = rows.delete_conversation(db, sandbox.id, workspace.id, name)
+            directories = conversations_table.delete_conversation(
+                db, sandbox.id, workspace.id, name
+            )
             events.add(db, sandbox.id, at, "conversation_deleted", conversation=name)
             return directories
 
@@ -355,11 +361,11 @@ def _add(db: Any, row: SandboxRow, workspace: WorkspaceRow, *, is_new: bool) -> 
     """Add the rows of a new sandbox; None if its workspace was deleted, False if its session
     exists."""
     if is_new:
-        rows.add_workspace(db, workspace)
-    elif not rows.workspace_is_there(db, workspace.id):
+        workspaces_table.add_workspace(db, workspace)
+    elif not workspaces_table.workspace_is_there(db, workspace.id):
         return None
     if not rows.add(db, row):
-        rows.drop_workspace(db, workspace.id, row.id)
+        workspaces_table.drop_workspace(db, workspace.id, row.id)
         return False
     events.add(db, row.id, row.created_at, "created", profile=row.profile)
     return True

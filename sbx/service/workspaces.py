@@ -16,8 +16,8 @@ from sbx.service.garbage import GarbageCollector
 from sbx.service.models import WorkspaceView
 from sbx.service.recording import Recording
 from sbx.store import Store
-from sbx.store import sandboxes as rows
-from sbx.store.sandboxes import WorkspaceRow
+from sbx.store import workspaces as workspaces_table
+from sbx.store.workspaces import WorkspaceRow
 
 _UID_ATTEMPTS = 1000
 _SIZE_MAX_MB = 65536
@@ -49,7 +49,7 @@ class Workspaces:
         self.by_id: dict[str, WorkspaceRow] = {}
 
     async def load(self) -> None:
-        self.by_id.update({row.id: row for row in await rows.workspaces(self._store)})
+        self.by_id.update({row.id: row for row in await workspaces_table.workspaces(self._store)})
 
     def demand(self, workspace_id: str) -> None:
         """Check the workspace of a live sandbox. Raise Broken if the store has lost it."""
@@ -97,7 +97,7 @@ class Workspaces:
         return _view(row)
 
     async def _add(self, row: WorkspaceRow) -> None:
-        await self._store.write(partial(rows.add_workspace, row=row))
+        await self._store.write(partial(workspaces_table.add_workspace, row=row))
         self.by_id[row.id] = row
 
     def _check_room(self, owner: str) -> None:
@@ -143,9 +143,9 @@ class Workspaces:
         at = self._clock.now()
 
         def act(on: Any) -> "list[str]":
-            users = rows.users_of_workspace(on, workspace_id)
+            users = workspaces_table.users_of_workspace(on, workspace_id)
             if not users:
-                rows.delete_workspace(on, workspace_id, at)
+                workspaces_table.delete_workspace(on, workspace_id, at)
             return users
 
         if users := await self._store.write(act):
@@ -185,7 +185,9 @@ async def own_uid(store: Store, workspace_id: str, uids: tuple[int, int]) -> int
     first, count = uids
     for _ in range(_UID_ATTEMPTS):
         candidate = first + secrets.randbelow(count)
-        uid = await store.write(partial(rows.take_uid, workspace_id=workspace_id, uid=candidate))
+        uid = await store.write(
+            partial(workspaces_table.take_uid, workspace_id=workspace_id, uid=candidate)
+        )
         if uid is not None:
             return uid
     raise errors.Unavailable(

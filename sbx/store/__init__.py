@@ -1,24 +1,24 @@
-"""What the service remembers: one SQLite file, one writer, and nothing that blocks the loop.
+"""The persistent state of a service: one SQLite file, one writer, and no call that blocks the loop.
 
     __init__.py    Store: open, read, write, close
-    database.py    what is checked before a file is touched; migration
+    database.py    the checks before a file is changed; migration
     marks.py       whether it is the store of its data directory, and the latest one
-    worker.py      a connection in a thread of its own
-    errors.py      sqlite3's errors in our words
+    worker.py      a connection in a separate thread
+    errors.py      translates errors of sqlite3
     pending.py     writes that must not be lost
     migrations.py  the numbered steps, NNNN.sql
-    sandboxes.py   runs.py  uploads.py  keys.py  tokens.py  idempotency.py  events.py
-    chats.py       messages.py  agent_runs.py  approvals.py  projects.py the rows of each table, and
-                   every query on it
+    sandboxes.py   workspaces.py  conversations.py  runs.py  uploads.py  keys.py  tokens.py
+    events.py      idempotency.py  chats.py  messages.py  agent_runs.py  approvals.py  projects.py
+                   the rows of each table, and every query on it
 
-Why the standard library's sqlite3 and not aiosqlite: a transaction must be one thread hop, as every
-run is recorded within the time of one `1+1` over HTTP. aiosqlite's public interface hops for each
-statement, so BEGIN, INSERT, UPDATE, COMMIT are four. Measured on two busy cores, with uvloop, p50:
-0.12 ms (p99 0.33 ms) against 0.03 ms (0.06 ms) for the same as one hop. Besides, four awaits need a
-lock around them, and a caller cancelled between two of them leaves a transaction open.
+Why sqlite3 and not aiosqlite: a transaction must be one thread hop, because every run is recorded
+within the time of one `1+1` over HTTP. aiosqlite hops for each statement, so BEGIN, INSERT, UPDATE,
+COMMIT are four. Measured on two busy cores, with uvloop, p50: 0.12 ms (p99 0.33 ms) against 0.03 ms
+(0.06 ms) for one hop. Also, four awaits need a lock around them, and a cancellation between two of
+them leaves a transaction open.
 
-Write-ahead log, `synchronous=NORMAL`: what was awaited survives the death of the process at any
-instant; a power cut may take the last moments, and never leaves a half of a transaction.
+Write-ahead log, `synchronous=NORMAL`: awaited writes survive the death of the process at any
+moment. A power cut may lose the last moments, and never leaves a part of a transaction.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ _log = logging.getLogger(__name__)
 
 
 class Store:
-    """A store that is open. Made by `open`, ended by `close`; used from one event loop."""
+    """An open store. Use it from one event loop."""
 
     def __init__(
         self, path: Path, writer: Worker, reader: Worker, mark: Mark | None = None
     ) -> None:
-        """`mark`: of the store of a data directory, which gets the next one at the end."""
+        """`mark`: of the store of a data directory. `close` writes the next one."""
         self.path = path
         self._writer = writer
         self._reader = reader
@@ -56,7 +56,7 @@ class Store:
 
     @property
     def failures(self) -> int:
-        """Attempts to write that SQLite refused. For acts, which read it in the writer's thread."""
+        """Return the number of writes that SQLite refused. Acts read it in the writer's thread."""
         return self._writer.failures
 
     @classmethod
@@ -64,10 +64,10 @@ class Store:
         """Open the store of a data directory, whose lock the caller holds.
 
         `on_full` is called, in any thread, when a write meets a full disk. It makes room, and
-        returns whether the write is tried again.
+        returns whether to try the write again.
 
-        Raises as `open`, and Unavailable `store_missing`, `store_older`, `store_of_another`: it
-        does not know every sandbox that has files in the directory.
+        Raise the errors of `open`, and Unavailable `store_missing`, `store_older`,
+        `store_of_another`: the store does not know every sandbox with files in the directory.
         """
         return await cls._opened(data / FILE_NAME, shipped(), data, on_full)
 
@@ -78,10 +78,10 @@ class Store:
         *,
         migrations: Sequence[Migration] | None = None,
     ) -> Self:
-        """Open the store at `path`, or make it (mode 0600, missing directories 0700); migrate it.
+        """Open the store at `path`, or create it (mode 0600, missing directories 0700); migrate it.
 
-        A store that is refused is left as it was, byte for byte. Raises Unavailable: `store_newer`
-        (a later sbx wrote it), `store_corrupt` (damaged, or not a store of sbx), `store_is_backup`,
+        A refused store stays unchanged, byte for byte. Raise Unavailable: `store_newer` (a later
+        sbx wrote it), `store_corrupt` (damaged, or not a store of sbx), `store_is_backup`,
         `store_unusable` (cannot be read and written), `no_space`.
         """
         steps = shipped() if migrations is None else migrations
@@ -125,7 +125,7 @@ class Store:
         await self._writer.close()  # last, as the last connection folds the log into the file
 
     async def _leave(self, mark: Mark) -> None:
-        """Write the mark of a clean end. Without it the next start continues all the same."""
+        """Write the mark of a clean end. The next start also works without it."""
         try:
             await self._writer.run(partial(marks.write_to_store, mark=mark))
             await asyncio.to_thread(marks.write_to_directory, self.path.parent, mark)
@@ -133,45 +133,41 @@ class Store:
             _log.warning("the mark of a clean end could not be written: %s", error)
 
     async def read(self, act: Callable[[sqlite3.Connection], T]) -> T:
-        """Several queries over one state of the store, in one hop. They cannot write.
+        """Run several queries over one state of the store, in one hop. They cannot write.
 
-        Sees every write that was awaited before, and none that is merely queued.
+        They see every write that was awaited before, and no queued one.
         """
         return await self._reader.run(act, begin="BEGIN")
 
     async def rows(self, sql: str, *args: Any, **named: Any) -> list[sqlite3.Row]:
-        """Return all rows of one query. Bound it with LIMIT where a caller can make it grow.
+        """Return all rows of one query. Use LIMIT if a caller can make it grow.
 
         `args` are the values of `?`, or `named` those of `:name`.
         """
         return await self._reader.run(lambda on: on.execute(sql, named or args).fetchall())
 
     async def row(self, sql: str, *args: Any, **named: Any) -> sqlite3.Row | None:
-        """Return the first row of one query."""
-
         def first(on: sqlite3.Connection) -> sqlite3.Row | None:
-            found: sqlite3.Row | None = on.execute(sql, named or args).fetchone()
-            return found
+            row: sqlite3.Row | None = on.execute(sql, named or args).fetchone()
+            return row
 
         return await self._reader.run(first)
 
     async def write(self, act: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `act` as one transaction, after everything queued before, and await its commit.
+        """Run `act` as one transaction, after all queued ones, and await its commit.
 
-        `act` runs in the writer's thread: it must be short and touch nothing but the connection.
-        Whatever it raises rolls back, and is raised here. Errors of sqlite3 come in our words:
-        BadRequest for a value that no row can hold; Unavailable `no_space`, `store_busy`,
-        `store_corrupt` or `store_unusable`; else Broken. A caller that is cancelled meanwhile does
-        not stop the transaction.
+        `act` runs in the writer's thread: it must be short and use only the connection. Its errors
+        roll back, and are raised here. Errors of sqlite3 are translated: BadRequest for a value
+        that a row cannot store; Unavailable `no_space`, `store_busy`, `store_corrupt` or
+        `store_unusable`; otherwise Broken. A cancelled caller does not stop the transaction.
         """
         return await self._writer.run(act, begin="BEGIN IMMEDIATE")
 
     async def settled(self) -> None:
-        """Return when everything queued before is committed, `write_later` included."""
         await self._writer.run(lambda on: None)
 
     def write_later(self, act: Callable[[sqlite3.Connection], object]) -> None:
-        """The same, in the same order, with nobody waiting: a failure is logged."""
+        """Queue a write in the same order, without a caller that waits. A failure is logged."""
         self._writer.later(act, begin="BEGIN IMMEDIATE")
 
 
@@ -181,7 +177,7 @@ def values(record: Any) -> tuple[Any, ...]:
 
 
 def record(kind: type[T], row: sqlite3.Row, **changes: Any) -> T:
-    """Return the dataclass whose fields are columns of this row; `changes` have other values."""
+    """Return a dataclass from the columns of a row; `changes` replace values."""
     columns = {field.name for field in fields(kind)}.intersection(row.keys())  # type: ignore[arg-type]
     return kind(**{name: row[name] for name in columns} | changes)
 

@@ -1,7 +1,7 @@
 """The runs of agents: one at a time in a chat, and how each ended.
 
-A run is `running` in the store from its start. One that still is when a service starts was
-interrupted by the end of the service before it; its messages are kept up to the last that came.
+A run is `running` in the store from its start. A run that is still `running` when a service starts
+was interrupted by the end of the service before it; its messages so far are kept.
 """
 
 import json
@@ -18,7 +18,8 @@ _LIST_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class AgentRunRow:
-    """`reason` is why it ended; an interrupted one has none. `seq` is its place in lists."""
+    """`reason` is the cause of its end; an interrupted run has none. `seq` is its place in
+    lists."""
 
     id: str
     chat_id: str
@@ -34,7 +35,7 @@ class AgentRunRow:
 
 
 async def begin(store: Store, row: AgentRunRow) -> None:
-    """Raises Conflict `run_in_progress`; NotFound for a chat that was deleted."""
+    """Raise Conflict `run_in_progress`; NotFound for a deleted chat."""
 
     def act(on: sqlite3.Connection) -> None:
         running = on.execute(
@@ -67,7 +68,7 @@ async def end(
     usage: Mapping[str, int] | None = None,
     error: Mapping[str, Any] | None = None,
 ) -> None:
-    """One that ended before, or went with its chat, is nothing."""
+    """Record the end of a run. Do nothing if it has ended, or was deleted with its chat."""
     ended = (
         reason,
         None if usage is None else json.dumps(dict(usage)),
@@ -85,7 +86,8 @@ async def end(
 
 
 async def mark_interrupted(store: Store, at: float) -> int:
-    """At the start of a service, before anything runs; how many they were."""
+    """Mark the runs of the previous service as interrupted, and return their number. Call this
+    before anything runs."""
     return await store.write(
         lambda on: (
             on.execute(
@@ -100,7 +102,7 @@ async def mark_interrupted(store: Store, at: float) -> int:
 async def of_chat(
     store: Store, chat_id: str, *, limit: int = 50, before: int | None = None
 ) -> list[AgentRunRow]:
-    """The newest first; with `before`, those with a lower `seq`."""
+    """Return the newest first; with `before`, only those with a lower `seq`."""
     rows = await store.rows(
         "SELECT * FROM agent_runs WHERE chat_id = :chat AND (:before IS NULL OR seq < :before)"
         " ORDER BY seq DESC LIMIT :limit",

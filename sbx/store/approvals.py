@@ -1,6 +1,7 @@
-"""Approvals and the rules that came of them. Each belongs to a chat, or a rule to a project.
+"""Approvals and the rules that users added with them. An approval belongs to a chat, a rule to a
+chat or a project.
 
-Who decides first is settled here: one UPDATE of a row that nobody decided yet.
+One UPDATE of an undecided row settles which of several decisions is first.
 """
 
 import json
@@ -15,9 +16,9 @@ from sbx.store import Store, record
 from sbx.store.pending import PendingWrites
 
 ARGS_MAX = 4 << 20  # characters of JSON: of the arguments of a call, and of its dry run
-DECIDED_MAX = 1000  # that are kept of one chat
-RULES_MAX = 1000  # of one chat or project
-_PAGE_MAX = 8 << 20  # characters of JSON that one query gives, or else one approval
+DECIDED_MAX = 1000  # kept per chat
+RULES_MAX = 1000  # per chat or project
+_PAGE_MAX = 8 << 20  # characters of JSON in one page, except for a single larger approval
 # The bounds of an `ApprovalScope`, for a chat `c`. Each statement compares the owner itself.
 _IN_SCOPE = (
     "(:user_id IS NULL OR c.user_id = :user_id) AND (:agent_id IS NULL OR c.agent_id = :agent_id)"
@@ -41,12 +42,12 @@ class ApprovalStore:
         self._in_memory = store is None
         self._store = store = store or Store.in_memory()
         self._pending = pending or PendingWrites(store)
-        self._dropped: set[str] = set()  # rules that hold no longer, until the store has it
+        self._dropped: set[str] = set()  # revoked rules, until the store has the revocation
 
     async def add(self, approval: Approval) -> Approval:
-        """Pending, in its place.
+        """Add a pending approval.
 
-        Raises NotFound for a conversation that has no chat; Conflict for an id that is in use;
+        Raise NotFound for a conversation without a chat, Conflict for an id that is in use, and
         TooLarge.
         """
         args, dry_run = _written(approval.tool_args), _written(approval.dry_run)
@@ -56,8 +57,8 @@ class ApprovalStore:
         await self._ensure_chat(reach, approval.project_id)
 
         def act(on: sqlite3.Connection) -> Approval:
-            if _of_id(on, approval.tool_call_id) is not None:
-                raise Conflict(f"the call {approval.tool_call_id} was asked about already")
+            if _get(on, approval.tool_call_id) is not None:
+                raise Conflict(f"the call {approval.tool_call_id} already has an approval")
             added = on.execute(
                 "INSERT INTO approvals (tool_call_id, chat_id, run_id, tool_name, tool_args,"  # noqa: S608
                 " dry_run, created_at, expires_at) SELECT :id, c.id, :run, :tool, :args, :dry_run,"
@@ -73,7 +74,7 @@ class ApprovalStore:
                     **asdict(reach),
                 },
             )
-            kept = _of_id(on, approval.tool_call_id)
+            kept = _get(on, approval.tool_call_id)
             if added.rowcount == 0 or kept is None:
                 raise NotFound("the conversation was deleted", code="no_conversation")
             _prune(on, approval.tool_call_id)
@@ -82,13 +83,13 @@ class ApprovalStore:
         return await self._store.write(act)
 
     async def of_id(self, tool_call_id: str) -> Approval | None:
-        return await self._store.read(lambda on: _of_id(on, tool_call_id))
+        return await self._store.read(lambda on: _get(on, tool_call_id))
 
     async def settle(
         self, tool_call_id: str, decision: ApprovalDecision, rule: StoredApprovalRule | None = None
     ) -> tuple[Approval | None, bool]:
-        """The approval as it is now decided, and whether by this decision; the rule is kept only
-        then. None where there is none. Raises Conflict `too_many_rules`: then nothing was done."""
+        """Decide an approval. Return it (None if it does not exist), and whether this decision was
+        the first; only then add the rule. Raise Conflict `too_many_rules`, and change nothing."""
 
         def act(on: sqlite3.Connection) -> tuple[Approval | None, bool]:
             won = on.execute(
@@ -98,14 +99,14 @@ class ApprovalStore:
             )
             if won.rowcount == 1 and rule is not None:
                 _add_rule(on, tool_call_id, rule)
-            return _of_id(on, tool_call_id), won.rowcount == 1
+            return _get(on, tool_call_id), won.rowcount == 1
 
         return await self._store.write(act)
 
     async def settle_all(
         self, decision: ApprovalDecision, run_id: str | None = None
     ) -> list[Approval]:
-        """Decide all that is pending, or what a run waits for; those that it decided."""
+        """Decide all pending approvals, or those of a run. Return the decided ones."""
 
         def act(on: sqlite3.Connection) -> list[Approval]:
             rows = on.execute(
@@ -114,16 +115,16 @@ class ApprovalStore:
                 " RETURNING tool_call_id",
                 {"run": run_id, **asdict(decision)},
             ).fetchall()
-            found = (_of_id(on, row[0]) for row in rows)
-            return sorted((one for one in found if one is not None), key=lambda one: one.seq)
+            decided = (_get(on, row[0]) for row in rows)
+            return sorted(filter(None, decided), key=lambda approval: approval.seq)
 
         return await self._store.write(act)
 
     async def pending(
         self, reach: ApprovalScope, *, now: float, after: int, limit: int
     ) -> list[Approval]:
-        """Those with `seq` above `after` that can still be decided, in their order; what is None
-        does not bound it. Fewer than `limit` where they would be more than 8 MiB."""
+        """Return the undecided approvals with `seq` above `after`, in order. None in `reach`
+        selects all. Return fewer than `limit` if they would exceed 8 MiB."""
         rows = await self._store.rows(
             "SELECT * FROM (SELECT *, sum(size) OVER (ORDER BY seq) - size AS before FROM"  # noqa: S608
             " (SELECT a.*, c.owner, c.conversation_id, c.user_id, c.agent_id, c.project_id,"
@@ -144,8 +145,8 @@ class ApprovalStore:
     async def rules(
         self, reach: ApprovalScope, *, project_id: str | None, after: int, limit: int
     ) -> list[StoredApprovalRule]:
-        """Those with `seq` above `after`, in their order. A user, an agent and a conversation have
-        the rules of their conversations, and none of projects."""
+        """Return the rules with `seq` above `after`, in order. A user, an agent and a conversation
+        have the rules of their conversations, and none of projects."""
         rows = await self._store.rows(
             f"{_RULE} WHERE r.owner = :owner AND {_IN_SCOPE}"
             " AND (:project IS NULL OR r.project_id = :project) AND r.seq > :after"
@@ -160,9 +161,9 @@ class ApprovalStore:
     async def rules_for(
         self, reach: ApprovalScope, *, project_id: str | None, tool_name: str
     ) -> list[StoredApprovalRule]:
-        """What was remembered for calls of this tool there: for the conversation, or its project.
+        """Return the rules for a tool in a conversation, and those of its project.
 
-        The project counts only where the conversation is one of it.
+        The project counts only if the conversation belongs to it.
         """
         await self._ensure_chat(reach, project_id)
         rows = await self._store.rows(
@@ -180,8 +181,8 @@ class ApprovalStore:
         return self._rules_of(rows)
 
     async def drop_rule(self, rule_id: str, reach: ApprovalScope) -> bool | None:
-        """Revoke a rule: from now on it holds no longer, in memory until the store has that. Return
-        whether the store has it; None where there was no such rule within these bounds."""
+        """Revoke a rule at once; memory keeps the revocation until the store has it. Return whether
+        the store has it; None if no such rule is within reach."""
         row = await self._store.row(
             "SELECT r.id FROM approval_rules AS r LEFT JOIN chats AS c ON c.id = r.chat_id"  # noqa: S608
             f" WHERE r.id = :rule AND r.owner = :owner AND {_IN_SCOPE}",
@@ -220,13 +221,13 @@ class ApprovalStore:
         return [_rule(row) for row in rows if row["id"] not in self._dropped]
 
 
-def _of_id(on: sqlite3.Connection, tool_call_id: str) -> Approval | None:
+def _get(on: sqlite3.Connection, tool_call_id: str) -> Approval | None:
     row = on.execute(f"{_APPROVAL} WHERE a.tool_call_id = ?", (tool_call_id,)).fetchone()
     return None if row is None else _approval(row)
 
 
 def _prune(on: sqlite3.Connection, tool_call_id: str) -> None:
-    """Forget the oldest decided ones of its chat beyond so many."""
+    """Delete the oldest decided approvals of the chat beyond the limit."""
     on.execute(
         "DELETE FROM approvals WHERE decided_by IS NOT NULL AND chat_id ="
         " (SELECT chat_id FROM approvals WHERE tool_call_id = :call) AND seq <="
@@ -238,20 +239,19 @@ def _prune(on: sqlite3.Connection, tool_call_id: str) -> None:
 
 
 def _add_rule(on: sqlite3.Connection, tool_call_id: str, rule: StoredApprovalRule) -> None:
-    """For the chat of this call, or the project that the rule names. One that says the same is
-    enough."""
+    """Add a rule to the chat of the call, or to the project of the rule. Ignore a duplicate."""
     (chat_id,) = on.execute(
         "SELECT chat_id FROM approvals WHERE tool_call_id = ?", (tool_call_id,)
     ).fetchone()
     where = (chat_id, None) if rule.project_id is None else (None, rule.project_id)
-    (held,) = on.execute(
+    (count,) = on.execute(
         "SELECT count(*) FROM approval_rules WHERE chat_id IS ? AND project_id IS ?", where
     ).fetchone()
-    if held >= RULES_MAX:
+    if count >= RULES_MAX:
         raise Conflict(
             f"{RULES_MAX} rules are remembered here, and there may be no more",
             code="too_many_rules",
-            hint="revoke some that are not needed any more",
+            hint="revoke rules that you no longer need",
             details={"limit": RULES_MAX},
         )
     on.execute(
@@ -276,7 +276,7 @@ def _written(value: Mapping[str, Any] | None) -> str | None:
     text = json.dumps(dict(value))
     if len(text) > ARGS_MAX:
         raise TooLarge(
-            f"a call that a person is asked about may have {ARGS_MAX >> 20} MiB of arguments",
+            f"a call that needs an approval may have {ARGS_MAX >> 20} MiB of arguments",
             details={"limit": ARGS_MAX},
         )
     return text

@@ -1,22 +1,22 @@
-"""Conversations with a model: whose they are, and where their agent works.
+"""Conversations with a model: their owners, and the sandboxes in which their agents work.
 
-A chat goes with its conversation, with the sandbox or session that is deleted on request, and with
-its project; its messages, runs, approvals and rules go with it. That of a session which merely
-expired stays until the session's tombstone is buried: whoever comes back before finds it.
+A chat is deleted with its conversation, with the sandbox or session that is deleted on request, and
+with its project. Its messages, runs, approvals and rules are deleted with it. The chat of a session
+that only expired stays as long as the session's tombstone, for a user who comes back.
 """
 
 import json
 import sqlite3
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from sbx.errors import Conflict, NotFound
 from sbx.protocol.changes import ChangesMode, ChangesSetting
-from sbx.store import Store
+from sbx.store import Store, values
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRow:
-    """`sandbox_id` is the last one it worked in; without a `project_id` it is a temporary one."""
+    """`sandbox_id` is the last sandbox of the agent. A chat without `project_id` is temporary."""
 
     id: str
     owner: str
@@ -35,28 +35,25 @@ class ChatRow:
         return self.owner, self.user_id, self.agent_id, self.conversation_id
 
 
-_CHAT = (
-    "id, owner, conversation_id, user_id, agent_id, created_at, last_used_at,"
-    " business_domain_id, sandbox_id, project_id"
-)
+_CHAT = ", ".join(field.name for field in fields(ChatRow))
 
 
 async def ensure(store: Store, row: ChatRow) -> ChatRow:
-    """Return the chat with this `key`, used now, in this sandbox; add this one if there is none.
+    """Return the chat with this `key`, marked as used now in this sandbox; add it if it is missing.
 
-    One without a project leaves that question to the chat there is. Raises Conflict
-    `conversation_of_another` where that is another project's; NotFound for a project that is not
-    there.
+    A row without a project accepts the project of the existing chat. Raise Conflict
+    `conversation_of_another` if the chat belongs to another project; NotFound for a missing
+    project.
     """
 
     def act(on: sqlite3.Connection) -> ChatRow:
-        found = _named(on, row.owner, row.conversation_id, row.user_id, row.agent_id)
-        if not found:
+        matches = _named(on, row.owner, row.conversation_id, row.user_id, row.agent_id)
+        if not matches:
             return _added(on, row)
-        there = found[0]
+        there = matches[0]
         if row.project_id not in (None, there.project_id):
             raise Conflict(
-                f"the conversation {row.conversation_id} is that of another project",
+                f"the conversation {row.conversation_id} belongs to another project",
                 code="conversation_of_another",
                 hint="choose another conversation_id",
             )
@@ -87,7 +84,6 @@ async def named(
 
 
 async def of_owner(store: Store, owner: str, *, limit: int = 1000) -> list[ChatRow]:
-    """The last used first."""
     rows = await store.rows(
         f"SELECT {_CHAT} FROM chats WHERE owner = ?"  # noqa: S608
         " ORDER BY last_used_at DESC, id LIMIT ?",
@@ -98,7 +94,7 @@ async def of_owner(store: Store, owner: str, *, limit: int = 1000) -> list[ChatR
 
 
 async def changes_setting(store: Store, chat_id: str) -> ChangesSetting:
-    """Return which changes of files are asked about in this chat; the default where it is gone."""
+    """Return which changes of files need an approval in this chat; the default if it is deleted."""
     row = await store.row("SELECT changes, ask_outside FROM chats WHERE id = ?", chat_id)
     if row is None:
         return ChangesSetting()
@@ -107,7 +103,7 @@ async def changes_setting(store: Store, chat_id: str) -> ChangesSetting:
 
 
 async def set_changes(store: Store, chat_id: str, setting: ChangesSetting) -> None:
-    """Store the setting of this chat; do nothing where it is gone."""
+    """Store the setting of this chat. Do nothing if it is deleted."""
     values = (setting.mode, json.dumps(setting.ask_outside), chat_id)
     await store.write(
         lambda on: (
@@ -149,9 +145,9 @@ def drop_of_conversation(on: sqlite3.Connection, sandbox_id: str, name: str) -> 
 
 
 def drop_of_sandbox(on: sqlite3.Connection, sandbox_id: str) -> None:
-    """Every chat that works in this sandbox and, if it is a session, of its user and agent; none
-    where they have another session by now, whose chats these are."""
-    succeeded = _one(
+    """Delete the chats of this sandbox and, if it is a session, those of its user and agent. If
+    they have a newer session, keep them: the chats belong to that one."""
+    succeeded = _first(
         on,
         "SELECT 1 FROM sandboxes AS one JOIN sandboxes AS other"
         " ON other.owner = one.owner AND other.session_id = one.session_id"
@@ -169,24 +165,13 @@ def drop_of_sandbox(on: sqlite3.Connection, sandbox_id: str) -> None:
 
 def _added(on: sqlite3.Connection, row: ChatRow) -> ChatRow:
     project = (row.project_id, row.owner)
-    if row.project_id is not None and not _one(
+    if row.project_id is not None and not _first(
         on, "SELECT 1 FROM projects WHERE id = ? AND owner = ?", project
     ):
         raise NotFound(f"there is no project {row.project_id}")
     on.execute(
         f"INSERT INTO chats ({_CHAT}) VALUES ({', '.join('?' * 10)})",  # noqa: S608
-        (
-            row.id,
-            row.owner,
-            row.conversation_id,
-            row.user_id,
-            row.agent_id,
-            row.created_at,
-            row.last_used_at,
-            row.business_domain_id,
-            row.sandbox_id,
-            row.project_id,
-        ),
+        values(row),
     )
     return row
 
@@ -207,6 +192,6 @@ def _named(
     return [ChatRow(*row) for row in rows]
 
 
-def _one(on: sqlite3.Connection, sql: str, args: tuple[str | None, ...]) -> sqlite3.Row | None:
-    found: sqlite3.Row | None = on.execute(sql, args).fetchone()
-    return found
+def _first(on: sqlite3.Connection, sql: str, args: tuple[str | None, ...]) -> sqlite3.Row | None:
+    row: sqlite3.Row | None = on.execute(sql, args).fetchone()
+    return row

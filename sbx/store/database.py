@@ -1,9 +1,9 @@
-"""What is checked before a store is touched, and what makes it ready.
+"""Check a store before any change, and make it ready.
 
-A new store is made under another name and then renamed, so what lies at the path is a whole store
-or none. One that is there is examined read-only, its log included, before any connection that could
-write opens it. Whoever opens a store holds the lock of its data directory, so no two come at once.
-A store that is missing, or is not that of its data directory (marks.py), is refused likewise.
+A new store is created under another name and then renamed, so the path has a complete store or
+none. An existing store is examined read-only, with its log, before a connection that can write
+opens it. The process that opens a store has the lock of its data directory, so no two do at once.
+A store that is missing, or belongs to another data directory (marks.py), is refused likewise.
 """
 
 import os
@@ -23,9 +23,9 @@ from sbx.store.marks import Mark, command, sync
 from sbx.store.migrations import APPLICATION_ID, BACKUP_ID, Migration, migrate, version_of
 
 _BUSY_S = 5.0
-_CHECK_S = 5.0  # a check that takes longer is left; a store of 1 GB takes about one second
-_CHECK_STEPS = 100_000  # of SQLite's virtual machine between two looks at the time
-_LOG_MAX = 64 * 1024 * 1024  # bytes that the log keeps when it starts again
+_CHECK_S = 5.0  # a longer check is ended; a store of 1 GB takes about one second
+_CHECK_STEPS = 100_000  # of SQLite's virtual machine between two checks of the time
+_LOG_MAX = 64 * 1024 * 1024  # bytes of the log after it starts again
 _MAGIC = b"SQLite format 3\0"
 _HEADER = 100  # bytes of an SQLite file
 _PROGRAM = slice(68, 72)  # its application_id
@@ -35,8 +35,8 @@ _OTHERS = S_IRWXG | S_IRWXO
 def connections(
     path: Path, steps: Sequence[Migration], data: Path | None = None
 ) -> tuple[sqlite3.Connection, sqlite3.Connection, Mark | None]:
-    """Return a connection that writes and one that reads; see `Store.open` for what is raised. With
-    the data directory `data` also the mark that both got."""
+    """Return a connection that writes and one that reads and, with the data directory `data`, the
+    new mark of both. Raise the errors of `Store.open`."""
     with translating(path):
         missing = is_missing(path)
         had = None if missing else examine(path, steps[-1].version)
@@ -55,8 +55,7 @@ def connections(
 
 
 def _agreed(path: Path, data: Path, had: "StoreContents | None") -> Mark:
-    """Return the next mark of a store and its directory. Raises Unavailable where they do not
-    match."""
+    """Return the next mark of a store and its directory. Raise Unavailable if they do not match."""
     store, directory = None if had is None else had.mark, marks.of_directory(data)
     verdict = marks.judge(
         store,
@@ -70,19 +69,19 @@ def _agreed(path: Path, data: Path, had: "StoreContents | None") -> Mark:
 
 
 def is_missing(path: Path) -> bool:
-    """Return whether there is no store. An empty file, as `touch` makes, is not one either; an
-    empty file whose log has content was damaged."""
+    """Return whether the store is missing. An empty file counts as missing, but not if its log has
+    content: that store is damaged."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return True
-    if not S_ISREG(found.st_mode):
+    if not S_ISREG(status.st_mode):
         raise _corrupt(path, "it is not a regular file")
-    return found.st_size == 0 and not has_log(path)
+    return status.st_size == 0 and not has_log(path)
 
 
 def make(path: Path, steps: Sequence[Migration]) -> None:
-    """Make a new store; nothing is left where it raises."""
+    """Create a new store. Leave nothing behind on an error."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if has_log(path):  # SQLite would take it for the log of the new store
         raise _corrupt(path, "it is missing, and its log is there")
@@ -107,8 +106,8 @@ class StoreContents:
 
 
 def examine(path: Path, newest: int, *, backup: bool = False) -> StoreContents:
-    """Refuse a store that is damaged, newer, of another program, or without `backup` a backup;
-    changes nothing."""
+    """Refuse a store that is damaged, newer, of another program, or without `backup` a backup.
+    Change nothing."""
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise _corrupt(path, "it is not an SQLite file")
@@ -136,8 +135,8 @@ def examine(path: Path, newest: int, *, backup: bool = False) -> StoreContents:
 
 @contextmanager
 def only_looking(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that leaves every byte as it is. Without a log it takes the file for immutable;
-    with one, SQLite needs its index of the log, which goes again if it was not there."""
+    """Yield a connection that changes no byte. Without a log it opens the file as immutable. With a
+    log, SQLite needs an index of it, which is removed if it did not exist."""
     log, index = has_log(path), _beside(path, "-shm")
     had_index = index.exists()
     how = "mode=ro" if log else "immutable=1"
@@ -151,15 +150,15 @@ def only_looking(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _has_tables(connection: sqlite3.Connection) -> bool:
-    found: int = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    return found > 0
+    count: int = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    return count > 0
 
 
 def _first_problem(connection: sqlite3.Connection) -> str | None:
     deadline = time.monotonic() + _CHECK_S
     connection.set_progress_handler(lambda: time.monotonic() > deadline, _CHECK_STEPS)
     try:
-        found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+        problem = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
             raise
@@ -168,18 +167,18 @@ def _first_problem(connection: sqlite3.Connection) -> str | None:
         return "a name in the schema is not UTF-8"
     finally:
         connection.set_progress_handler(None, 0)
-    return None if found == "ok" else found
+    return None if problem == "ok" else problem
 
 
 def open_writing(path: Path, steps: Sequence[Migration]) -> sqlite3.Connection:
     connection = connect(str(path))
     try:
         if path.stat().st_mode & _OTHERS:
-            path.chmod(0o600)  # before SQLite gives the log the same mode
+            path.chmod(0o600)  # before SQLite creates the log with the same mode
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA journal_size_limit = {_LOG_MAX}")
-        connection.execute("BEGIN IMMEDIATE")  # fails now where nothing can be written
+        connection.execute("BEGIN IMMEDIATE")  # fails now if nothing can be written
         connection.execute("ROLLBACK")
         migrate(connection, steps)
         connection.execute("PRAGMA foreign_keys = ON")
@@ -213,8 +212,8 @@ def _beside(path: Path, ending: str) -> Path:
 
 
 def has_log(path: Path) -> bool:
-    """Whether a store has a log. A backup has none: one beside it is that of another store, which
-    SQLite would apply to it."""
+    """Return whether a store has a log. A backup has none: a log next to it belongs to another
+    store, and SQLite would apply it."""
     log = _beside(path, "-wal")
     return log.exists() and log.stat().st_size > 0 and not _is_backup(path)
 

@@ -1,4 +1,4 @@
-"""sqlite3's errors in our words."""
+"""Translate the errors of sqlite3."""
 
 import sqlite3
 from pathlib import Path
@@ -18,7 +18,6 @@ def is_full(error: BaseException) -> bool:
 
 
 def no_space(place: str) -> Unavailable:
-    """Return the error for a full disk. `place`: a path on it, or words for one."""
     return Unavailable(
         "there is no space left for the store",
         code="no_space",

@@ -1,4 +1,4 @@
-"""The life of sandboxes: what happened, when and why. The last event is the tombstone."""
+"""The events of sandboxes with their times and causes. The last event is the tombstone."""
 
 import json
 import sqlite3
@@ -11,7 +11,7 @@ from sbx.store import Store, record
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """`seq` grows over all sandboxes and is never used twice."""
+    """`seq` rises over all sandboxes and is never used twice."""
 
     seq: int
     sandbox_id: str
@@ -29,16 +29,15 @@ def add(
     cause: str | None = None,
     **details: Any,
 ) -> EventRow:
-    """Record an event, in the transaction of what it tells of."""
-    made = on.execute(
+    inserted = on.execute(
         "INSERT INTO events (sandbox_id, at, type, cause, details) VALUES (?, ?, ?, ?, ?)",
         (sandbox_id, at, kind, cause, json.dumps(details)),
     )
-    return EventRow(made.lastrowid or 0, sandbox_id, at, kind, cause, details)
+    return EventRow(inserted.lastrowid or 0, sandbox_id, at, kind, cause, details)
 
 
 def add_once(on: sqlite3.Connection, sandbox_id: str, at: float, kind: str) -> None:
-    """Record what happens once in a life, also when two runtimes see it."""
+    """Record an event that happens once per sandbox, also if two runtimes see it."""
     if not on.execute(
         "SELECT 1 FROM events WHERE sandbox_id = ? AND type = ?", (sandbox_id, kind)
     ).fetchone():
@@ -53,8 +52,8 @@ async def of_sandbox(
     limit: int = 100,
     conversation: str | None = None,
 ) -> list[EventRow]:
-    """Events with `seq` above `after`, in their order. With a `conversation`: those of the whole
-    sandbox and of this one."""
+    """Return the events with `seq` above `after`, in order. With a `conversation`, return those of
+    the whole sandbox and of this conversation."""
     rows = await store.rows(
         "SELECT * FROM events WHERE sandbox_id = :sandbox AND seq > :after"
         " AND (:conversation IS NULL OR :conversation ="

@@ -1,4 +1,4 @@
-"""Replies to calls with an Idempotency-Key, kept for a second call of the same.
+"""Replies to calls with an Idempotency-Key, kept for a repetition of the call.
 
 The number of keys of one owner and the bytes of their replies are bounded. A key whose reply is not
 kept still records that its call was done. A row's `owner` is a `Caller.space`, of which one owner
@@ -26,10 +26,10 @@ Slot = tuple[str, str]  # space and key
 
 @dataclass(frozen=True, slots=True)
 class StoredReply:
-    """A reply, and the fingerprint of the call that it answers. `body` None: it was not kept.
+    """A reply, and the fingerprint of its call. `body` None: the body was not kept.
 
     `status` None: the call was reserved and has no reply. Then `run_id` is the run that it began,
-    as far as one was recorded, and `run_status` the status of that run in the history.
+    if one was recorded, and `run_status` the status of that run in the history.
     """
 
     fingerprint: str
@@ -41,22 +41,22 @@ class StoredReply:
 
 @dataclass(slots=True)
 class Reservation:
-    """A key that a call asks for. `made`: its row was written by this call, which may remove it."""
+    """The key of a call. `is_new`: this call wrote its row, and may remove it."""
 
     slot: Slot
-    made: bool = False
+    is_new: bool = False
 
 
 @dataclass(slots=True)
-class _Held:
+class _OwnerUsage:
     keys: int = 0
     bytes: int = 0
 
 
 class StoredReplies:
-    """The table. The rows of each owner are counted in the writer's thread, by its transactions
-    alone. After a failed attempt they are counted again: its changes of the rows were rolled back,
-    and its changes of the counts were not."""
+    """The table. The writer's thread counts the rows of each owner in its transactions. After a
+    failed attempt it counts again: the changes of the rows were rolled back, those of the counts
+    were not."""
 
     def __init__(
         self,
@@ -70,28 +70,28 @@ class StoredReplies:
         self._one_max = one_max
         self._bytes_max = bytes_max
         self._keys_max = keys_max
-        self._held: dict[str, _Held] | None = None
+        self._usage: dict[str, _OwnerUsage] | None = None
         self._failures = 0  # of the store, when the rows were counted
 
     async def reserve(
         self, reservation: Reservation, fingerprint: str, *, at: float, since: float
     ) -> StoredReply | None:
-        """Reserve a key for a call that is about to be made; None when it is now reserved.
+        """Reserve a key for a call, and return None; or return the record of the earlier call.
 
-        Otherwise return the record of the earlier call. A reservation without a reply is not taken
-        over: its call may have been done. Forget rows that are older than `since`.
+        A reservation without a reply is not taken over: its call may have been done. Delete rows
+        that are older than `since`.
 
-        Raises Unavailable `too_many_idempotency_keys`.
+        Raise Unavailable `too_many_idempotency_keys`.
         """
         space, key = reservation.slot
 
         def act(on: sqlite3.Connection) -> StoredReply | Unavailable | None:
-            held = self._counted(on)
+            usage = self._counted(on)
             gone = on.execute(
                 "DELETE FROM idempotency WHERE created_at < ? RETURNING owner, length(body)",
                 (since,),
             )
-            _subtract(held, gone.fetchall())
+            _subtract(usage, gone.fetchall())
             row = on.execute(
                 "SELECT i.fingerprint, i.status, i.body, i.run_id, r.status AS run_status"
                 " FROM idempotency AS i LEFT JOIN runs AS r ON r.id = i.run_id"
@@ -100,15 +100,15 @@ class StoredReplies:
             ).fetchone()
             if row is not None:
                 return StoredReply(*row)
-            mine = held.setdefault(_owner(space), _Held())
+            mine = usage.setdefault(_owner(space), _OwnerUsage())
             if mine.keys >= self._keys_max:
-                return _too_many(self._keys_max)  # raised later, so that old rows stay forgotten
+                return _too_many(self._keys_max)  # raised later, so that old rows stay deleted
             mine.keys += 1
             on.execute(
                 "INSERT INTO idempotency (owner, key, fingerprint, created_at) VALUES (?, ?, ?, ?)",
                 (space, key, fingerprint, at),
             )
-            reservation.made = True
+            reservation.is_new = True
             return None
 
         kept = await self._store.write(act)
@@ -117,25 +117,25 @@ class StoredReplies:
         return kept
 
     async def keep(self, slot: Slot, fingerprint: str, status: int, body: bytes, at: float) -> None:
-        """The reply of a reserved call; it is kept from `at` on, without its body if that is too
-        long. For a long one the oldest of its owner give way. A call may take longer than a
-        reservation is kept: then the row is made again."""
+        """Keep the reply of a reserved call from `at` on, without its body if that is too long.
+        Make room among the owner's oldest. If the reservation expired during the call, add its row
+        again."""
         space, key = slot
 
         def act(on: sqlite3.Connection) -> None:
             kept = body if len(body) <= self._one_max else None
-            held = self._counted(on).setdefault(_owner(space), _Held())
+            mine = self._counted(on).setdefault(_owner(space), _OwnerUsage())
             if kept is not None:
-                if held.bytes + len(kept) > self._bytes_max:
-                    self._make_room(on, _owner(space), held)
-                held.bytes += len(kept)
+                if mine.bytes + len(kept) > self._bytes_max:
+                    self._make_room(on, _owner(space), mine)
+                mine.bytes += len(kept)
             updated = on.execute(
                 "UPDATE idempotency SET status = ?, body = ?, created_at = ?"
                 " WHERE owner = ? AND key = ?",
                 (status, kept, at, space, key),
             )
             if updated.rowcount == 0:
-                held.keys += 1
+                mine.keys += 1
                 on.execute(
                     "INSERT INTO idempotency (owner, key, fingerprint, status, body, created_at)"
                     " VALUES (?, ?, ?, ?, ?, ?)",
@@ -145,48 +145,46 @@ class StoredReplies:
         await self._store.write(act)
 
     def release(self, reservation: Reservation) -> None:
-        """Give up the reservation of a call that failed, if this call made it."""
-
         def act(on: sqlite3.Connection) -> None:
-            if not reservation.made:
+            if not reservation.is_new:
                 return
-            held = self._counted(on)
+            usage = self._counted(on)
             gone = on.execute(
                 "DELETE FROM idempotency WHERE owner = ? AND key = ? AND status IS NULL"
                 " RETURNING owner, length(body)",
                 reservation.slot,
             )
-            _subtract(held, gone.fetchall())
+            _subtract(usage, gone.fetchall())
 
         self._store.write_later(act)
 
-    def _counted(self, on: sqlite3.Connection) -> dict[str, _Held]:
-        if self._held is None or self._failures != self._store.failures:
+    def _counted(self, on: sqlite3.Connection) -> dict[str, _OwnerUsage]:
+        if self._usage is None or self._failures != self._store.failures:
             self._failures = self._store.failures
-            self._held = {}
+            self._usage = {}
             for space, keys, size in on.execute(
                 "SELECT owner, count(*), sum(length(body)) FROM idempotency GROUP BY owner"
             ):
-                held = self._held.setdefault(_owner(space), _Held())
-                held.keys += keys
-                held.bytes += size or 0
-        return self._held
+                mine = self._usage.setdefault(_owner(space), _OwnerUsage())
+                mine.keys += keys
+                mine.bytes += size or 0
+        return self._usage
 
-    def _make_room(self, on: sqlite3.Connection, owner: str, held: _Held) -> None:
-        """Take the bodies of the oldest replies away, and some more, so that it is done rarely."""
+    def _make_room(self, on: sqlite3.Connection, owner: str, mine: _OwnerUsage) -> None:
+        """Remove the bodies of the oldest replies, and some more, so that this is rare."""
         goal = self._bytes_max * 3 // 4 - self._one_max
-        found = on.execute(
+        rows = on.execute(
             "SELECT rowid, length(body) FROM idempotency INDEXED BY idempotency_by_age"
             " WHERE body IS NOT NULL AND json_extract(owner, '$[1]') = ? ORDER BY created_at",
             (owner,),
         )
         gone = []
-        for number, size in found:
-            if held.bytes <= goal:
+        for number, size in rows:
+            if mine.bytes <= goal:
                 break
             gone.append((number,))
-            held.bytes -= size
-        found.close()
+            mine.bytes -= size
+        rows.close()
         on.executemany("UPDATE idempotency SET body = NULL WHERE rowid = ?", gone)
 
 
@@ -198,18 +196,17 @@ def began(on: sqlite3.Connection, slot: Slot, run_id: str) -> None:
     )
 
 
-def _subtract(held: dict[str, _Held], gone: Iterable[tuple[str, int | None]]) -> None:
+def _subtract(usage: dict[str, _OwnerUsage], gone: Iterable[tuple[str, int | None]]) -> None:
     for space, size in gone:
         owner = _owner(space)
-        if (mine := held.get(owner)) is not None:
+        if (mine := usage.get(owner)) is not None:
             mine.keys -= 1
             mine.bytes -= size or 0
             if mine.keys <= 0:
-                del held[owner]
+                del usage[owner]
 
 
 def _owner(space: str) -> str:
-    """Return the owner of a `Caller.space`."""
     owner: str = json.loads(space)[1]
     return owner
 
@@ -218,6 +215,6 @@ def _too_many(limit: int) -> Unavailable:
     return Unavailable(
         f"{limit} idempotency keys of this owner are kept, and there may be no more",
         code="too_many_idempotency_keys",
-        hint="leave the key out where a call may be made twice, or wait: each is kept for an hour",
+        hint="omit the key if a call may run twice, or wait: each is kept for an hour",
         details={"limit": limit, "retry_after_s": _RETRY_AFTER_S},
     )

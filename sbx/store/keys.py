@@ -1,4 +1,4 @@
-"""Bearer keys: who they speak for. Only the hash of a key is kept."""
+"""Bearer keys and their owners. The store has only the hash of a key."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -20,47 +20,43 @@ class KeyRecord:
 
 
 async def add(store: Store, key: KeyRecord, digest: str) -> bool:
-    """Keep a key by its SHA-256 in hex. False when this very key is known, revoked or not."""
+    """Store a key by its SHA-256 in hex. Return False if it exists, revoked or not."""
 
     def act(on: sqlite3.Connection) -> bool:
-        made = on.execute(
+        inserted = on.execute(
             "INSERT INTO keys (id, owner, name, hash, operator, created_at)"
             " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (hash) DO NOTHING",
             (key.id, key.owner, key.name, digest, key.operator, key.created_at),
         )
-        return made.rowcount == 1
+        return inserted.rowcount == 1
 
     return await store.write(act)
 
 
 async def of_digest(store: Store, digest: str) -> KeyRecord | None:
-    """The key with this hash, revoked or not."""
     row = await store.row("SELECT * FROM keys WHERE hash = ?", digest)
     return None if row is None else _record(row)
 
 
 async def of_id(store: Store, key_id: str) -> KeyRecord | None:
-    """Return the key, revoked or not."""
     row = await store.row("SELECT * FROM keys WHERE id = ?", key_id)
     return None if row is None else _record(row)
 
 
 async def every(store: Store) -> list[KeyRecord]:
-    """All keys, revoked ones too, oldest first."""
     return [
         _record(row) for row in await store.rows("SELECT * FROM keys ORDER BY created_at, rowid")
     ]
 
 
 def revoke(on: sqlite3.Connection, record_id: str, at: float) -> None:
-    """Within a transaction; one that was revoked before stays as it is."""
+    """Revoke a key, within a transaction. A revoked key stays unchanged."""
     on.execute(
         "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (at, record_id)
     )
 
 
 def used(store: Store, key_id: str, at: float) -> None:
-    """Remember, when there is time, that a key was used."""
     store.write_later(
         lambda on: on.execute("UPDATE keys SET last_used_at = ? WHERE id = ?", (at, key_id))
     )

@@ -39,8 +39,8 @@ def judge(
 ) -> Verdict:
     """Decide about a store by its mark and that of its data directory.
 
-    `exists`: the store is there and has a schema. Without either mark it is of an earlier version
-    of sbx. A directory that lost its file is adopted: files that the store does not know are kept.
+    `exists`: the store has a schema. Without either mark it is of an earlier version of sbx. A
+    directory that lost its file is adopted, because sbx keeps files that the store does not know.
     """
     if not exists:
         return "store_missing" if directory is not None or has_sandboxes else "create"
@@ -54,7 +54,7 @@ def judge(
 
 
 def following(*earlier: Mark | None) -> Mark:
-    """Return a mark that is later than all these, with the id of the first one that is there."""
+    """Return a mark that is later than all these, with the id of the first one."""
     marks = [mark for mark in earlier if mark is not None]
     name = marks[0].id if marks else secrets.token_hex(16)
     return Mark(name, max((mark.generation for mark in marks), default=0) + 1)
@@ -63,8 +63,7 @@ def following(*earlier: Mark | None) -> Mark:
 def refusal(
     verdict: Verdict, path: Path, store: Mark | None, directory: Mark | None
 ) -> Unavailable | None:
-    """Return the error for a verdict, with the commands to run; None where the store may be
-    used."""
+    """Return the error for a verdict, with the commands to run; None if the store may be used."""
     restore = command("restore", path.parent)
     itself = shlex.quote(str(path))
     match verdict:
@@ -94,7 +93,6 @@ def refusal(
 
 
 def command(name: str, data: Path) -> str:
-    """`sbx store NAME` for this data directory, as an operator types it."""
     return f"sbx store {name} --data-dir {shlex.quote(str(data))}"
 
 
@@ -111,8 +109,7 @@ def damaged_hint(path: Path) -> str:
 
 
 def of_store(on: sqlite3.Connection) -> Mark | None:
-    """Return the mark of an open store; None where it has none, as a store of an earlier
-    version."""
+    """Return the mark of an open store; None for a store of an earlier version."""
     if not on.execute("SELECT 1 FROM sqlite_master WHERE name = 'store_mark'").fetchone():
         return None
     row = on.execute("SELECT id, generation FROM store_mark").fetchone()
@@ -137,7 +134,7 @@ def write_to_store(on: sqlite3.Connection, mark: Mark) -> None:
 
 
 def of_directory(data: Path) -> Mark | None:
-    """Return the mark of a data directory, if it has one. Raises Unavailable `store_unusable`,
+    """Return the mark of a data directory, if it has one. Raise Unavailable `store_unusable`, and
     OSError."""
     try:
         fd = os.open(data / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -157,7 +154,7 @@ def of_directory(data: Path) -> Mark | None:
 
 
 def write_to_directory(data: Path, mark: Mark) -> None:
-    """Write the mark, and return when it is on the disk. Raises OSError."""
+    """Write the mark, and return when it is on the disk. Raise OSError."""
     fresh = data / f".{FILE}.new"
     fresh.unlink(missing_ok=True)  # of a service that was killed
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""The messages of chats, as JSON: appended together or not at all, in an order that stands."""
+"""The messages of chats, as JSON: appended together or not at all, in a fixed order."""
 
 import json
 import sqlite3
@@ -12,13 +12,13 @@ from sbx.store import Store
 
 MESSAGE_MAX = 16 << 20  # bytes of JSON
 CHAT_MAX = 256 << 20  # bytes of JSON, of all messages of a chat
-_PAGE_MAX = 8 << 20  # bytes of JSON that one query gives, or else one message
+_PAGE_MAX = 8 << 20  # bytes of JSON in one page, except for a single larger message
 _LIST_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """`seq` rises by one from 1; a summary stands for all up to `covers`."""
+    """`seq` rises by one from 1. A summary replaces all messages up to `covers`."""
 
     seq: int
     message: Mapping[str, Any]
@@ -45,9 +45,9 @@ class Messages:
     async def append(
         self, chat_id: str, messages: Sequence[Mapping[str, Any]], *, covers: int | None = None
     ) -> None:
-        """All of them, or none.
+        """Append all messages, or none.
 
-        Raises TooLarge for one message, and `history_full` for all of a chat; NotFound for a chat
+        Raise TooLarge for one message, and `history_full` for all of a chat; NotFound for a chat
         that was deleted meanwhile.
         """
         written = [(str(message["role"]), self._written(message)) for message in messages]
@@ -55,8 +55,8 @@ class Messages:
         at = self._clock.now()
 
         def act(on: sqlite3.Connection) -> None:
-            last, held = _held(on, chat_id)
-            if held + size > self._chat_max:
+            last, stored_bytes = _last_and_bytes(on, chat_id)
+            if stored_bytes + size > self._chat_max:
                 raise TooLarge(
                     f"the messages of a conversation may take {self._chat_max >> 20} MiB",
                     code="history_full",
@@ -74,7 +74,7 @@ class Messages:
             on.execute(
                 "UPDATE chats SET last_seq = ?, bytes = ?, last_used_at = max(last_used_at, ?)"
                 " WHERE id = ?",
-                (last + len(written), held + size, at, chat_id),
+                (last + len(written), stored_bytes + size, at, chat_id),
             )
 
         await self._store.write(act)
@@ -82,8 +82,8 @@ class Messages:
     async def page(
         self, chat_id: str, *, after: int = 0, limit: int = 50
     ) -> tuple[list[MessageRow], bool]:
-        """Messages with `seq` above `after`, and whether more follow. A page ends early where it
-        would hold more than 8 MiB. None of a chat that is not there."""
+        """Return the messages with `seq` above `after`, and whether more follow. A page has 8 MiB
+        at most. A missing chat has no messages."""
         limit = max(1, min(limit, _LIST_MAX))
 
         def act(on: sqlite3.Connection) -> tuple[list[MessageRow], bool]:
@@ -101,20 +101,19 @@ class Messages:
         return await self._store.read(act)
 
     def _written(self, message: Mapping[str, Any]) -> str:
-        """In ASCII: a tool's output may hold half a character, which no UTF-8 text can."""
+        """Encode as ASCII: the output of a tool may have half a character, which is not UTF-8."""
         if _weight(message) <= self._message_max:  # or else it would take long to write
             text = json.dumps(message)
             if len(text) <= self._message_max:
                 return text
         raise TooLarge(
             f"a message may take {self._message_max >> 20} MiB",
-            hint="write what is long into a file, and name it",
+            hint="write long text into a file, and name the file",
             details={"limit": self._message_max},
         )
 
 
-def _held(on: sqlite3.Connection, chat_id: str) -> tuple[int, int]:
-    """The last number that a message of this chat got, and the bytes of all."""
+def _last_and_bytes(on: sqlite3.Connection, chat_id: str) -> tuple[int, int]:
     row = on.execute("SELECT last_seq, bytes FROM chats WHERE id = ?", (chat_id,)).fetchone()
     if row is None:
         raise NotFound("the conversation was deleted", code="no_conversation")
@@ -122,7 +121,6 @@ def _held(on: sqlite3.Connection, chat_id: str) -> tuple[int, int]:
 
 
 def _weight(value: Any) -> int:
-    """The characters of all texts in it."""
     match value:
         case str():
             return len(value)

@@ -1,6 +1,6 @@
 """The numbered steps from an empty file to the schema of today.
 
-A step is a file `NNNN.sql` beside this one. Its number is the version of the store after it; the
+A step is a file `NNNN.sql` next to this one. Its number is the version of the store after it; the
 store carries that number as `PRAGMA user_version`. Each step is one transaction: a crash in the
 middle leaves the version before it.
 """
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-APPLICATION_ID = 0x53425853  # "SBXS": tells our stores from other programs' SQLite files
-BACKUP_ID = 0x53425842  # "SBXB": a copy by `sbx store backup`, which no service starts from
+APPLICATION_ID = 0x53425853  # "SBXS": marks a store of sbx among other SQLite files
+BACKUP_ID = 0x53425842  # "SBXB": a copy by `sbx store backup`; no service starts from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,6 @@ class Migration:
 
 @cache
 def shipped() -> tuple[Migration, ...]:
-    """Return every step of this release, in order."""
     files = sorted(
         (item for item in resources.files(__package__).iterdir() if item.name.endswith(".sql")),
         key=lambda item: item.name,
@@ -34,12 +33,12 @@ def shipped() -> tuple[Migration, ...]:
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    return found
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
 
 
 def migrate(connection: sqlite3.Connection, steps: Sequence[Migration]) -> None:
-    """Take every step that this store has not seen. Foreign keys must be off: a step may rebuild a
+    """Run every step that is new for this store. Foreign keys must be off: a step may rebuild a
     table that others refer to. The connection must be in autocommit mode."""
     for step in steps:
         if step.version > version_of(connection):

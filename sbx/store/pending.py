@@ -1,7 +1,7 @@
 """Writes that must not be lost: the ends of runs, and revocations.
 
-One that the store refuses (no space, a lock of another process) is kept in memory, and tried again
-until the store takes it. What is kept is bounded in number and in bytes.
+A write that the store refuses (no space, a lock of another process) is kept in memory, and retried
+until the store accepts it. The kept writes are bounded in number and in bytes.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class _Write:
 
 
 class PendingWrites:
-    """Writes by a key, each a transaction of its own that may be made twice."""
+    """Writes by a key, each a separate transaction that may run twice."""
 
     def __init__(
         self, store: Store, *, count_max: int = _COUNT_MAX, bytes_max: int = _BYTES_MAX
@@ -69,12 +69,12 @@ class PendingWrites:
     async def write(
         self, key: str, act: Act, *, kept: Kept | None = None, on_done: OnDone | None = None
     ) -> bool:
-        """Write now, and return whether the store has it; if not, it is tried again.
+        """Write now, and return whether the store has it; if not, it is retried.
 
-        `kept` returns the act to keep in memory then, and its size in bytes. `on_done` hears later
-        whether a write that was kept is stored. It is lost, and logged, where too much waits
-        already. A write whose caller is cancelled is kept, too. Raises what the store raises for a
-        write that it can never take.
+        `kept` returns the act to keep in memory then, and its size in bytes. `on_done` gets later
+        whether a kept write is stored. If too much waits already, the write is lost, and logged. A
+        write whose caller is cancelled is kept, too. Raise the error of the store for a write that
+        it can never accept.
         """
         earlier = self._remove(key)  # now, so that it is not tried again after this one
         try:
@@ -105,7 +105,7 @@ class PendingWrites:
             except Unavailable as error:
                 self._note_refusal(error)
                 return
-            except Exception as error:  # noqa: BLE001  # the border: the store never takes this one
+            except Exception as error:  # noqa: BLE001  # the border: the store never accepts this one
                 self._lose(key, str(error))
                 stored = False
             else:
@@ -114,11 +114,11 @@ class PendingWrites:
                 self._remove(key)
             write.done(stored)
         if self._refused:
-            _log.info("the store takes writes again, and has all that waited")
+            _log.info("the store accepts writes again, and all waiting ones are written")
         self._refused = False
 
     async def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """Write what waits, within `timeout_s`; the rest is lost, and logged by its key."""
+        """Write the waiting writes within `timeout_s`. The rest is lost, and logged by its key."""
         self._closed = True
         task, self._task = self._task, None
         if task is not None:
@@ -131,7 +131,7 @@ class PendingWrites:
                     if self._waiting:
                         await asyncio.sleep(_RETRY_S)
         for key, write in self._waiting.items():
-            self._lose(key, "the service ended before the store took it")
+            self._lose(key, "the service ended before the store accepted it")
             write.done(False)
         self._waiting.clear()
 

@@ -1,4 +1,4 @@
-"""Projects: working directories of the host, each with a name; none is of two owners."""
+"""Projects: working directories of the host with names. No directory belongs to two owners."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _PROJECT = "id, owner, name, working_directory, sandbox_enabled, created_at"
 
 
 def add(on: sqlite3.Connection, row: ProjectRow) -> None:
-    """Raises Conflict `directory_in_use`."""
+    """Raise Conflict `directory_in_use`."""
     _refuse_shared(on, row)
     on.execute(
         f"INSERT INTO projects ({_PROJECT}) VALUES (?, ?, ?, ?, ?, ?)",  # noqa: S608
@@ -30,8 +30,8 @@ def add(on: sqlite3.Connection, row: ProjectRow) -> None:
 
 
 def change(on: sqlite3.Connection, row: ProjectRow) -> bool:
-    """Give the project of this owner and id this name, directory and switch; False where there is
-    none. Raises Conflict `directory_in_use`."""
+    """Set the name, directory and switch of a project. Return False if this owner has no such
+    project. Raise Conflict `directory_in_use`."""
     _refuse_shared(on, row)
     changed = on.execute(
         "UPDATE projects SET name = ?, working_directory = ?, sandbox_enabled = ?"
@@ -77,7 +77,6 @@ async def of_id(store: Store, owner: str, project_id: str) -> ProjectRow | None:
 
 
 async def of_owner(store: Store, owner: str, after: str | None, limit: int) -> list[ProjectRow]:
-    """By id, those above `after`."""
     rows = await store.rows(
         f"SELECT {_PROJECT} FROM projects WHERE owner = ? AND id > ? ORDER BY id LIMIT ?",  # noqa: S608
         owner,

@@ -1,6 +1,6 @@
-"""The runs of sandboxes: what was run, how it ended, and what people wrote beside it.
+"""The runs of sandboxes: their code, their results, and the annotations of users.
 
-A run is `running` in the store from its start, and what became of it after its end. One that is
+A run is `running` in the store from its start, and has its status after its end. A run that is
 still `running` when a service starts was interrupted by the end of the service before it.
 """
 
@@ -25,14 +25,14 @@ _CODE_KEPT = 32 << 10  # characters
 _TEXT_KEPT = 8 << 10  # characters, of each text of a result
 _PART_KEPT = 8 << 10  # characters of JSON, of each part of a bundle
 _OUTPUTS_KEPT = 32 << 10  # characters of JSON, of all bundles
-_PAGE_MAX = 8 << 20  # characters of code and results, of all rows that one query gives
+_PAGE_MAX = 8 << 20  # characters of code and results in one page
 _ROW = 2 << 10  # bytes in memory, about, of a row without texts
 _OFFSET_MAX = 1 << 60  # SQLite counts up to 2⁶³
 
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A recorded run. `run` is its result, shortened to what is kept; None while it goes on.
+    """A recorded run. `run` is its shortened result; None while it runs.
 
     Times are seconds of the epoch. `status` is a `Status`, or `running`.
     """
@@ -76,7 +76,7 @@ class RunFilter:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A run as it is first written down. `reservation`: the idempotency key of its call."""
+    """A run at its start. `reservation`: the idempotency key of its call."""
 
     id: str
     sandbox_id: str
@@ -91,7 +91,6 @@ class Begun:
 
 
 def ended(begun: Begun, run: Run, at: float) -> RunRow:
-    """Return the row of a run that has ended, shortened to what is kept."""
     return RunRow(
         id=begun.id,
         sandbox_id=begun.sandbox_id,
@@ -127,7 +126,6 @@ def matches(row: RunRow, query: RunFilter) -> bool:
 
 
 def begin(on: sqlite3.Connection, begun: Begun) -> None:
-    """Record that it runs, unless its end is recorded already."""
     on.execute(
         "INSERT INTO runs (id, sandbox_id, conversation, kind, code, status, started_at,"
         " description, tags, context) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -138,12 +136,12 @@ def begin(on: sqlite3.Connection, begun: Begun) -> None:
 
 
 def end(on: sqlite3.Connection, begun: Begun, run: Run, at: float) -> None:
-    """Record how it ended, also where its beginning was not recorded."""
+    """Record the end of a run, also if its start was not recorded."""
     put(on, ended(begun, run, at), begun.reservation)
 
 
 def put(on: sqlite3.Connection, row: RunRow, reservation: Slot | None = None) -> None:
-    """Record the end of a run whose row was shortened already. May be done twice."""
+    """Record the end of a run by its shortened row. This may run twice."""
     assert row.run is not None
     on.execute(
         "INSERT INTO runs (id, sandbox_id, conversation, kind, code, status, started_at,"
@@ -169,7 +167,6 @@ def size_of(row: RunRow) -> int:
 
 
 def prune(on: sqlite3.Connection, sandbox_id: str, history_max: int) -> None:
-    """Forget the oldest runs of a sandbox beyond so many."""
     on.execute(
         "DELETE FROM runs WHERE sandbox_id = :sandbox AND status != :running AND seq <= ("
         " SELECT seq FROM runs WHERE sandbox_id = :sandbox ORDER BY seq DESC"
@@ -179,8 +176,8 @@ def prune(on: sqlite3.Connection, sandbox_id: str, history_max: int) -> None:
 
 
 async def mark_interrupted(store: Store, at: float) -> int:
-    """At the start of a service, before anything runs: the runs that its forerunner took along are
-    `interrupted`, with an error that says so. How many they were."""
+    """Mark the runs of the previous service as `interrupted`, with an error, and return their
+    number. Call this before anything runs."""
 
     def act(on: sqlite3.Connection) -> int:
         rows = on.execute(
@@ -206,8 +203,6 @@ async def annotate(
     tags: str | None,
     notes: str | None,
 ) -> bool:
-    """Change what is not None; whether there is such a run."""
-
     def act(on: sqlite3.Connection) -> bool:
         changed = on.execute(
             "UPDATE runs SET description = coalesce(?, description), tags = coalesce(?, tags),"
@@ -225,13 +220,12 @@ async def annotate(
 async def of_sandbox(
     store: Store, sandbox_id: str, query: RunFilter, *, limit: int = 100, offset: int = 0
 ) -> tuple[list[RunRow], int]:
-    """The newest first, and how many there are in all.
+    """Return a page of runs, newest first, and the number of all.
 
-    A page ends early where it would hold more than 8 MiB: the next one begins at `offset` plus the
-    number of rows given.
+    A page has 8 MiB at most: the next one begins at `offset` plus the number of returned rows.
     """
     where, args = _where(sandbox_id, query)
-    count = f"SELECT count(*) FROM runs WHERE {where}"  # noqa: S608  # our words; values are bound
+    count = f"SELECT count(*) FROM runs WHERE {where}"  # noqa: S608  # no text of a caller; values are bound
     page = (
         "SELECT * FROM (SELECT *, sum(length(code) + coalesce(length(result), 0))"  # noqa: S608
         " OVER (ORDER BY seq DESC) AS held"
@@ -277,7 +271,7 @@ def _where(sandbox_id: str, query: RunFilter) -> tuple[str, list[Any]]:
 
 
 def _literal(tag: str) -> str:
-    r"""For LIKE … ESCAPE '\': as it stands, not as a pattern."""
+    r"""Return the tag for LIKE … ESCAPE '\', as text and not as a pattern."""
     return tag.replace("\\", "\\\\").replace("%", r"\%").replace("_", r"\_")
 
 
@@ -311,11 +305,11 @@ def _first_fields(begun: Begun | RunRow, status: str) -> tuple[Any, ...]:
     )
 
 
-# -- what is kept of a result ----------------------------------------------------------------------
+# -- shortened results -----------------------------------------------------------------------------
 
 
 def shortened(run: Run) -> Run:
-    """The run with so much of each text and bundle as is kept; `truncated` says that it was cut."""
+    """Return the run with shortened texts and bundles; `truncated` is set if something was cut."""
     if _is_small(run):
         return run
     error = run.error
@@ -378,7 +372,8 @@ def _small(outputs: Sequence[MimeBundle]) -> tuple[MimeBundle, ...]:
 
 
 def _size(part: Any) -> int:
-    """Of its JSON, in bytes. Strings, which may be figures, are not written for it."""
+    """Return the size of its JSON in bytes, without an encoding of strings, which may be
+    figures."""
     if isinstance(part, BundlePart):
         return len(part.encoded)
     return len(part) if isinstance(part, str) else len(msgspec.json.encode(value_to_json(part)))

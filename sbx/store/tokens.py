@@ -1,4 +1,4 @@
-"""Tokens that were given out, by their id (`jti`): their bounds, and whether they still hold."""
+"""Issued tokens by their id (`jti`), with their bounds and their validity."""
 
 import json
 import sqlite3
@@ -9,7 +9,7 @@ from sbx.store import Store, record, values
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """A token's bounds. What is None does not bound it."""
+    """The bounds of a token. None is no bound."""
 
     id: str
     owner: str
@@ -34,13 +34,12 @@ async def add(store: Store, token: TokenRecord) -> None:
 
 
 async def of_id(store: Store, token_id: str) -> TokenRecord | None:
-    """The token, whether or not it still holds."""
     row = await store.row("SELECT * FROM tokens WHERE id = ?", token_id)
     return None if row is None else _record(row)
 
 
 async def every(store: Store, owner: str | None) -> list[TokenRecord]:
-    """All tokens of an owner, or of everyone; ended ones too, oldest first."""
+    """Return all tokens of an owner, or of all owners, also invalid ones, oldest first."""
     rows = await store.rows(
         "SELECT * FROM tokens WHERE :owner IS NULL OR owner = :owner ORDER BY created_at, rowid",
         owner=owner,
@@ -49,14 +48,13 @@ async def every(store: Store, owner: str | None) -> list[TokenRecord]:
 
 
 def revoke(on: sqlite3.Connection, record_id: str, at: float) -> None:
-    """Within a transaction; one that was revoked before stays as it is."""
+    """Revoke a token, within a transaction. A revoked token stays unchanged."""
     on.execute(
         "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (at, record_id)
     )
 
 
 async def forget_ended(store: Store, before: float) -> int:
-    """Remove the records of tokens that expired before `before`; how many."""
     return await store.write(
         lambda on: on.execute("DELETE FROM tokens WHERE expires_at < ?", (before,)).rowcount
     )

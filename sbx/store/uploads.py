@@ -1,4 +1,5 @@
-"""Who uploaded what, and when. The file on disk is the truth; a row may outlive it, or be late."""
+"""The authors and times of uploads. The file on disk is decisive; a row may outlive it, or be
+late."""
 
 from dataclasses import dataclass
 
@@ -18,8 +19,8 @@ class UploadRow:
 
 
 async def put(pending: PendingWrites, row: UploadRow) -> None:
-    """Remember an upload; the last one of a name counts. The file is there already, so a row that
-    the store refuses comes later."""
+    """Record an upload; the last one of a name counts. The file exists already, so a row that the
+    store refuses is written later."""
     await pending.write(
         _key(row.sandbox_id, row.conversation, row.name),
         lambda on: on.execute(
@@ -31,7 +32,7 @@ async def put(pending: PendingWrites, row: UploadRow) -> None:
 
 
 async def forget(pending: PendingWrites, sandbox_id: str, conversation: str, name: str) -> None:
-    """An upload was deleted; with its conversation its rows go by themselves."""
+    """Delete the row of a deleted upload. The rows of a deleted conversation need no call."""
     await pending.write(
         _key(sandbox_id, conversation, name),
         lambda on: on.execute(
@@ -46,7 +47,7 @@ def _key(sandbox_id: str, conversation: str, name: str) -> str:
 
 
 async def conversations_with(store: Store, sandbox_id: str, name: str) -> list[str]:
-    """The conversations that an upload of this name was put into, by name; a few are enough."""
+    """Return up to 100 conversations with an upload of this name, by name."""
     rows = await store.rows(
         "SELECT conversation FROM uploads JOIN conversations AS c"
         " ON c.sandbox_id = uploads.sandbox_id AND c.name = uploads.conversation"

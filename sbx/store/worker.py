@@ -1,4 +1,4 @@
-"""A connection in a thread of its own: work goes in by a queue and is done in its order."""
+"""A connection in a separate thread, which does queued work in order."""
 
 import asyncio
 import logging
@@ -21,12 +21,10 @@ _log = logging.getLogger(__name__)
 class _Job:
     act: Callable[[sqlite3.Connection], Any]
     begin: str | None  # None: one query, which is a transaction by itself
-    asked: "asyncio.Future[Any] | None"  # None: nobody waits
+    reply: "asyncio.Future[Any] | None"  # None: no caller waits
 
 
 class Worker:
-    """Owns the connection and the thread; both end with `close`."""
-
     def __init__(
         self,
         connection: sqlite3.Connection,
@@ -54,19 +52,19 @@ class Worker:
             self._thread.start()
 
     async def run(self, act: Callable[[sqlite3.Connection], T], *, begin: str | None = None) -> T:
-        """Do `act` in the thread, within a transaction where `begin` opens one; its result.
+        """Run `act` in the thread, in the transaction that `begin` opens, and return its result.
 
-        Raises Unavailable `store_busy` when the disk does not answer; `act` may still be done then.
+        Raise Unavailable `store_busy` if the disk does not answer; `act` may still run later.
         """
         if self._closed:
             raise Closed("the store was closed")
         if self._thread is None:
             return self._do_now(act, begin)
-        asked: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.put(_Job(act, begin, asked))
+        reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._jobs.put(_Job(act, begin, reply))
         try:
             async with asyncio.timeout(_WAIT_S):
-                return await asked
+                return await reply
         except TimeoutError:
             raise Unavailable(
                 f"the store did not answer within {_WAIT_S:g} seconds", code="store_busy"
@@ -74,7 +72,7 @@ class Worker:
 
     def later(self, act: Callable[[sqlite3.Connection], object], *, begin: str) -> None:
         if self._closed:
-            _log.error("a write came after the store was closed, and is lost")
+            _log.error("a write after the end of the store is lost")
             return
         job = _Job(act, begin, None)
         if self._thread is None:
@@ -92,13 +90,13 @@ class Worker:
             self._jobs.put(None)
         await asyncio.to_thread(self._thread.join, _WAIT_S)
         if self._thread.is_alive():
-            _log.error("the disk does not answer; what was queued for the store may be lost")
+            _log.error("the disk does not answer; queued writes of the store may be lost")
 
     def _do_now(self, act: Callable[[sqlite3.Connection], T], begin: str | None) -> T:
         try:
             result: T = self._tried(_Job(act, begin, None))
         except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
-            failure = self._in_our_words(error)
+            failure = self._translate(error)
         else:
             return result
         raise failure
@@ -106,18 +104,18 @@ class Worker:
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._answer(job)
-            del job  # or what it holds would live until the next one comes
+            del job  # otherwise its objects would live until the next job
         self._connection.close()
 
     def _answer(self, job: _Job) -> None:
         try:
             result = self._tried(job)
-        except BaseException as error:  # noqa: BLE001  # carried to whoever waits
+        except BaseException as error:  # noqa: BLE001  # passed to the caller that waits
             self._failed(job, error)
         else:
             if job.begin is not None:
                 self._refused = ""
-            _tell(job, _result, result)
+            _deliver(job, _result, result)
 
     def _tried(self, job: _Job) -> Any:
         while True:
@@ -131,7 +129,7 @@ class Worker:
     def _do(self, job: _Job) -> Any:
         if job.begin is None:
             return job.act(self._connection)
-        if self._connection.in_transaction:  # the last one could not even be rolled back
+        if self._connection.in_transaction:  # the rollback of the last one failed
             self._connection.execute("ROLLBACK")
         self._connection.execute(job.begin)
         try:
@@ -144,29 +142,27 @@ class Worker:
         return result
 
     def _failed(self, job: _Job, error: BaseException) -> None:
-        error = self._in_our_words(error)
-        if job.asked is None:
+        error = self._translate(error)
+        if job.reply is None:
             self._log_lost(error)
         else:
-            _tell(job, _error, error)
+            _deliver(job, _error, error)
 
     def _log_lost(self, error: BaseException) -> None:
-        """A store that refuses every write is logged once."""
+        """Log a lost write. Log a store that refuses every write once."""
         refused = error.code if isinstance(error, Unavailable) else ""
         if not refused or refused != self._refused:
             where = self._path
-            _log.error(
-                "a write to %s that nobody waits for failed: %s", where, error, exc_info=error
-            )
+            _log.error("a queued write to %s failed: %s", where, error, exc_info=error)
         self._refused = refused
 
-    def _in_our_words(self, error: BaseException) -> BaseException:
+    def _translate(self, error: BaseException) -> BaseException:
         ours: SbxError
         match error:
             case sqlite3.Error():
                 ours = translated(error)
-            case OverflowError() | UnicodeEncodeError():  # a number or text that no row can hold
-                ours = BadRequest(f"a value cannot be kept: {error}")
+            case OverflowError() | UnicodeEncodeError():  # a row cannot store the number or text
+                ours = BadRequest(f"a value cannot be stored: {error}")
             case StopIteration():  # no future can carry it
                 ours = Broken("a query of the store failed")
             case _:
@@ -175,19 +171,19 @@ class Worker:
         return ours
 
 
-def _tell(job: _Job, how: Callable[..., None], what: Any) -> None:
-    if job.asked is not None:
+def _deliver(job: _Job, how: Callable[..., None], what: Any) -> None:
+    if job.reply is not None:
         try:
-            job.asked.get_loop().call_soon_threadsafe(how, job.asked, what)
+            job.reply.get_loop().call_soon_threadsafe(how, job.reply, what)
         except RuntimeError:
-            _log.debug("the loop ended before its answer from the store")
+            _log.debug("the loop ended before the reply of the store")
 
 
-def _result(asked: "asyncio.Future[Any]", result: Any) -> None:
-    if not asked.done():
-        asked.set_result(result)
+def _result(reply: "asyncio.Future[Any]", result: Any) -> None:
+    if not reply.done():
+        reply.set_result(result)
 
 
-def _error(asked: "asyncio.Future[Any]", error: BaseException) -> None:
-    if not asked.done():
-        asked.set_exception(error)
+def _error(reply: "asyncio.Future[Any]", error: BaseException) -> None:
+    if not reply.done():
+        reply.set_exception(error)

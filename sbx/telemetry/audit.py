@@ -1,16 +1,6 @@
 """The audit log: an append-only file of JSON lines, each bound to the line before it.
 
-A line is `{"at":…,"who":…,"what":…,"object":…,"details":{…},"hash":"…"}`. Its hash is SHA-256 over
-the hash of the line before it, in hex (64 zeros before the first line), and the line's own bytes up
-to `,"hash"`. A line that is changed, added, moved or removed therefore breaks the chain at that
-place. The chain cannot show that its end was cut off, or that an attacker wrote a whole new chain.
-To detect this, compare `Verified.head` with a value that was recorded elsewhere.
-
-With a key, each line also has `"sig":"…"` before its hash. The signature is HMAC-SHA-256 over the
-hash of the line before it and the line's own bytes up to `,"sig"`. An attacker without the key
-therefore cannot write a valid new chain, whichever copy of the log is checked. Lines from before
-the key was set have no signature. The first signed line follows as soon as the log is opened with a
-key, and every later line has a signature.
+`audit_chain` defines the lines and checks them; this module writes them.
 
 A line that a full disk or a power cut tore stays as it is. The next line is `audit.torn` and has
 the SHA-256 of the torn bytes in its details, so that `verify` can distinguish the accident from
@@ -28,38 +18,36 @@ True while lines wait, so that new work can be refused before it begins.
 import asyncio
 import errno
 import hashlib
-import hmac
-import json
 import logging
 import os
 import re
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from sbx.errors import Closed, Unavailable, is_disk_full
 from sbx.telemetry import metrics
+from sbx.telemetry.audit_chain import (
+    FIRST,
+    SIGNED,
+    TORN,
+    WHOLE_LINE,
+    format_line,
+    is_signed,
+    to_json,
+    translate_errors,
+)
 
-FIRST = "0" * 64
-TORN = "audit.torn"
-SIGNED = "audit.signed"
 MISSED = "audit.missed"
-_LINE_MAX = 16 * 1024  # bytes; details that would make a line longer are left out
 _WORD_MAX = 256  # characters of each of `who`, `what` and `object`
-_SEAM = b',"hash":"'
-_END = b'"}\n'
 _WINDOW = 1024 * 1024  # bytes at the end of the log in which the last whole line is looked for
-_SIGNED = re.compile(rb',"sig":"([0-9a-f]{64})"$')  # no text in a line has a quote unescaped
 _NOTES_MAX = 1000  # notes that wait to be written
 _RETRY_S = 0.5
 _NOTED_AFTER_S = 0.05  # so that notes do not compete for the CPU with work that just started
-_WHOLE = re.compile(rb'^\{.*,"hash":"([0-9a-f]{64})"\}\n', re.MULTILINE)
 
 
 _log = logging.getLogger(__name__)
@@ -117,7 +105,6 @@ class Audit:
 
     @property
     def waiting(self) -> int:
-        """Return the number of lines that are kept in memory because they could not be written."""
         return len(self._waiting)
 
     async def record(self, who: str, what: str, object: str, **details: Any) -> bool:
@@ -229,7 +216,7 @@ class Audit:
         metrics.record_lost()
 
     def _append(self, entry: dict[str, Any]) -> None:
-        with _translated(self._path):
+        with translate_errors(self._path):
             while True:
                 try:
                     self._append_once(entry)
@@ -241,21 +228,21 @@ class Audit:
     def _append_once(self, entry: dict[str, Any]) -> None:
         head = self._head or self._mend()
         self._head = None  # until the whole line is written
-        line, new_head = _line(entry, head, self._key)
+        line, new_head = format_line(entry, head, self._key)
         _write(self._fd, line)
         self._head = new_head
 
     def _begin_to_sign(self) -> None:
         """Sign the last line of a log that has a key, even if nothing has happened since."""
-        with _translated(self._path):
+        with translate_errors(self._path):
             last = self._last_whole()
-            if last is None or not _is_signed(last[0]):
+            if last is None or not is_signed(last[0]):
                 self._append(self._entry("sbx", SIGNED, "audit", {}))
 
     def _last_whole(self) -> re.Match[bytes] | None:
         size = os.fstat(self._fd).st_size
         tail = os.pread(self._fd, _WINDOW, max(0, size - _WINDOW))
-        matches = list(_WHOLE.finditer(tail))
+        matches = list(WHOLE_LINE.finditer(tail))
         return matches[-1] if matches else None
 
     def _mend(self) -> str:
@@ -263,7 +250,7 @@ class Audit:
         it."""
         size = os.fstat(self._fd).st_size
         tail = os.pread(self._fd, _WINDOW, max(0, size - _WINDOW))
-        matches = list(_WHOLE.finditer(tail if tail.endswith(b"\n") else tail + b"\n"))
+        matches = list(WHOLE_LINE.finditer(tail if tail.endswith(b"\n") else tail + b"\n"))
         head = matches[-1][1].decode() if matches else FIRST
         torn = tail[matches[-1].end() :] if matches else tail
         if tail and not tail.endswith(b"\n"):
@@ -273,7 +260,7 @@ class Audit:
             return head
         details = {"sha256": hashlib.sha256(torn).hexdigest()}
         entry = {"at": round(self._clock(), 6), "who": "sbx", "what": TORN, "object": "audit"}
-        line, head = _line(entry | {"details": details}, head, self._key)
+        line, head = format_line(entry | {"details": details}, head, self._key)
         _write(self._fd, line)
         return head
 
@@ -282,129 +269,10 @@ class Audit:
             metrics.record_lost(len(self._waiting))
             _log.error("%d lines of the audit log are lost: it could not be written", lost)
         try:
-            with _translated(self._path):
+            with translate_errors(self._path):
                 os.fsync(self._fd)
         finally:
             os.close(self._fd)
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """The result of `verify`.
-
-    `count` is the number of whole lines up to the end or up to `broken_at`, the first line (from 1)
-    at which the chain is broken. `head` is the hash of the last valid line. `torn` is the number of
-    lines that a full disk or a power cut tore, each reported by the next line. `signed` is the
-    number of lines with a signature. With a key, all signatures were checked.
-    """
-
-    count: int
-    ok: bool
-    broken_at: int | None
-    head: str
-    torn: int
-    signed: int = 0
-
-
-def verify(path: Path, key: bytes | None = None) -> Verified:
-    """Check the whole chain, in bounded memory. This is safe while the service writes.
-
-    With the `key` of the log, also check the signatures: the last line must have one. Raise
-    Unavailable `audit_unusable` if the log cannot be read.
-    """
-    chain = _Chain(key)
-    with _translated(path), path.open("rb") as log:
-        while chain.broken_at is None and (piece := log.readline(2 * _LINE_MAX)):
-            chain.add(piece)
-    return chain.ended()
-
-
-class _Chain:
-    """The state of `verify` after the lines so far."""
-
-    def __init__(self, key: bytes | None) -> None:
-        self.broken_at: int | None = None
-        self._key = key
-        self._signed = 0
-        self._last_whole_at = 0
-        self._lines = 0
-        self._count = 0
-        self._torn = 0
-        self._head = FIRST
-        self._rest_from: int | None = None  # the number of the first torn piece
-        self._rest = hashlib.sha256()
-        self._last = b""
-
-    def add(self, piece: bytes) -> None:
-        self._lines += 1
-        self._last = piece
-        match = _WHOLE.fullmatch(piece if piece.endswith(b"\n") else piece + b"\n")
-        if match is None:
-            self._rest_from = self._rest_from or self._lines
-            self._rest.update(piece)
-            return
-        body = piece[: match.start(1) - len(_SEAM)]
-        digest = _chained(self._head, body)
-        if (
-            digest != match[1].decode()
-            or not self._reports_torn_pieces(body)
-            or not self._has_valid_signature(body)
-        ):
-            self.broken_at = self._rest_from or self._lines
-            return
-        self._head = digest
-        self._count += 1
-        self._last_whole_at = self._lines
-        if self._rest_from is not None:
-            self._torn += 1
-            self._rest_from, self._rest = None, hashlib.sha256()
-
-    def _has_valid_signature(self, body: bytes) -> bool:
-        """Return whether the signature is valid. After the first signature, every line must have
-        one.
-
-        Without a key, a signature is counted but not checked.
-        """
-        match = _SIGNED.search(body)
-        if match is None:
-            return not self._signed
-        self._signed += 1
-        if self._key is None:
-            return True
-        expected = _signature(self._key, self._head, body[: match.start()])
-        return hmac.compare_digest(expected, match[1].decode())
-
-    def _reports_torn_pieces(self, body: bytes) -> bool:
-        """Return whether the line reports the torn pieces before it, and only those."""
-        try:
-            entry = json.loads(body + b"}")
-            digest = entry["details"]["sha256"] if entry["what"] == TORN else None
-        except (ValueError, KeyError, TypeError):
-            return False
-        return digest == (None if self._rest_from is None else self._rest.hexdigest())
-
-    def ended(self) -> Verified:
-        if self._rest_from is not None and self.broken_at is None:
-            if self._rest_from == self._lines and not self._last.endswith(b"\n"):
-                self._torn += 1  # nothing was written after it
-            else:
-                self.broken_at = self._rest_from
-        if self._key is not None and self._count and not self._signed and self.broken_at is None:
-            self.broken_at = self._last_whole_at
-        ok = self.broken_at is None
-        return Verified(self._count, ok, self.broken_at, self._head, self._torn, self._signed)
-
-
-def _line(entry: dict[str, Any], head: str, key: bytes | None) -> tuple[bytes, str]:
-    """Return the line for an entry, and its hash. Details that are too long are left out."""
-    text = _json(entry)
-    if len(text) > _LINE_MAX:
-        text = _json(entry | {"details": {"left_out": len(text)}})
-    body = text[:-1].encode()
-    if key is not None:
-        body += b',"sig":"' + _signature(key, head, body).encode() + b'"'
-    digest = _chained(head, body)
-    return body + _SEAM + digest.encode() + _END, digest
 
 
 def _data(details: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -412,27 +280,11 @@ def _data(details: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     case."""
     try:
         data = details()
-        _json(data)
+        to_json(data)
     except Exception:  # noqa: BLE001  # `details` is the caller's function and may raise anything
         _log.exception("the details of a line of the audit log are not available")
         return {"untold": True}
     return data
-
-
-def _json(entry: dict[str, Any]) -> str:
-    return json.dumps(entry, separators=(",", ":"), default=str)  # ASCII: one character, one byte
-
-
-def _signature(key: bytes, head: str, body: bytes) -> str:
-    return hmac.new(key, head.encode() + body, hashlib.sha256).hexdigest()
-
-
-def _is_signed(line: bytes) -> bool:
-    return _SIGNED.search(line.rpartition(_SEAM)[0]) is not None
-
-
-def _chained(head: str, body: bytes) -> str:
-    return hashlib.sha256(head.encode() + body).hexdigest()
 
 
 def _cut(word: str) -> str:
@@ -441,7 +293,7 @@ def _cut(word: str) -> str:
 
 def _opened(path: Path) -> int:
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-    with _translated(path):
+    with translate_errors(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(path, flags, 0o600)
         try:
@@ -460,14 +312,3 @@ def _write(fd: int, line: bytes) -> None:
     remaining = memoryview(line)
     while remaining:
         remaining = remaining[os.write(fd, remaining) :]
-
-
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Unavailable(
-            f"the audit log {path} cannot be used: {error.strerror or error}",
-            code="no_space" if is_disk_full(error) else "audit_unusable",
-        ) from error

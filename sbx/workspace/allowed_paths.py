@@ -34,6 +34,7 @@ from sbx.forbidden_directories import (
     refusal,
 )
 from sbx.linux import mountinfo, openat2
+from sbx.linux.descriptors import closing
 from sbx.linux.mountinfo import MountInfo
 from sbx.workspace.host_directory import directories_on_path, executed_paths
 
@@ -74,10 +75,8 @@ def check(
             fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except (OSError, ValueError):
             return
-        try:
+        with closing(fd):
             check(fd, own, read_only=read_only, guarded=guarded)
-        finally:
-            os.close(fd)
         return
     mounts = mountinfo.read()
     path = os.readlink(f"/proc/self/fd/{directory}")

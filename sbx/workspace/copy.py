@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable
 
 from sbx.errors import InvalidPath, NotFound, TooLarge
+from sbx.linux.descriptors import closing
 from sbx.linux.renameat2 import rename_new
 from sbx.protocol.files import Copied
 from sbx.workspace.errors import invalid_path, not_a_file, too_large, translated, wrong_path
@@ -80,8 +81,6 @@ def copy_file(
 
 
 class _Copying:
-    """One copy of a directory."""
-
     def __init__(
         self,
         source: Tree,
@@ -110,7 +109,7 @@ class _Copying:
         shown = self._target.shown(self._to)
         with translated(shown):
             parent = self._target.parent(self._to[:-1])
-        try:
+        with closing(parent):
             name = encoded(self._to[-1])
             with _Staged(self._target, parent) as staged:
                 self._fill(staged.tree)
@@ -118,8 +117,6 @@ class _Copying:
                     check(staged.tree)
                 with translated(shown):
                     staged.commit(parent, name)
-        finally:
-            os.close(parent)
         return Copied(self._files, self._bytes, self._complete and self._walk.complete)
 
     def _fill(self, tree: Tree) -> None:
@@ -163,16 +160,10 @@ class _Copying:
 
     def _copy_link(self, of: Relative, tree: Tree, to: Relative) -> None:
         with translated(self._source.shown(of)):
-            fd = self._source.hold(of)
-            try:
+            with closing(self._source.hold(of)) as fd:
                 text = os.readlink(b"", dir_fd=fd)
-            finally:
-                os.close(fd)
-            above = tree.parent(to[:-1])
-            try:
+            with closing(tree.parent(to[:-1])) as above:
                 os.symlink(text, encoded(to[-1]), dir_fd=above)
-            finally:
-                os.close(above)
 
 
 class _Staged:

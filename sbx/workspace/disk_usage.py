@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from sbx.linux.descriptors import closing
 from sbx.workspace.safe_open import Opener, permit
 
 _OPEN_MAX = 64  # directories on the way down that stay open
@@ -194,13 +195,10 @@ def _opened(opener: Opener, above: int, relative: tuple[str, ...]) -> tuple[int,
 
 
 def _lifted(opener: Opener, above: int, relative: tuple[str, ...]) -> tuple[int, int]:
-    path_fd = opener(above, relative, os.O_PATH | os.O_DIRECTORY)
-    try:
+    with closing(opener(above, relative, os.O_PATH | os.O_DIRECTORY)) as path_fd:
         mode = stat.S_IMODE(os.fstat(path_fd).st_mode)
         permit(path_fd)
         return os.open(f"/proc/self/fd/{path_fd}/.", os.O_RDONLY | os.O_DIRECTORY), mode
-    finally:
-        os.close(path_fd)
 
 
 def _entries(directory: int) -> Iterator[tuple[str, os.stat_result]]:

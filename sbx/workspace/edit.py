@@ -10,6 +10,7 @@ import os
 import stat
 
 from sbx.errors import BadRequest, Conflict, Denied
+from sbx.linux.descriptors import closing
 from sbx.workspace.errors import not_a_file, too_large, translated, wrong_path
 from sbx.workspace.tree import Relative, Tree
 
@@ -39,33 +40,28 @@ def chmod(tree: Tree, relative: Relative, mode: int, *, in_host_directory: bool 
     check_mode(mode)
     path = tree.shown(relative)
     uid = os.geteuid() if tree.owner is None else tree.owner[0]
-    with translated(path):
-        fd = tree.hold(relative)
-        try:
-            status = os.fstat(fd)
-            if stat.S_ISLNK(status.st_mode):
-                raise wrong_path(path, "symlink", "is a symlink, which the host never follows")
-            if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-                raise not_a_file(path)
-            if status.st_uid != uid:
-                raise Denied(
-                    f"'{path}' belongs to another user of the host",
-                    code="file_not_permitted",
-                    hint="only files of the sandbox can be changed",
-                )
-            if in_host_directory and stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-                raise Denied(
-                    f"'{path}' has further hard links, which may be outside of the directory",
-                    code="file_not_permitted",
-                    hint="replace it by a copy first",
-                )
-            os.chmod(f"/proc/self/fd/{fd}", mode)
-        finally:
-            os.close(fd)
+    with translated(path), closing(tree.hold(relative)) as fd:
+        status = os.fstat(fd)
+        if stat.S_ISLNK(status.st_mode):
+            raise wrong_path(path, "symlink", "is a symlink, which the host never follows")
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise not_a_file(path)
+        if status.st_uid != uid:
+            raise Denied(
+                f"'{path}' belongs to another user of the host",
+                code="file_not_permitted",
+                hint="only files of the sandbox can be changed",
+            )
+        if in_host_directory and stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+            raise Denied(
+                f"'{path}' has further hard links, which may be outside of the directory",
+                code="file_not_permitted",
+                hint="replace it by a copy first",
+            )
+        os.chmod(f"/proc/self/fd/{fd}", mode)
 
 
 def check_mode(mode: int) -> None:
-    """Check a mode. Raises the errors of `chmod`."""
     if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o7777:
         raise BadRequest(
             "a mode must be a number from 0 to 0o777",

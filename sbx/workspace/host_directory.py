@@ -18,6 +18,7 @@ from typing import Self
 
 from sbx.errors import Denied
 from sbx.guest.path_rules import HEAD, RuleMatch
+from sbx.linux.descriptors import closing
 from sbx.linux.file_names import may_fold_case
 from sbx.workspace import safe_open
 from sbx.workspace.errors import translated, wrong_path
@@ -77,21 +78,18 @@ class HostDirectory:
 
     @property
     def owner(self) -> Owner:
-        """Return the uid and gid of the directory on disk."""
         status = os.fstat(self.fd)
         return status.st_uid, status.st_gid
 
     def identity(self, name: str = ".") -> tuple[int, int]:
         """Return (device, inode) of the directory, or of a name in it; for a symlink, its own."""
-        fd = os.dup(self.fd) if name == "." else _open_path(self.fd, tuple(name.split("/")))
-        try:
+        with closing(
+            os.dup(self.fd) if name == "." else _open_path(self.fd, tuple(name.split("/")))
+        ) as fd:
             status = os.fstat(fd)
             return status.st_dev, status.st_ino
-        finally:
-            os.close(fd)
 
     def set_patterns(self, *, add: tuple[str, ...], remove: tuple[str, ...]) -> None:
-        """Set the operator's patterns, which change the table."""
         self._add, self._remove = add, remove
         self.rules = path_rules(add=add, remove=remove, aliases=self._executed)
 
@@ -232,11 +230,9 @@ class HostDirectory:
             fd = _open_path(self.fd, relative)
         except OSError:
             return False
-        try:
+        with closing(fd):
             status = os.fstat(fd)
             return (status.st_dev, status.st_ino) in self._links.linked
-        finally:
-            os.close(fd)
 
     def _exists(self, parts: tuple[str, ...]) -> bool:
         try:

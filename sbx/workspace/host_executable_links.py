@@ -33,6 +33,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sbx.guest.path_rules import Parts, PathRules
+from sbx.linux.descriptors import closing
 from sbx.workspace.host_executable_texts import (
     HOOK_CONFIGURATIONS,
     HOOK_DIRECTORIES,
@@ -196,14 +197,15 @@ class _Walk:
 
 
 def _entries(root: int, directory: Parts) -> Iterator[os.DirEntry[str]]:
-    with suppress(OSError):
-        fd = os.open(
-            "/".join(directory) or ".",
-            os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
-            dir_fd=root,
-        )
-        try:
-            with os.scandir(fd) as entries:
-                yield from entries
-        finally:
-            os.close(fd)
+    with (
+        suppress(OSError),
+        closing(
+            os.open(
+                "/".join(directory) or ".",
+                os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
+                dir_fd=root,
+            )
+        ) as fd,
+        os.scandir(fd) as entries,
+    ):
+        yield from entries

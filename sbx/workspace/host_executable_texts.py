@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from sbx.workspace.direnv import of_envrc
-from sbx.workspace.executed_words import Mention, of_hook_configuration, of_script
+from sbx.workspace.executed_words import Mention, of_envrc, of_hook_configuration, of_script
 from sbx.workspace.git_settings import (
     FileSettings,
     Repository,
@@ -56,7 +55,6 @@ class HostExecutableTexts:
 
     @property
     def is_cut_off(self) -> bool:
-        """Return whether a limit was reached."""
         return len(self._scripts) >= _SCRIPTS_MAX or len(self.aliases.paths) >= ALIASES_MAX
 
     def read(self, path: str) -> None:

@@ -31,12 +31,13 @@ from typing import Self
 from sbx.errors import Broken, Denied, NotFound
 from sbx.forbidden_directories import DATA_MARKER
 from sbx.linux import capabilities
+from sbx.linux.descriptors import closing
 from sbx.protocol.files import Kind
 from sbx.workspace import paths, safe_open, unclaimed
 from sbx.workspace.errors import translated
 from sbx.workspace.ring_files import CommandLogs
 from sbx.workspace.rmtree import empty_directory, remove_tree
-from sbx.workspace.snapshots.rollback import recover
+from sbx.workspace.snapshots.recover import recover
 from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.unclaimed import OPAQUE_NAME
@@ -61,8 +62,7 @@ class ConversationFiles:
             (0o700, 0o700, 0o700) if owner is None else (0o700, 0o711, 0o750)
         )
         with ExitStack() as stack, translated(str(path)):
-            root = _directory(parent, path.name, parent_mode)
-            try:
+            with closing(_directory(parent, path.name, parent_mode)) as root:
                 staging = _directory(root, "staging", own_mode)
                 stack.callback(os.close, staging)
                 files = _directory(root, "files", own_mode, owner, keep_mode=True)
@@ -72,8 +72,6 @@ class ConversationFiles:
                 uploads = _directory(root, "uploads", uploads_mode, reader)
                 self.uploads = Uploads(Tree(uploads, view=paths.UPLOADS, staging=staging))
                 stack.callback(self.uploads.close)
-            finally:
-                os.close(root)
             self.prepare()
             self._staging = staging
             self._stack = stack.pop_all()
@@ -89,12 +87,13 @@ class ConversationFiles:
                 if self._kind(relative) is not None:
                     self.files.delete(relative)
                 self.files.make_directory(relative)
-            with translated(self.files.shown(relative)):
-                fd = safe_open.opener()(self.files.fd, relative, os.O_PATH | os.O_DIRECTORY)
-                try:
-                    safe_open.permit(fd)
-                finally:
-                    os.close(fd)
+            with (
+                translated(self.files.shown(relative)),
+                closing(
+                    safe_open.opener()(self.files.fd, relative, os.O_PATH | os.O_DIRECTORY)
+                ) as fd,
+            ):
+                safe_open.permit(fd)
 
     def _kind(self, relative: Relative) -> Kind | None:
         try:
@@ -104,12 +103,11 @@ class ConversationFiles:
 
     def logs(self) -> CommandLogs:
         """Open the logs of its background commands. The caller closes them after a few calls."""
-        with translated(str(self.path)):
-            root = os.open("..", os.O_PATH | os.O_DIRECTORY, dir_fd=self._staging)
-            try:
-                return CommandLogs(_directory(root, "commands", 0o700))
-            finally:
-                os.close(root)
+        with (
+            translated(str(self.path)),
+            closing(os.open("..", os.O_PATH | os.O_DIRECTORY, dir_fd=self._staging)) as root,
+        ):
+            return CommandLogs(_directory(root, "commands", 0o700))
 
     @property
     def staging(self) -> int:
@@ -142,8 +140,7 @@ class DataDirectory:
             with suppress(FileExistsError):
                 self.path.mkdir()
                 self.path.chmod(self._parent_mode)  # independent of the umask
-            root = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
+            with closing(os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)) as root:
                 _refuse_foreign(root, self.path)
                 self._sandboxes = _directory(root, "sandboxes", self._parent_mode)
                 stack.callback(os.close, self._sandboxes)
@@ -152,13 +149,10 @@ class DataDirectory:
                 self._removed = _directory(root, "removed", 0o700)
                 stack.callback(os.close, self._removed)
                 _mark(root)
-            finally:
-                os.close(root)
             self._stack = stack.pop_all()
 
     @staticmethod
     def new_name() -> str:
-        """Return a random name for a sandbox or a conversation."""
         return secrets.token_hex(16)
 
     def conversation(
@@ -168,19 +162,16 @@ class DataDirectory:
         path = self.path / "sandboxes" / _opaque(sandbox) / _opaque(conversation)
         with translated(str(path)):
             parent = _directory(self._sandboxes, sandbox, self._parent_mode)
-        try:
+        with closing(parent):
             return ConversationFiles(parent, path, owner)
-        finally:
-            os.close(parent)
 
     def shared(self, sandbox: str, *, owner: Owner | None = None) -> Tree:
         """Open or create the files that the conversations of a sandbox share."""
-        with translated(paths.SHARED):
-            parent = _directory(self._sandboxes, _opaque(sandbox), self._parent_mode)
-            try:
-                fd = _directory(parent, "shared", 0o700, owner, keep_mode=True)
-            finally:
-                os.close(parent)
+        with (
+            translated(paths.SHARED),
+            closing(_directory(self._sandboxes, _opaque(sandbox), self._parent_mode)) as parent,
+        ):
+            fd = _directory(parent, "shared", 0o700, owner, keep_mode=True)
         return Tree(fd, view=paths.SHARED, owner=owner)
 
     def shared_path(self, sandbox: str) -> Path:
@@ -193,16 +184,13 @@ class DataDirectory:
         It has an opaque name next to the conversations of the sandbox, and is removed like one.
         """
         with translated(paths.WORKSPACE):
-            parent = _directory(self._sandboxes, _opaque(sandbox), self._parent_mode)
-            try:
+            with closing(
+                _directory(self._sandboxes, _opaque(sandbox), self._parent_mode)
+            ) as parent:
                 root = _directory(parent, _opaque(name), self._parent_mode)
-            finally:
-                os.close(parent)
-            try:
+            with closing(root):
                 os.close(_directory(root, unclaimed.COPY, 0o700))  # first, so that no copy lacks it
                 fd = _directory(root, "files", 0o700, owner, keep_mode=True)
-            finally:
-                os.close(root)
         return Tree(fd, view=paths.WORKSPACE, owner=owner)
 
     def frozen_path(self, sandbox: str, name: str) -> Path:
@@ -237,10 +225,8 @@ class DataDirectory:
             )
         except FileNotFoundError:
             return True
-        try:
+        with closing(parent):
             return remove_tree(parent, _opaque(conversation), deadline_s, trash=self._removed)
-        finally:
-            os.close(parent)
 
     def sweep(self, deadline_s: float = 30.0) -> bool:
         """Finish earlier removals, and return whether nothing remains."""
@@ -248,12 +234,11 @@ class DataDirectory:
 
     def mark_temporary(self, sandbox: str) -> None:
         """Create the directory of a sandbox that ends with this process, and mark it."""
-        with translated(str(self.path)):
-            parent = _directory(self._sandboxes, _opaque(sandbox), self._parent_mode)
-            try:
-                os.close(_directory(parent, unclaimed.TEMPORARY, 0o700))
-            finally:
-                os.close(parent)
+        with (
+            translated(str(self.path)),
+            closing(_directory(self._sandboxes, _opaque(sandbox), self._parent_mode)) as parent,
+        ):
+            os.close(_directory(parent, unclaimed.TEMPORARY, 0o700))
 
     def has_no_files(self, sandbox: str, conversation: str | None = None) -> bool:
         """Return whether a conversation, or a whole sandbox, certainly has no file of a user."""
@@ -277,12 +262,11 @@ class DataDirectory:
 
     def sandboxes(self) -> tuple[str, ...]:
         """Return the opaque names that exist. The caller looks for leftovers at its start."""
-        with translated(str(self.path)):
-            fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._sandboxes)
-            try:
-                return tuple(name for name in os.listdir(fd) if OPAQUE_NAME.fullmatch(name))
-            finally:
-                os.close(fd)
+        with (
+            translated(str(self.path)),
+            closing(os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._sandboxes)) as fd,
+        ):
+            return tuple(name for name in os.listdir(fd) if OPAQUE_NAME.fullmatch(name))
 
     def conversations(self, sandbox: str) -> tuple[str, ...]:
         """Return the opaque names in a sandbox, or an empty tuple if it has no directory."""
@@ -293,10 +277,8 @@ class DataDirectory:
                 )
             except FileNotFoundError:
                 return ()
-            try:
+            with closing(fd):
                 return tuple(name for name in os.listdir(fd) if OPAQUE_NAME.fullmatch(name))
-            finally:
-                os.close(fd)
 
     def recover(self, sandbox: str) -> bool:
         """Undo the commits that a kill interrupted, in a sandbox that no process uses.

@@ -4,6 +4,7 @@ import os
 import stat
 from collections import deque
 
+from sbx.linux.descriptors import closing
 from sbx.protocol.files import FileEntry, Kind, Listing
 from sbx.workspace.errors import translate
 from sbx.workspace.safe_open import Opener
@@ -63,23 +64,22 @@ def _scan(
 ) -> list[tuple[str, ...]]:
     """Add the entries of one directory to `listing`, and return its subdirectories."""
     directories: list[tuple[str, ...]] = []
-    fd = opener(root, where, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                if len(listing) >= max_entries:
-                    listing.complete = False
-                    break
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
-                listing.append(entry_of(shown(view, (*where, name)), status))
-                if stat.S_ISDIR(status.st_mode):
-                    directories.append((*where, name))
-    finally:
-        os.close(fd)
+    with (
+        closing(opener(root, where, os.O_RDONLY | os.O_DIRECTORY)) as fd,
+        os.scandir(fd) as entries,
+    ):
+        for entry in entries:
+            if len(listing) >= max_entries:
+                listing.complete = False
+                break
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
+            listing.append(entry_of(shown(view, (*where, name)), status))
+            if stat.S_ISDIR(status.st_mode):
+                directories.append((*where, name))
     return directories
 
 

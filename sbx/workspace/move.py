@@ -6,6 +6,7 @@ import stat
 from collections.abc import Callable
 
 from sbx.errors import Denied
+from sbx.linux.descriptors import closing
 from sbx.linux.renameat2 import rename_new
 from sbx.workspace.copy import copy, refuse_into_itself
 from sbx.workspace.errors import file_exists, is_a_directory, translate
@@ -38,7 +39,7 @@ def move(
         above = source.opener(source.fd, of[:-1], os.O_PATH | os.O_DIRECTORY)
     except OSError as error:
         raise translate(error, source_path) from error
-    try:
+    with closing(above):
         # rename(2) would replace an empty directory by a directory.
         overwrite = overwrite and not _is_directory(above, encoded(of[-1]), source_path)
         try:
@@ -58,8 +59,6 @@ def move(
                 raise translate(error, source_path) from error
         finally:
             os.close(parent)
-    finally:
-        os.close(above)
     copied = copy(
         source,
         of,

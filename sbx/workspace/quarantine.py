@@ -26,6 +26,7 @@ from typing import Any, Self
 from sbx.errors import Conflict, NotFound, SbxError, Unavailable
 from sbx.guest.guarded_paths import ITEMS
 from sbx.linux import locks
+from sbx.linux.descriptors import closing
 from sbx.protocol.runs import Quarantined
 from sbx.workspace import copy
 from sbx.workspace.errors import translated
@@ -253,12 +254,9 @@ def drop(store: Path, item_id: str) -> None:
     item, content = get(store, item_id)
     top = content.parents[2]
     with _claimed(top, item), translated(item.directory):
-        with suppress(OSError, SbxError):  # the directory may be gone
-            fd = _open_directory(item)
-            try:
-                _remove_links(top, fd)
-            finally:
-                os.close(fd)
+        # The directory may be gone.
+        with suppress(OSError, SbxError), closing(_open_directory(item)) as fd:
+            _remove_links(top, fd)
         _discard(top, item)
 
 
@@ -390,11 +388,8 @@ def _is_linked(item: QuarantineItem, directory: int) -> bool:
 
 def _link(directory: int, path: Sequence[str]) -> str:
     """Read a symlink. Raises OSError."""
-    fd = opener()(directory, tuple(path), os.O_PATH | os.O_NOFOLLOW)
-    try:
+    with closing(opener()(directory, tuple(path), os.O_PATH | os.O_NOFOLLOW)) as fd:
         return os.readlink("", dir_fd=fd)
-    finally:
-        os.close(fd)
 
 
 def _remove_links(top: Path, directory: int) -> None:
@@ -411,14 +406,13 @@ def _remove_links(top: Path, directory: int) -> None:
 
 
 def _remove_link(directory: int, parts: Sequence[str], link: str) -> None:
-    with suppress(OSError):
-        parent = opener()(directory, tuple(parts[:-1]), os.O_PATH | os.O_DIRECTORY)
-        try:
-            name = encoded(parts[-1])
-            if os.readlink(name, dir_fd=parent) == link.encode():
-                os.unlink(name, dir_fd=parent)
-        finally:
-            os.close(parent)
+    with (
+        suppress(OSError),
+        closing(opener()(directory, tuple(parts[:-1]), os.O_PATH | os.O_DIRECTORY)) as parent,
+    ):
+        name = encoded(parts[-1])
+        if os.readlink(name, dir_fd=parent) == link.encode():
+            os.unlink(name, dir_fd=parent)
 
 
 # -- the store -------------------------------------------------------------------------------------
@@ -467,11 +461,8 @@ def _remove_if_empty(top: Path) -> None:
 
 
 def _remove(parent: Path, name: str) -> bool:
-    fd = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         return remove_tree(fd, name, _REMOVE_S) or not os.path.lexists(parent / name)
-    finally:
-        os.close(fd)
 
 
 @contextmanager

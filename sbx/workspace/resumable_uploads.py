@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from sbx.errors import BadRequest, Conflict, TooLarge
+from sbx.linux.descriptors import closing
 from sbx.workspace.errors import too_large, translated
 from sbx.workspace.paths import check_name
 from sbx.workspace.streams import CHUNK, FileWriter
@@ -40,7 +41,7 @@ def appending(staging: int, name: str, offset: int, size: int, sha256: str) -> F
     """
     with translated("the upload"):
         fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW, dir_fd=staging)
-    try:
+    with closing(fd):
         digest = hashlib.sha256()
         end = offset
         is_complete = False
@@ -62,8 +63,6 @@ def appending(staging: int, name: str, offset: int, size: int, sha256: str) -> F
             if not is_complete:
                 with suppress(OSError):
                     os.ftruncate(fd, offset)
-    finally:
-        os.close(fd)
 
 
 def content(staging: int, name: str, size: int, sha256: str) -> Iterator[bytes]:

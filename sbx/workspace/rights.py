@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from sbx.errors import Denied, Unavailable
 from sbx.linux import openat2
+from sbx.linux.descriptors import closing
 from sbx.workspace.errors import translated
 from sbx.workspace.host_directory import HostDirectory
 
@@ -73,11 +74,10 @@ def _first(top: int, uid: int, deadline: float) -> _Found | None:
                 hint="name a smaller directory",
             )
         with suppress(FileNotFoundError):  # removed meanwhile
-            fd = openat2.openat2(top, name, os.O_RDONLY | os.O_DIRECTORY, resolve=_RESOLVE)
-            try:
+            with closing(
+                openat2.openat2(top, name, os.O_RDONLY | os.O_DIRECTORY, resolve=_RESOLVE)
+            ) as fd:
                 finding = _first_in(fd, name, uid, below)
-            finally:
-                os.close(fd)
             if finding is not None:
                 return finding
     return None

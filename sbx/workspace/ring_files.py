@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Self
 
 from sbx.errors import Broken, NotFound
+from sbx.linux.descriptors import closing
 from sbx.workspace.errors import translated
 
 _NAME = re.compile(r"cmd-[0-9a-f]{12}")
@@ -153,11 +154,10 @@ class CommandLogs:
 
         Such a file is incomplete because of a crash.
         """
-        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
+        with closing(
+            os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+        ) as fd:
             listed = sorted(os.listdir(fd))[:_LISTED_MAX]
-        finally:
-            os.close(fd)
         records_by_name = {}
         for file in listed:
             name, _, kind = file.partition(".")
@@ -171,11 +171,10 @@ class CommandLogs:
         return records_by_name
 
     def _content(self, file: str) -> bytes:
-        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
+        with closing(
+            os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+        ) as fd:
             return os.read(fd, _RECORD_MAX)
-        finally:
-            os.close(fd)
 
     def remove(self, name: str, *, log_only: bool = False) -> None:
         """Remove the files of a command, or only its log. Missing files are ignored."""

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
+from sbx.linux.descriptors import closing
 from sbx.workspace.safe_open import opener, permit
 
 _REMEMBERED = 10_000  # moved-up directories in memory; the next pass finds the others
@@ -65,22 +66,16 @@ def empty_directory(directory: int, deadline_s: float) -> bool:
     """Empty the directory fd `directory` (O_PATH suffices); return whether it is empty."""
     end = time.monotonic() + deadline_s
     try:
-        top = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
-        try:
+        with closing(os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)) as top:
             return TreeRemover(top, end).run()
-        finally:
-            os.close(top)
     except OSError:
         return False
 
 
 def _remove_directory(parent: int, name: str, end: float) -> bool:
     try:
-        top = _open_directory(parent, name)
-        try:
+        with closing(_open_directory(parent, name)) as top:
             emptied = TreeRemover(top, end).run()
-        finally:
-            os.close(top)
         if emptied:
             os.rmdir(name, dir_fd=parent)
     except OSError:
@@ -146,12 +141,9 @@ class TreeRemover:
             return  # vanished, replaced or not permitted: a later pass decides
 
     def _hollow_out(self, name: str) -> None:
-        directory = _open_directory(self._top, name)
-        try:
+        with closing(_open_directory(self._top, name)) as directory:
             for below, is_directory in _names(directory):
                 self._remove(directory, below, is_directory)
-        finally:
-            os.close(directory)
 
     def _move_up(self, parent: int, name: str) -> None:
         self._serial += 1
@@ -184,12 +176,9 @@ def _names(directory: int) -> Iterator[tuple[str, bool]]:
 
 def _open_directory(parent: int, name: str) -> int:
     """Open the directory `name` for reading and writing, even after chmod 000. Raises OSError."""
-    path_fd = _open_path(parent, name)
-    try:
+    with closing(_open_path(parent, name)) as path_fd:
         permit(path_fd)
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=path_fd)
-    finally:
-        os.close(path_fd)
 
 
 def _permit_if_directory(parent: int, name: str) -> None:
@@ -201,10 +190,8 @@ def _permit_if_directory(parent: int, name: str) -> None:
         if error.errno == errno.ELOOP:
             return
         raise
-    try:
+    with closing(path_fd):
         permit(path_fd)
-    finally:
-        os.close(path_fd)
 
 
 def _open_path(parent: int, name: str) -> int:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sbx.errors import Unavailable
+from sbx.linux.descriptors import closing
 
 _SECRET_BYTES = 32
 _READ_MAX = 4096
@@ -57,16 +58,13 @@ def _write(path: Path, content: bytes, *, replace: bool) -> None:
 
 
 def _read(path: Path) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as fd:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise _unusable(path, "it is not a regular file")
         if status.st_mode & _OTHERS:
             raise _unusable(path, "other users may read it", hint=f"chmod 600 {path}")
         content = os.read(fd, _READ_MAX).strip()
-    finally:
-        os.close(fd)
     if len(content) < _SECRET_BYTES:
         raise _unusable(path, "it is too short")
     return content

@@ -1,14 +1,15 @@
 """Write a file chunk by chunk, and read an open file."""
 
+import contextlib
 import os
 import secrets
 import stat
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
 from types import TracebackType
 from typing import Self, TypeVar
 
 from sbx.linux import quota
+from sbx.linux.descriptors import closing
 from sbx.linux.renameat2 import rename_new
 from sbx.workspace.errors import is_a_directory, not_a_file, translated, wrong_path
 from sbx.workspace.safe_open import Opener
@@ -27,7 +28,7 @@ FileWriter = Generator[None, bytes | None, T]
 
 def drive(intake: FileWriter[T], chunks: Iterable[bytes]) -> T:
     """Send all of `chunks` to `intake`, and return its outcome."""
-    with closing(intake):
+    with contextlib.closing(intake):
         try:
             intake.send(None)
             for chunk in chunks:
@@ -158,11 +159,8 @@ def open_regular(
     `lease-break-time`.
     """
     with translated(shown):
-        fd = opener(root, relative, os.O_PATH)
-        try:
+        with closing(opener(root, relative, os.O_PATH)) as fd:
             _check(os.fstat(fd), shown, owner_uid)
-        finally:
-            os.close(fd)
         fd = opener(root, relative, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         status = os.fstat(fd)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
+from sbx.linux.descriptors import closing
 from sbx.protocol.files import FileEntry, Listing
 from sbx.workspace import safe_open
 from sbx.workspace.disk_usage import DiskUsage, EarlyStop, measure
@@ -114,7 +115,7 @@ class Tree:
             raise is_a_directory(path)
         with translated(path):
             parent = self.parent(relative[:-1])
-        try:
+        with closing(parent):
             with translated(path):
                 if mode is None:
                     mode = _kept_mode(parent, encoded(relative[-1]))
@@ -131,17 +132,14 @@ class Tree:
                         parent, name, mode=mode, owner=self.owner, new=new, sync=self.durable
                     )
                 return staged.size
-        finally:
-            os.close(parent)
 
     def stat(self, relative: Relative) -> FileEntry:
         """Return the entry; for a symlink, the link itself. Raises NotFound, InvalidPath."""
-        with translated(self.shown(relative)):
-            fd = self.opener(self.fd, relative, os.O_PATH | os.O_NOFOLLOW)
-            try:
-                return entry_of(self.shown(relative), os.fstat(fd))
-            finally:
-                os.close(fd)
+        with (
+            translated(self.shown(relative)),
+            closing(self.opener(self.fd, relative, os.O_PATH | os.O_NOFOLLOW)) as fd,
+        ):
+            return entry_of(self.shown(relative), os.fstat(fd))
 
     def list(
         self, relative: Relative = (), *, max_entries: int = 10_000, max_depth: int = 1
@@ -190,21 +188,20 @@ class Tree:
         if not relative:
             raise wrong_path(path, "reserved", "is the root of the workspace")
         name = encoded(relative[-1])
-        with translated(path):
-            parent = self.opener(self.fd, relative[:-1], os.O_PATH | os.O_DIRECTORY)
-            try:
-                status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-                if not stat.S_ISDIR(status.st_mode):
-                    os.unlink(name, dir_fd=parent)
-                    return True
-                if remove_tree(parent, os.fsdecode(name), deadline_s, trash=self.staging):
-                    return True
-                if _exists(parent, name):
-                    os.rmdir(name, dir_fd=parent)  # raises the reason why it could not be moved
-                    return True
-                return False
-            finally:
-                os.close(parent)
+        with (
+            translated(path),
+            closing(self.opener(self.fd, relative[:-1], os.O_PATH | os.O_DIRECTORY)) as parent,
+        ):
+            status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if not stat.S_ISDIR(status.st_mode):
+                os.unlink(name, dir_fd=parent)
+                return True
+            if remove_tree(parent, os.fsdecode(name), deadline_s, trash=self.staging):
+                return True
+            if _exists(parent, name):
+                os.rmdir(name, dir_fd=parent)  # raises the reason why it could not be moved
+                return True
+            return False
 
     def measure(
         self,
@@ -252,13 +249,12 @@ class Tree:
         try:
             os.mkdir(name, 0o755, dir_fd=parent)
             if self.owner is not None:
-                fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-                try:
+                with closing(
+                    os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+                ) as fd:
                     # If the code inside replaced it, the directory has the owner already.
                     if os.fstat(fd).st_uid == os.geteuid():
                         os.fchown(fd, *self.owner)
-                finally:
-                    os.close(fd)
         except FileExistsError:
             return
         finally:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from sbx.errors import NotFound
+from sbx.linux.descriptors import closing
 from sbx.linux.renameat2 import rename_new
 from sbx.workspace.disk_usage import measure
 from sbx.workspace.errors import translated
@@ -157,14 +158,11 @@ def _cannot_be_seen(error: OSError) -> Literal[False]:
 
 def _has_frames(sandbox: int) -> bool:
     for name in os.listdir(sandbox):
-        below = opener()(sandbox, (name,), _LIST)
-        try:
+        with closing(opener()(sandbox, (name,), _LIST)) as below:
             if name == "shared":
                 empty = not os.listdir(below)
             else:
                 empty = bool(OPAQUE_NAME.fullmatch(name)) and _is_copy_or_frame(below)
-        finally:
-            os.close(below)
         if not empty:
             return False
     return True
@@ -179,12 +177,11 @@ def _is_frame(directory: int, frame: Frame) -> bool:
         for entry in entries:
             if entry.name not in frame:
                 return False
-            below = opener()(directory, (entry.name,), _LIST)  # ENOTDIR if it is not a directory
-            try:
+            with closing(
+                opener()(directory, (entry.name,), _LIST)
+            ) as below:  # ENOTDIR if it is not a directory
                 if not _is_frame(below, frame[entry.name]):
                     return False
-            finally:
-                os.close(below)
     return True
 
 

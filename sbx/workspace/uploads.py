@@ -12,11 +12,12 @@ import os
 import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from sbx.errors import BadRequest, Conflict, NotFound, TooLarge
+from sbx.linux.descriptors import closing
 from sbx.protocol.files import FileEntry, Upload
 from sbx.workspace.errors import is_a_directory, not_a_file, too_large, translated
 from sbx.workspace.paths import UPLOADS, UPLOADS_APART, check_name
@@ -128,13 +129,8 @@ class Uploads:
             uploaded_at = os.fstat(staged.fd).st_mtime
             return Upload(name, staged.size, digest.hexdigest(), path, uploaded_at)
 
-    @contextmanager
-    def _opened(self) -> Iterator[int]:
-        root = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.tree.fd)
-        try:
-            yield root
-        finally:
-            os.close(root)
+    def _opened(self) -> closing:
+        return closing(os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.tree.fd))
 
     def list(self) -> tuple[Upload, ...]:
         """Return all uploads, sorted by name."""
@@ -238,7 +234,7 @@ def _host_file(path: Path) -> Iterator[bytes]:
     """Yield the content of a file that the embedding program named. Follow its symlinks."""
     with translated(str(path)):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
+    with closing(fd):
         mode = os.fstat(fd).st_mode
         if stat.S_ISDIR(mode):
             raise is_a_directory(str(path))
@@ -247,8 +243,6 @@ def _host_file(path: Path) -> Iterator[bytes]:
         with translated(str(path)):
             while chunk := os.read(fd, CHUNK):
                 yield chunk
-    finally:
-        os.close(fd)
 
 
 def _remember(fd: int, sha256: str) -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from sbx.linux.descriptors import closing
 from sbx.workspace.errors import translate
 from sbx.workspace.listing import shown
 from sbx.workspace.safe_open import Opener
@@ -71,13 +72,11 @@ class Walk:
                     raise translate(error, shown(view, relative)) from error
                 self.complete &= isinstance(error, FileNotFoundError)
                 continue
-            try:
+            with closing(fd):
                 for name, status in self._entries(fd):
                     if stat.S_ISDIR(status.st_mode):
                         pending.append(_Below(directory, name))
                     yield (*where, name), status
-            finally:
-                os.close(fd)
 
     def _may_continue(self) -> bool:
         if self.exhausted or not self.in_time:

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from sbx.errors import SbxError, Unavailable
 from sbx.linux import inotify
+from sbx.linux.descriptors import closing
 from sbx.protocol.files import ChangeKind, FileEvent
 from sbx.workspace.errors import translate
 from sbx.workspace.search import Places
@@ -155,11 +156,8 @@ class Watching:
             self._missed = True
             return
         try:
-            fd = tree.opener(tree.fd, relative, os.O_PATH | os.O_DIRECTORY)
-            try:
+            with closing(tree.opener(tree.fd, relative, os.O_PATH | os.O_DIRECTORY)) as fd:
                 self._watched[self._queue.add(fd, _MASK)] = (tree, relative)
-            finally:
-                os.close(fd)
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 if not self._watched:

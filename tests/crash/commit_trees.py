@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sbx.workspace import rmtree
-from sbx.workspace.snapshots import apply, journal, recover, rollback, staging
+from sbx.workspace.snapshots import apply, journal, recover, staging
 from sbx.workspace.snapshots.journal import Journal
 from sbx.workspace.snapshots.manifest import Nodes, changes
 from sbx.workspace.snapshots.scan import Bounds, ScanScope, look
@@ -60,7 +60,7 @@ class Steps:
         return self.step(real) if name in _CHANGING else real
 
     def put_in(self, patch: pytest.MonkeyPatch, *others: ModuleType) -> None:
-        for module in (apply, journal, rollback, staging, recover, *others):
+        for module in (apply, journal, staging, recover, *others):
             patch.setattr(module, "os", self)
             for name in _FUNCTIONS:
                 if hasattr(module, name):
@@ -126,7 +126,7 @@ class Trees:
         apply.commit(changes(now, self.wanted), now, self.target, self.source, self.journal)
 
     def roll_back(self) -> bool:
-        return rollback.recover(self.journal.directory, self.target.fd)
+        return recover.recover(self.journal.directory, self.target.fd)
 
 
 @contextmanager

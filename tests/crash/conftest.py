@@ -9,7 +9,7 @@ import pytest
 
 from sbx import Runtime
 from sbx.policy import Policy, load
-from sbx.policy.model import MountPolicy
+from sbx.policy.tables import MountPolicy
 
 Preloading = Callable[[str], Policy]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Broken, Conflict, Unavailable
-from sbx.workspace.snapshots import apply, journal
+from sbx.workspace.snapshots import apply, journal, recover
 from sbx.workspace.snapshots.journal import Journal
 from sbx.workspace.snapshots.manifest import changes
 from sbx.workspace.snapshots.scan import Bounds, ScanScope, TreeScan, sealed
@@ -56,7 +56,7 @@ def test_no_directory_of_others_is_emptied_in_place_of_the_staging(
     (tmp_path / "staging").mkdir()
     staging = os.open(tmp_path / "staging", os.O_PATH)
     with Tree.at(tmp_path, view="/workspace") as target:
-        with apply._begun(target, Journal(staging, in_tree=True)):
+        with recover.begin_commit(target, Journal(staging, in_tree=True)):
             [name] = [one for one in os.listdir(tmp_path) if one.startswith(".sbx-")]
             (tmp_path / name / "1").mkdir()
             (tmp_path / name).rename(tmp_path / "moved")

@@ -27,7 +27,7 @@ from places import short_directory, small_disk
 
 from sbx.store import Store, database
 from sbx.store.pending import PendingWrites
-from sbx.telemetry.audit import verify
+from sbx.telemetry.audit_chain import verify
 
 pytestmark = [
     pytest.mark.needs("root"),

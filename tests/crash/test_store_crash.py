@@ -16,7 +16,8 @@ from random import Random
 import pytest
 
 from sbx.store import Store
-from sbx.telemetry.audit import Audit, verify
+from sbx.telemetry.audit import Audit
+from sbx.telemetry.audit_chain import verify
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 6

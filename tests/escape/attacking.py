@@ -35,7 +35,7 @@ import pytest
 
 from sbx.isolation import argv
 from sbx.isolation import plan as plan_of
-from sbx.isolation.plan import Bind, LaunchPlan, Seal
+from sbx.isolation.launch_plan import Bind, LaunchPlan, Seal
 from sbx.isolation.seccomp import Filter
 from sbx.isolation.seccomp.compiler import number_of
 from sbx.kernels import kernel as kernel_of

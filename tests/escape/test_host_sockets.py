@@ -21,7 +21,7 @@ from sbx import Runtime
 from sbx.errors import Unavailable
 from sbx.isolation import masking
 from sbx.policy import Policy, load
-from sbx.policy.model import Imports, MountPolicy, WallsPolicy
+from sbx.policy.tables import Imports, MountPolicy, WallsPolicy
 from sbx.runtime.sandbox import AsyncSandbox
 
 pytestmark = [

@@ -8,7 +8,7 @@ import pytest
 from attacking import Fresh, tell
 
 from sbx.environments import interpreter
-from sbx.environments.interpreter import _interpreter
+from sbx.environments.interpreter import interpreter_of
 from sbx.runtime import runtime as runtime_of
 
 pytestmark = pytest.mark.core
@@ -23,7 +23,7 @@ async def test_a_link_to_python_in_a_home_does_not_show_that_home(
     home.mkdir()
     (home / "secret").write_text("token")
     (home / "python").symlink_to(sys.executable)
-    found = _interpreter(str(home / "python"), (sys.prefix, sys.base_prefix))
+    found = interpreter_of(str(home / "python"), (sys.prefix, sys.base_prefix))
     assert str(home) not in found.prefixes
     assert (str(home / "python"), sys.executable) in found.links
 
@@ -36,7 +36,7 @@ async def test_a_kernel_starts_by_a_chain_of_links_and_sees_only_the_links(
     (place / "secret").write_text("token")
     (place / "python").symlink_to("python3")
     (place / "python3").symlink_to(os.path.realpath(sys.executable))  # noqa: ASYNC240
-    shown = _interpreter(str(place / "python"), (sys.prefix, sys.base_prefix))
+    shown = interpreter_of(str(place / "python"), (sys.prefix, sys.base_prefix))
     real = interpreter.own_interpreter()
     chained = type(real)(real.executable, shown.prefixes, shown.links)
     monkeypatch.setattr(runtime_of, "own_interpreter", lambda: chained)

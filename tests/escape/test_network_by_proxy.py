@@ -27,7 +27,7 @@ from attacking import (
 from web import ADDRESS, Web, networked, web
 
 from sbx import Runtime
-from sbx.isolation.plan import LaunchPlan
+from sbx.isolation.launch_plan import LaunchPlan
 from sbx.runtime.sandbox import AsyncSandbox
 
 pytestmark = pytest.mark.core

@@ -20,7 +20,7 @@ from attacking import Fresh, Without, altered, attack, attack_by_shell, by, tell
 from sbx import Runtime
 from sbx.isolation.broker.client import BrokerClient
 from sbx.isolation.broker.jail import Jail, ZygoteHandle
-from sbx.isolation.plan import ZygotePlan
+from sbx.isolation.launch_plan import ZygotePlan
 from sbx.linux import procfs
 from sbx.policy import Policy, load
 from sbx.runtime.sandbox import AsyncSandbox

@@ -14,7 +14,7 @@ from attacking import PATHS, Fresh, altered, attack, by, run, tell
 
 from sbx import Runtime
 from sbx.policy import Policy, load
-from sbx.policy.model import Imports, WallsPolicy
+from sbx.policy.tables import Imports, WallsPolicy
 from sbx.runtime.sandbox import AsyncSandbox
 
 Bare = Callable[..., Awaitable[AsyncSandbox]]

@@ -21,7 +21,7 @@ from sbx.errors import InvalidPath
 from sbx.guest import import_rules
 from sbx.kernels import frames as wire
 from sbx.policy import imports
-from sbx.policy.model import Imports
+from sbx.policy.tables import Imports
 from sbx.workspace.paths import WorkspaceArea, check_name, resolve
 
 _PIECES = (1, 3, 7, 64, 1 << 16)

@@ -20,7 +20,7 @@ from sbx import Runtime, errors
 from sbx.api.server import privileges
 from sbx.api.server.settings import ServiceSettings
 from sbx.isolation.broker.process import BrokerProcess, start_broker
-from sbx.isolation.plan import GroupLimits
+from sbx.isolation.launch_plan import GroupLimits
 from sbx.linux import capabilities
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import trustme
 
 from sbx.egress import Egress, EgressDecision, Secret, Timeouts
-from sbx.policy.model import Network
+from sbx.policy.tables import Network
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]

@@ -13,7 +13,7 @@ from sbx.runtime.prewarm import PrewarmedSandbox
 from sbx.service.lifecycle import State
 from sbx.service.sandbox import ServiceSandbox
 from sbx.service.service import Service
-from sbx.store import sandboxes as rows
+from sbx.store import workspaces
 
 pytestmark = pytest.mark.needs("namespaces")
 
@@ -130,7 +130,7 @@ async def test_refused_move_leaves_neither_kernel_nor_home(
         home = await ready(house)
         made = await house.sandboxes.create(ME)
         with monkeypatch.context() as patch:
-            patch.setattr(rows, "move_in", fail)
+            patch.setattr(workspaces, "move_in", fail)
             with pytest.raises(Exception, match="the disk is full"):
                 await run(house, made.id, "1")
         assert home.directory not in house.runtime.homes

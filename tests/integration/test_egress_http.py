@@ -16,7 +16,7 @@ import pytest
 from egressing import allowing, closed, origin, refusal, reply, until_the_end, way
 
 from sbx.egress import EgressDecision, Timeouts
-from sbx.policy.model import Network, NetworkRule
+from sbx.policy.tables import Network, NetworkRule
 
 HOST = "site.example"
 HERE = {HOST: ["127.0.0.1"]}
@@ -318,7 +318,7 @@ async def test_a_reply_that_breaks_off_is_not_made_whole(tmp_path: Path) -> None
     ):
         said = await out.get(f"http://{HOST}:{site.port}/")
         assert said.endswith(b"3\r\nabc\r\n")
-    assert out.decisions[-1].reason.startswith("site.example broke off")
+    assert out.decisions[-1].reason.startswith("site.example closed the connection")
 
 
 async def test_who_is_not_there_is_told_of(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ async def test_a_body_that_does_not_come_ends_the_request(tmp_path: Path) -> Non
         host = f"{HOST}:{site.port}"
         said = f"POST http://{host}/ HTTP/1.1\r\nHost: {host}\r\nContent-Length: 9\r\n\r\nabc"
         assert await out.say(said.encode()) == b""
-    assert out.decisions[-1].reason == "whoever asked went away"
+    assert out.decisions[-1].reason == "the client went away"
 
 
 async def test_a_name_server_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
@@ -508,7 +508,7 @@ async def test_who_leaves_is_not_answered_for(tmp_path: Path) -> None:
             await asked.wait()
         async with asyncio.timeout(60):
             await left.wait()
-    assert out.decisions[-1].reason == "whoever asked went away"
+    assert out.decisions[-1].reason == "the client went away"
 
 
 async def test_who_says_all_at_once_and_no_more_is_answered(tmp_path: Path) -> None:

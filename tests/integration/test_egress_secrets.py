@@ -46,7 +46,7 @@ async def secured(
 ) -> AsyncIterator[tuple[Way, Origin, ssl.SSLContext, str]]:
     """A way out with a secret for HOST; what stands inside is last. OTHER is read as well, for it
     has a rule."""
-    from sbx.policy.model import NetworkRule
+    from sbx.policy.tables import NetworkRule
 
     secret = Secret("API", "API_TOKEN", (HOST,), "Authorization", VALUE, **more)
     async with (

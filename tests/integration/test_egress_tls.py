@@ -17,7 +17,7 @@ from egressing import (
 )
 
 from sbx.egress import Timeouts
-from sbx.policy.model import NetworkRule
+from sbx.policy.tables import NetworkRule
 
 HOST = "site.example"
 HERE = {HOST: ["127.0.0.1"], "other.example": ["127.0.0.1"]}
@@ -286,7 +286,7 @@ async def test_a_server_that_is_not_who_it_says_is_not_asked(
             inside = out.inside
             told = refusal(await out.ask(f"{HOST}:{site.port}", inside, "/v1/"))
             assert (told["status"], told["rule"]) == ("502", "outside")
-            assert "is not who it says" in told["reason"]
+            assert "is not valid: " in told["reason"]
             assert site.heard == []
 
 

@@ -26,7 +26,7 @@ from wheelhouse import wheel, wheels_of_the_kernel
 from sbx import Runtime, errors
 from sbx.environments import pythons
 from sbx.environments.directory import Environments
-from sbx.isolation.plan import Paths
+from sbx.isolation.launch_plan import Paths
 from sbx.isolation.seccomp import load_filters
 from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy, load
@@ -190,7 +190,7 @@ def test_what_cannot_be_resolved_is_said_with_the_installer_s_lines_and_leaves_n
     done = house.create_hollow("impossible", "needy", "tiny==2.0")
     assert done.returncode == 3
     assert "conflict" in done.stderr.lower()
-    assert "hint: ask for fewer fixed versions" in done.stderr
+    assert "hint: request fewer fixed versions" in done.stderr
     assert house.there == ["small"]
 
 
@@ -236,7 +236,7 @@ def test_without_build_no_code_of_a_source_distribution_runs(house: House, tmp_p
     packed = shutil.make_archive(str(tmp_path / "evil-1.0"), "gztar", tmp_path, "evil")
     for path in (source, packed):
         refused = house.create_quick("evil", f"evil @ file://{path}")
-        assert "is no wheel" in refused.stderr
+        assert "is not a wheel" in refused.stderr
         assert refused.returncode == 2
     assert not (tmp_path / "ran").exists()
     assert "evil" not in house.there
@@ -309,7 +309,7 @@ def test_what_a_killed_creation_leaves_is_none_and_gives_way(house: House) -> No
     assert house.quick("show", "killed").returncode == 2
     early = house.create_quick("killed", "tiny")
     assert early.returncode == 3
-    assert "being made or removed" in early.stderr
+    assert "being created or removed" in early.stderr
     house.uv.go_on()
     assert psutil.wait_procs(installer, timeout=60)[1] == []
     done = house.create_quick("killed", "tiny")
@@ -360,7 +360,7 @@ def test_a_list_of_hashes_that_was_changed_is_told_so(house: House) -> None:
         listed.write_bytes(before.replace(b'"file ', b'"fine ', 1))
         done = house.quick("show", "small", "--verify")
         assert done.returncode == 3
-        assert "is not what it was" in done.stderr
+        assert "was changed" in done.stderr
     finally:
         listed.write_bytes(before)
 

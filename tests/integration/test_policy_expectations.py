@@ -8,7 +8,7 @@ import pytest_asyncio
 from sbx import Runtime
 from sbx.errors import CannotEnforce
 from sbx.policy import Policy, load
-from sbx.policy.model import Expect
+from sbx.policy.tables import Expect
 from sbx.protocol.runs import Run, Status
 from sbx.runtime.sandbox import AsyncSandbox
 

@@ -18,7 +18,7 @@ from sbx.environments.interpreter import own_interpreter
 from sbx.errors import BadRequest, Broken, CannotEnforce, SbxError, Unavailable
 from sbx.isolation.broker.client import BrokerClient
 from sbx.isolation.broker.jail import Jail, ZygoteHandle
-from sbx.isolation.plan import Paths, ZygotePlan
+from sbx.isolation.launch_plan import Paths, ZygotePlan
 from sbx.isolation.receipt import Receipt
 from sbx.isolation.seccomp import load_filters
 from sbx.kernels.kernel import Kernel

@@ -12,7 +12,7 @@ from kept import ME
 from sbx import AsyncSandbox, Runtime, Settings
 from sbx.policy import load
 from sbx.service.service import Service
-from sbx.telemetry.audit import verify
+from sbx.telemetry.audit_chain import verify
 
 pytestmark = pytest.mark.core
 EVERY = {"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"}

@@ -16,7 +16,7 @@ def test_file_is_what_the_table_compiles_to(name: str, machine: str) -> None:
         if os.environ.get("CI") == "true":
             raise
         pytest.skip(f"cannot compile: {error}")
-    from sbx.isolation.seccomp.listing import listing
+    from sbx.isolation.seccomp.compiler import listing
 
     assert file_of(name, machine).read_text() == listing(name, machine), "run scripts/filters"
 

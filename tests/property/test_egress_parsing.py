@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from sbx.egress import denials
 from sbx.egress.addresses import is_exempt, reserved
-from sbx.egress.client_hello import HELLO_MAX, NotTls, read_hello
+from sbx.egress.connection import HELLO_MAX, NotTls, read_hello
 from sbx.egress.denials import EgressDenied, HostGone
 from sbx.egress.hosts import NoHost, authority, canonical, is_address, written
-from sbx.egress.http_heads import HEAD_MAX, asked_of, read_head
+from sbx.egress.http_heads import HEAD_MAX, parse_request, read_head
 from sbx.egress.limits import FairQueue
 from sbx.egress.rules import ClientHello, ProxyRequest, judge
 from sbx.egress.secrets import PlaceholderScanner, Secret, SecretMisuse, SecretStore
 from sbx.egress.stream import ProxyStream
 from sbx.policy import destinations
-from sbx.policy.model import Network, NetworkRule
+from sbx.policy.tables import Network, NetworkRule
 
 letters = st.sampled_from(list("aZ09.-_%:[]@/\\ \t\n*xn" + "\u00fc\u3002\uff11\u00df\u200d\u0130"))
 pieces = st.sampled_from(
@@ -127,7 +127,7 @@ def test_a_head_is_read_in_one_way_or_refused(data: bytes, size: int) -> None:
             assert data == b""
             return
         http, request = found
-        asked = asked_of(request, None)
+        asked = parse_request(request, None)
         head = data[: data.index(b"\r\n\r\n")]
         assert not re.search(rb"(?<!\r)\n|\r(?!\n)|\0", head)
         assert not (b"Content-Length" in head and b"Transfer-Encoding" in head.replace(b" ", b""))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sbx.policy import check
 from sbx.policy.imports import refusals
-from sbx.policy.model import Imports
+from sbx.policy.tables import Imports
 from sbx.policy.units import (
     format_cpu,
     format_duration,

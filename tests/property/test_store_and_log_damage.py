@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from sbx.errors import SbxError
 from sbx.store import Store
-from sbx.telemetry.audit import Audit, verify
+from sbx.telemetry.audit import Audit
+from sbx.telemetry.audit_chain import verify
 from tests.tiers import examples
 
 KEYS = 12

@@ -314,7 +314,7 @@ def test_a_source_is_seen_at_each_of_its_paths_that_no_mount_hides() -> None:
 
 def test_mounts_are_read_with_their_escapes() -> None:
     line = "36 35 98:0 /a\\040b /mnt\\134x rw,noatime master:1 - ext4 /dev/root rw\n"
-    assert mountinfo.parse([line]) == (MountInfo("/mnt\\x", "98:0", "/a b"),)
+    assert mountinfo.parse([line]) == (MountInfo("/mnt\\x", "98:0", "/a b", "ext4", "/dev/root"),)
 
 
 # -- on the disk -----------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from sbx.isolation.argv import bwrap_argv, zygote_argv
-from sbx.isolation.plan import Bind, DataFile, LaunchPlan, Seal, Tmpfs, ZygotePlan
+from sbx.isolation.launch_plan import Bind, DataFile, LaunchPlan, Seal, Tmpfs, ZygotePlan
 from sbx.isolation.seccomp import Filter
 
 PLAN = LaunchPlan(

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from sbx.errors import Closed, Unavailable
-from sbx.telemetry import audit
-from sbx.telemetry.audit import Audit, verify
+from sbx.telemetry import audit, audit_chain
+from sbx.telemetry.audit import Audit
+from sbx.telemetry.audit_chain import verify
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ async def test_chain_goes_on_when_the_log_is_opened_again(path: Path) -> None:
 
 def test_an_empty_log_is_whole(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
-    assert verify(tmp_path / "empty") == audit.Verified(0, True, None, audit.FIRST, 0)
+    assert verify(tmp_path / "empty") == audit_chain.Verified(0, True, None, audit_chain.FIRST, 0)
 
 
 TAMPERINGS: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int]] = {
@@ -101,7 +102,7 @@ async def test_a_torn_line_is_told_of_by_the_next(path: Path, kept: int) -> None
     await write(path, "c")
     verified = verify(path)
     assert (verified.ok, verified.torn, verified.count) == (True, 1, 3)
-    assert json.loads(path.read_bytes().splitlines()[2])["what"] == audit.TORN
+    assert json.loads(path.read_bytes().splitlines()[2])["what"] == audit_chain.TORN
 
 
 async def test_a_line_that_lost_only_its_end_of_line_counts(path: Path) -> None:
@@ -203,7 +204,7 @@ async def test_lines_without_a_signature_come_before_the_first_only(path: Path) 
     await write(path, "old", "old")
     await write(path, "new", key=KEY)
     lines = [json.loads(line)["what"] for line in path.read_bytes().splitlines()]
-    assert lines == ["old", "old", audit.SIGNED, "new"]
+    assert lines == ["old", "old", audit_chain.SIGNED, "new"]
     assert (verify(path, KEY).ok, verify(path, KEY).signed) == (True, 2)
     await write(path, "x")
     assert (verify(path, KEY).broken_at, verify(path).broken_at) == (5, 5)
@@ -236,7 +237,7 @@ async def test_notes_keep_their_place_among_records(path: Path) -> None:
     log.note("a", "last", "c")
     await log.close()
     whats = [json.loads(line)["what"] for line in path.read_bytes().splitlines()]
-    assert whats == [audit.SIGNED, *(f"note {n}" for n in range(50)), "record", "last"]
+    assert whats == [audit_chain.SIGNED, *(f"note {n}" for n in range(50)), "record", "last"]
     assert verify(path, KEY).ok
 
 
@@ -302,7 +303,7 @@ async def test_a_line_is_tried_again_after_room_was_made(
         assert await log.record("a", "b", "c")
     await log.close()
     assert len(rooms) == 1
-    assert verify(path) == audit.Verified(1, True, None, verify(path).head, 0)
+    assert verify(path) == audit_chain.Verified(1, True, None, verify(path).head, 0)
 
 
 async def test_lines_beyond_what_may_wait_are_lost_and_counted(

@@ -7,8 +7,10 @@ import pytest
 
 from sbx.errors import CannotEnforce
 from sbx.isolation import project_quota
-from sbx.isolation.plan import Wall, decide_walls, slows_io
+from sbx.isolation.launch_plan import Wall
+from sbx.isolation.plan import decide_walls, slows_io
 from sbx.isolation.probe import Capabilities, Layer
+from sbx.linux import mountinfo
 from sbx.policy import load, narrow
 from sbx.runtime.files import disk_limit
 
@@ -92,7 +94,7 @@ def test_without_a_disk_there_is_no_io_to_be_slowed() -> None:
     io = with_layer(FOUND, kind="overlay", source="overlay", device=None).layer("io")
     assert (io.found, io.cause) == (
         False,
-        "/data lies on overlay (overlay), which is no disk to be slowed",
+        "/data lies on overlay (overlay), which is not a disk that can be slowed",
     )
     assert with_layer(MISSING).layer("disk") == MISSING
 
@@ -114,6 +116,16 @@ def test_a_rate_that_would_look_like_a_hang_or_is_none_is_refused(value: object)
 
 
 def test_the_file_system_is_named_by_its_device() -> None:
-    assert project_quota.kind_of("254:0", MOUNTINFO) == ("ext4", "/dev/vda")
-    assert project_quota.kind_of("0:25", MOUNTINFO) == ("overlay", "overlay")
-    assert project_quota.kind_of("9:9", MOUNTINFO) == ("a file system", "unknown")
+    mounts = mountinfo.parse(MOUNTINFO.splitlines())
+    assert project_quota.kind_of("254:0", mounts) == (
+        "ext4",
+        "/dev/vda",
+    )
+    assert project_quota.kind_of("0:25", mounts) == (
+        "overlay",
+        "overlay",
+    )
+    assert project_quota.kind_of("9:9", mounts) == (
+        "a file system",
+        "unknown",
+    )

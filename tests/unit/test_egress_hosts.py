@@ -109,7 +109,7 @@ def test_is_address() -> None:
         ("ff02::1", "a multicast address"),
         ("2001:db8::1", "an address for documentation"),
         ("4000::1", "a reserved address"),
-        ("not an address", "no address"),
+        ("not an address", "an invalid address"),
     ],
 )
 def test_reserved_says_whose_an_address_is(address: str, kind: str | None) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from sbx.egress.resolver import own
 from sbx.egress.rules import ClientHello, ProxyRequest, RuleResult, judge
-from sbx.policy.model import Network, NetworkRule
+from sbx.policy.tables import Network, NetworkRule
 
 NETWORK = Network(
     mode="proxy",
@@ -81,9 +81,11 @@ def test_judge_allows_nothing_where_nothing_is_listed() -> None:
     )
 
 
-BY_PATH = RuleResult(False, "network.rule", "ruled.example may not be asked by GET for this path")
+BY_PATH = RuleResult(
+    False, "network.rule", "GET requests to ruled.example are not allowed for this path"
+)
 UNCLEAR = RuleResult(
-    False, "network.rule", "the path could be read in two ways, and rules hang on it"
+    False, "network.rule", "the path could be read in two ways, and rules depend on it"
 )
 
 
@@ -102,13 +104,15 @@ UNCLEAR = RuleResult(
             "POST",
             "/v1/",
             RuleResult(
-                False, "network.rule", "ruled.example may not be asked by POST for this path"
+                False,
+                "network.rule",
+                "POST requests to ruled.example are not allowed for this path",
             ),
         ),
         (
             "DELETE",
             "/v1/jobs",
-            RuleResult(False, "network.rule", "ruled.example may not be asked by DELETE"),
+            RuleResult(False, "network.rule", "DELETE requests to ruled.example are not allowed"),
         ),
         ("GET", "/v1/../admin", UNCLEAR),
         ("GET", "/v1/%2e%2e/admin", UNCLEAR),
@@ -220,7 +224,7 @@ def test_judge_refuses_an_address_that_is_listed_and_private() -> None:
             RuleResult(
                 False,
                 "tls.sni",
-                "the TLS to example.org names something that is no host as the server",
+                "the TLS to example.org names an invalid host as the server",
             ),
         ),
         (

@@ -2,8 +2,7 @@
 
 import pytest
 
-from sbx.workspace.direnv import of_envrc
-from sbx.workspace.executed_words import Mention, of_hook_configuration, of_script
+from sbx.workspace.executed_words import Mention, of_envrc, of_hook_configuration, of_script
 
 
 def mentions(*pairs: str) -> list[Mention]:

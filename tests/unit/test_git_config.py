@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbx.workspace.git_config import GitSetting, parse
+from sbx.workspace.git_settings import GitSetting, parse
 
 HOOKS = "core.hookspath"
 

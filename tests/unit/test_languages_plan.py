@@ -10,9 +10,9 @@ from sbx.environments.directory import Environments
 from sbx.environments.record import ALGORITHM, FORMAT, EnvironmentRecord
 from sbx.errors import BadRequest, Denied, InvalidPath, TooLarge
 from sbx.guest.tools import script_files
-from sbx.isolation.plan import Interpreter
+from sbx.isolation.launch_plan import Interpreter
 from sbx.policy import Policy, load
-from sbx.policy.model import Filesystem, LimitsPolicy, MountPolicy
+from sbx.policy.tables import Filesystem, LimitsPolicy, MountPolicy
 from sbx.protocol.languages import LANGUAGES, check_arguments, check_language, language_of
 from sbx.runtime.processes.languages import (
     Cache,

@@ -14,7 +14,7 @@ import pytest
 
 from sbx.errors import Denied
 from sbx.isolation import masking
-from sbx.isolation.plan import Bind, LaunchPlan, Seal
+from sbx.isolation.launch_plan import Bind, LaunchPlan, Seal
 from sbx.isolation.seccomp import Filter
 from sbx.linux import mounts, namespaces, openat2
 from sbx.runtime.sandbox_kernels import refuse_uncovered

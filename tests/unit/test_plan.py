@@ -11,10 +11,9 @@ from sbx.errors import CannotEnforce
 from sbx.isolation import host as without_walls
 from sbx.isolation.argv import bwrap_argv, zygote_argv
 from sbx.isolation.host import HostPlan, host_plan
-from sbx.isolation.plan import (
+from sbx.isolation.launch_plan import (
     Bind,
     DataFile,
-    Filters,
     GuardPaths,
     Interpreter,
     LaunchPlan,
@@ -22,15 +21,13 @@ from sbx.isolation.plan import (
     Tmpfs,
     Wall,
     WayOut,
-    decide_walls,
-    plan,
-    zygote_plan,
 )
+from sbx.isolation.plan import Filters, decide_walls, plan, zygote_plan
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.isolation.seccomp import Filter
 from sbx.policy import Policy, load, narrow
-from sbx.policy.load import shipped_directory
-from sbx.policy.model import Filesystem, MountPolicy, WallsPolicy
+from sbx.policy.find import shipped_directory
+from sbx.policy.tables import Filesystem, MountPolicy, WallsPolicy
 from sbx.service.projects.host_mode import POLICY as HOST_POLICY
 
 MIB = 1 << 20

@@ -6,7 +6,7 @@ import pytest
 
 from sbx.guest import import_rules
 from sbx.policy.imports import permits, refusals
-from sbx.policy.model import Imports
+from sbx.policy.tables import Imports
 
 RULES = Imports(
     allow=("asyncio", "json", "numpy", "os", "urllib.parse"),

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from sbx.errors import CannotEnforce
+from sbx.isolation.launch_plan import LaunchPlan, Seal, Wall
 from sbx.isolation.masking import Masks
-from sbx.isolation.plan import LaunchPlan, Seal, Wall
 from sbx.isolation.receipt import Receipt, make_receipt, read_again
 from sbx.isolation.seccomp import Filter
 

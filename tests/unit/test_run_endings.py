@@ -3,7 +3,7 @@
 import pytest
 
 from sbx.kernels.frames import ExecuteReply, Exited
-from sbx.policy.model import LimitsPolicy
+from sbx.policy.tables import LimitsPolicy
 from sbx.protocol.runs import Cause, Status
 from sbx.runtime.run import termination
 from sbx.runtime.run.termination import StopReason

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbx.isolation.seccomp import compiler
-from sbx.isolation.seccomp.table import AtLeast, HasAny, HasNone, In, NotIn, Refuse, Test
+from sbx.isolation.seccomp.rules import AtLeast, HasAny, HasNone, In, NotIn, Refuse, Test
 from sbx.linux import bpf
 from tests.tiers import examples
 

@@ -4,7 +4,8 @@ import pytest
 
 from sbx.isolation.seccomp import load_filter
 from sbx.isolation.seccomp.compiler import AUDIT_ARCH
-from sbx.isolation.seccomp.table import GUARD, NEW_NUMBERS, Notify
+from sbx.isolation.seccomp.rules import Notify
+from sbx.isolation.seccomp.table import GUARD, NEW_NUMBERS
 from sbx.linux import bpf, seccomp_notify
 from sbx.linux.seccomp import syscall_number
 

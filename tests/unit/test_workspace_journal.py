@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbx.workspace.snapshots.journal import Journal, JournalFile, JournalHeader, unfinished
-from sbx.workspace.snapshots.rollback import recover
+from sbx.workspace.snapshots.recover import recover
 
 RECORD = JournalHeader(".sbx-" + "0" * 32, False, 1, None, None)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sbx.isolation.plan import Interpreter, Paths
+from sbx.isolation.launch_plan import Interpreter, Paths
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.isolation.seccomp import load_filters
 from sbx.kernels.pool.zygotes import Key, key_of

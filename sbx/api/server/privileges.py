@@ -40,7 +40,7 @@ from sbx.environments.interpreter import interpreter_as, own_interpreter
 from sbx.errors import BadRequest, Broken, SbxError, Unavailable
 from sbx.isolation.broker.allowlist_from_policies import ProjectDirectories, grants
 from sbx.isolation.broker.process import BrokerProcess
-from sbx.isolation.plan import Interpreter
+from sbx.isolation.launch_plan import Interpreter
 from sbx.isolation.seccomp import load_filter, load_filters
 from sbx.linux import capabilities, landlock, mountinfo, prctl, procfs, seccomp
 from sbx.linux.landlock import FileRights

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sbx.isolation.plan import TEMPAREA, WORKSPACE
+from sbx.isolation.launch_plan import TEMPAREA, WORKSPACE
 
 UPLOAD = "bait.txt"
 MOUNTED = "/mnt/attack-bait"

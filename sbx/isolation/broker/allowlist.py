@@ -109,8 +109,6 @@ def take_apart(args: Sequence[str]) -> BwrapArgs:
 
 @dataclass(frozen=True, slots=True)
 class LaunchGrant:
-    """What one kind of start may be made of."""
-
     skeletons: frozenset[Any]
     binds: frozenset[Any]
     made: frozenset[Any]
@@ -309,7 +307,6 @@ class BrokerAllowlist:
         return match[1] or match[2] or match[3] or match[4], self._held(relative, stack)
 
     def _held(self, relative: str, stack: ExitStack) -> str:
-        """Return a path that leads to this directory while `stack` is open."""
         return _held_beneath(self._data_fd, relative, stack)
 
     def _charged(self, path: str, stack: ExitStack) -> str:
@@ -367,7 +364,6 @@ def _named() -> Iterator[None]:
 
 
 def _check_name(name: Any) -> None:
-    """It becomes a part of paths."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _denied("that is no name of a jail")
 

@@ -14,9 +14,8 @@ from sbx.errors import CannotEnforce
 from sbx.forbidden_directories import HostDirectoryFacts
 from sbx.isolation.argv import bwrap_argv, zygote_argv
 from sbx.isolation.broker.allowlist import take_apart
-from sbx.isolation.plan import (
+from sbx.isolation.launch_plan import (
     Bind,
-    Filters,
     GuardPaths,
     Interpreter,
     LaunchPlan,
@@ -24,9 +23,8 @@ from sbx.isolation.plan import (
     Paths,
     WayOut,
     ZygotePlan,
-    plan,
-    zygote_plan,
 )
+from sbx.isolation.plan import Filters, plan, zygote_plan
 from sbx.isolation.probe import Capabilities
 from sbx.policy import Policy
 

@@ -18,13 +18,11 @@ from sbx.isolation.argv import bwrap_argv, zygote_argv
 from sbx.isolation.broker import bind_staging
 from sbx.isolation.broker.connection import BrokerConnection
 from sbx.isolation.broker.jail import Jail, JailExit, ZygoteHandle
-from sbx.isolation.plan import Bind, GroupLimits, LaunchPlan, Mount, Tmpfs, ZygotePlan
+from sbx.isolation.launch_plan import Bind, GroupLimits, LaunchPlan, Mount, Tmpfs, ZygotePlan
 
 
 @dataclass(frozen=True, slots=True)
 class HostIds:
-    """The ids on the host that a sandbox's processes and files have."""
-
     uid: int
     gid: int
 
@@ -46,8 +44,6 @@ class JailsUsage:
 
 
 class BrokerClient(BrokerConnection):
-    """The runtime's handle of its broker, with its jails and zygotes."""
-
     def __init__(self) -> None:
         super().__init__()
         self._jails: dict[str, Jail] = {}
@@ -55,7 +51,6 @@ class BrokerClient(BrokerConnection):
         self.disk: str | None = None
 
     async def make_sandbox(self, name: str, limits: GroupLimits, uid: int | None = None) -> HostIds:
-        """Prepare the cgroup and the host uid that all jails of one sandbox share."""
         return HostIds(
             **await self.order("make_sandbox", sandbox=name, limits=asdict(limits), uid=uid)
         )
@@ -208,7 +203,6 @@ class BrokerClient(BrokerConnection):
         return await self._made(jail, "fork", zygote=zygote.name, ahead=ahead)
 
     async def _made(self, jail: Jail, do: str, **words: Any) -> Jail:
-        """Give the order that makes the jail, and its sockets with it."""
         self._jails[jail.name] = jail
         inside = (jail.control_inside.fileno(), jail.kernel_inside.fileno())
         try:

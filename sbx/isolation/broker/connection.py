@@ -31,8 +31,6 @@ _ORDER_MAX = 1 << 17  # as the broker reads; Linux takes no packet above 208 KiB
 
 
 class BrokerConnection:
-    """One broker process and the socket that leads to it."""
-
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None

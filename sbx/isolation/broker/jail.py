@@ -12,8 +12,8 @@ from typing import Any
 
 from sbx import errors
 from sbx.isolation import process_state
+from sbx.isolation.launch_plan import LaunchPlan, ZygotePlan
 from sbx.isolation.masking import Masks
-from sbx.isolation.plan import LaunchPlan, ZygotePlan
 from sbx.isolation.receipt import Receipt, make_receipt
 from sbx.linux import procfs
 
@@ -81,7 +81,6 @@ class Jail:
         return self.plan.host_directories if self.plan.masks else ()
 
     def make_receipt(self, found: Mapping[str, Any], **seen: Any) -> Receipt:
-        """Compare the facts that Linux reports with the plan; see `receipt.make_receipt`."""
         return make_receipt(self.plan, found, **seen)
 
     @property
@@ -100,7 +99,6 @@ class Jail:
         return [pid for root in roots for pid in procfs.descendants(root)]
 
     async def end(self) -> JailExit:
-        """Wait until nothing of the jail is left."""
         return await asyncio.shield(self._end)
 
     async def kill(self) -> JailExit:
@@ -156,7 +154,6 @@ class Jail:
         return int(reply["masked"])
 
     async def detach(self, target: str) -> None:
-        """Unmount it. Raise NotFound `not_mounted`, and like `attach`."""
         await self._order("detach", jail=self.name, target=target)
 
     async def unlinked(self, device: int) -> tuple[int, int]:
@@ -178,7 +175,6 @@ class Jail:
                 return await self.end()
 
     def close(self) -> None:
-        """Close both sockets; the jail's PID 1 ends when it sees that."""
         for sock in (self.control, self.kernel):
             sock.close()
         self.close_inside()

@@ -94,8 +94,6 @@ class BrokerJail:
 
 
 class BrokerJails:
-    """All jails of one broker."""
-
     def __init__(self, loop: BrokerLoop, sandboxes: BrokerSandboxes) -> None:
         self._loop = loop
         self._sandboxes = sandboxes
@@ -110,7 +108,6 @@ class BrokerJails:
             raise Broken(f"there is no jail {name}", code="jail_gone") from None
 
     def pids_in(self, sandbox: BrokerSandbox | None) -> list[int]:
-        """Return the pid of PID 1 of each live jail of a sandbox."""
         jails = (jail for jail in self.by_name.values() if jail.sandbox is sandbox)
         return [jail.pid1 for jail in jails if jail.pid1 is not None]
 
@@ -304,7 +301,6 @@ class BrokerJails:
                 os.close(ending)
 
     def clear_away(self, jail: BrokerJail) -> None:
-        """Remove its group and its binds. The next runtime sweeps the rest."""
         sandbox = jail.sandbox
         try:
             if jail.group is not None and sandbox is not None and not sandbox.removed:

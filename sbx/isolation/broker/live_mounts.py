@@ -75,7 +75,6 @@ class JailEnded(NamedTuple):
 
 
 def is_target(target: object) -> bool:
-    """Whether something may be attached there."""
     return isinstance(target, str) and _TARGET.fullmatch(target) is not None
 
 
@@ -248,8 +247,6 @@ class _Refused(Exception):
 
 
 class _FindsNothing:
-    """The only finder of modules that is left."""
-
     def find_spec(self, name: str, path: object = None, target: object = None) -> NoReturn:
         raise ImportError(f"{name} would be imported inside")
 

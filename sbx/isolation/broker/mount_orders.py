@@ -11,8 +11,6 @@ from sbx.isolation.broker.loop import BrokerLoop
 
 
 class MountOrders:
-    """Mounts directories into live jails, and takes them away."""
-
     def __init__(self, loop: BrokerLoop, jails: BrokerJails) -> None:
         self._loop = loop
         self._jails = jails
@@ -29,7 +27,6 @@ class MountOrders:
             self._attach(jail, order)
 
     def _attach(self, jail: BrokerJail, order: dict[str, Any]) -> None:
-        """Mount a directory into a live jail, or take it away."""
         target = order["target"]
         if not live_mounts.is_target(target):
             raise Broken(f"nothing is mounted at {target}")

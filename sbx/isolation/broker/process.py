@@ -160,18 +160,19 @@ def broker_silent(message: str = "the broker does not answer") -> errors.Unavail
 
 
 def revive(raw: Mapping[str, Any]) -> errors.SbxError:
-    """The broker's error as the class a caller can catch."""
-    unavailable = (
-        *("launch_failed", "unavailable", "zygote_failed", "zygote_gone"),
-        *("mount_failed", "live_mount_unavailable", "sockets_not_masked"),
-    )
-    kind: type[errors.SbxError] = errors.Broken
-    if raw["code"] in unavailable:
-        kind = errors.Unavailable
-    elif raw["code"] in ("not_granted", "workspace_owned_by_root"):
-        kind = errors.Denied
-    elif raw["code"] in ("already_mounted", "target_moved"):
-        kind = errors.Conflict
-    elif raw["code"] == "not_mounted":
-        kind = errors.NotFound
+    kind = _KINDS.get(raw["code"], errors.Broken)
     return kind(raw["message"], code=raw["code"], hint=raw.get("hint"), details=raw.get("details"))
+
+
+_KINDS: dict[str, type[errors.SbxError]] = {
+    **dict.fromkeys(
+        (
+            *("launch_failed", "unavailable", "zygote_failed", "zygote_gone"),
+            *("mount_failed", "live_mount_unavailable", "sockets_not_masked"),
+        ),
+        errors.Unavailable,
+    ),
+    **dict.fromkeys(("not_granted", "workspace_owned_by_root"), errors.Denied),
+    **dict.fromkeys(("already_mounted", "target_moved"), errors.Conflict),
+    "not_mounted": errors.NotFound,
+}

@@ -82,7 +82,6 @@ class Pulse:
         self._silence = answered(asyncio.get_running_loop().time())
 
     def unanswered(self, sent_at: float) -> None:
-        """Note a request that was given up."""
         if self._task is None:
             return
         now = asyncio.get_running_loop().time()

@@ -60,7 +60,6 @@ class BrokerSandbox:
         return taken
 
     def throttle(self) -> None:
-        """Lift the CPU quota while a jail of the sandbox dies."""
         try:
             self.group.throttle(not self.dying)
         except OSError as error:
@@ -173,7 +172,6 @@ class BrokerSandboxes:
 
     @property
     def short(self) -> list[BrokerSandbox]:
-        """The sandboxes whose memory has just run out."""
         now = time.monotonic()
         return [sandbox for sandbox in self.by_name.values() if sandbox.short_until > now]
 

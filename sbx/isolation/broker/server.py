@@ -355,7 +355,6 @@ def _min_deadline(one_s: float | None, other_s: float | None) -> float | None:
 
 
 def main() -> None:
-    """Serve on fd 0 until the runtime ends."""
     sock = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -55,7 +55,6 @@ class Watchdog:
             os.close(pidfd)
 
     def kill(self) -> None:
-        """Have the process killed. Return before it has ended."""
         with suppress(OSError):  # closed, or ended together with the process
             os.write(self._writing, b"k")
 
@@ -68,7 +67,6 @@ class Watchdog:
 
 
 def kill(process: "subprocess.Popen[bytes]", watchdog: Watchdog | None) -> None:
-    """SIGKILL to a child, also by its watchdog where it has one. Return before it has ended."""
     if watchdog is not None:
         watchdog.kill()
     with suppress(PermissionError):  # which is why there is a watchdog

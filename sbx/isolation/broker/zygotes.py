@@ -80,8 +80,6 @@ class ZygoteProcess:
 
 
 class Zygotes:
-    """All zygotes of one broker, and the jails that they fork."""
-
     def __init__(self, loop: BrokerLoop, sandboxes: BrokerSandboxes, jails: BrokerJails) -> None:
         self._loop = loop
         self._sandboxes = sandboxes
@@ -90,7 +88,6 @@ class Zygotes:
 
     @property
     def uids(self) -> set[int]:
-        """The host uids that no sandbox may get."""
         return {zygote.uid for zygote in self.by_name.values() if zygote.uid is not None}
 
     def start(self, order: dict[str, Any]) -> None:

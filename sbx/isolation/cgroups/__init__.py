@@ -112,14 +112,19 @@ class NoHierarchy(NamedTuple):
         pass
 
 
-class NoSandbox:
+class NoGroup:
     path = ""
-
-    def make_jail(self, name: str) -> "NoJail":
-        return NoJail()
 
     def usage(self) -> CgroupUsage:
         return CgroupUsage()
+
+    def remove(self, deadline_s: float = 2.0) -> None:
+        pass
+
+
+class NoSandbox(NoGroup):
+    def make_jail(self, name: str) -> "NoJail":
+        return NoJail()
 
     def watch_memory(self) -> int | None:
         return None
@@ -127,13 +132,8 @@ class NoSandbox:
     def throttle(self, on: bool) -> None:
         pass
 
-    def remove(self, deadline_s: float = 2.0) -> None:
-        pass
 
-
-class NoJail:
-    path = ""
-
+class NoJail(NoGroup):
     def enter(self) -> None:
         pass
 
@@ -152,14 +152,8 @@ class NoJail:
     def events(self) -> CgroupEvents:
         return CgroupEvents()
 
-    def usage(self) -> CgroupUsage:
-        return CgroupUsage()
-
     def limits(self) -> CgroupLimits:
         return CgroupLimits()
-
-    def remove(self, deadline_s: float) -> None:
-        pass
 
 
 def move_to_leaf_cgroup() -> str | None:

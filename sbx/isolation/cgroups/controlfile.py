@@ -13,7 +13,6 @@ UNLIMITED_BYTES = 1 << 62
 
 
 def read(path: str) -> str:
-    """The whole text. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
@@ -68,7 +67,6 @@ def number(text: str | None) -> int | None:
 
 
 def field(text: str | None, name: str) -> int | None:
-    """The number of one ``name number`` line."""
     for line in (text or "").splitlines():
         key, _, value = line.partition(" ")
         if key == name:
@@ -96,6 +94,5 @@ def upwards(group: str, name: str) -> Iterator[str]:
 
 
 def tightest(group: str, name: str) -> int | None:
-    """The smallest limit that one file sets, in `group` or above it."""
     found = [value for text in upwards(group, name) if (value := number(text)) is not None]
     return min(found, default=None)

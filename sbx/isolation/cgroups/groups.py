@@ -34,7 +34,6 @@ def runtime_name(runtime_id: str) -> str:
 
 
 def make(paths: Iterable[str]) -> None:
-    """All of the directories or none. Raises OSError."""
     made: list[str] = []
     try:
         for path in paths:
@@ -47,7 +46,6 @@ def make(paths: Iterable[str]) -> None:
 
 
 def below(group: str) -> list[str]:
-    """The directories right below a group; none when it is gone."""
     try:
         with os.scandir(group) as entries:
             return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -56,7 +54,6 @@ def below(group: str) -> list[str]:
 
 
 def pids(group: str) -> set[int]:
-    """The processes in a group and in all groups below it."""
     found = set(controlfile.pids(group))
     for child in below(group):
         found |= pids(child)

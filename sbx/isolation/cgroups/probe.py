@@ -46,20 +46,16 @@ class CgroupCapabilities(NamedTuple):
     scope: tuple[str, ...] | None = None  # starts a command in a scope of its own, by systemd
 
     def without(self, controller: str, missing: Missing) -> "CgroupCapabilities":
-        """The same with one controller less."""
         left = {name: path for name, path in self.controllers.items() if name != controller}
         return self._replace(controllers=left, missing={**self.missing, controller: missing})
 
     def without_all(self, cause: str) -> "CgroupCapabilities":
-        """The same with nothing left to limit."""
         why = Missing(cause, own_scope(self.scope))
         lost = dict.fromkeys(self.controllers, why)
         return self._replace(controllers={}, cpuacct=None, missing={**self.missing, **lost})
 
 
 class OwnCgroup(NamedTuple):
-    """The own group of this process in one tree."""
-
     path: str
     read_only: bool
 
@@ -72,8 +68,6 @@ class Layout(NamedTuple):
 
 
 class CgroupFacts(NamedTuple):
-    """What only this machine knows about a layout."""
-
     uid: int
     writable: frozenset[str] = frozenset()  # places where groups may be made and processes moved
     controllers: frozenset[str] = frozenset()  # v2: what the own group may hand down
@@ -134,7 +128,6 @@ def locate(cgroup: str, mountinfo: str) -> Layout:
 
 
 def look(layout: Layout) -> CgroupFacts:
-    """Reads what `decide` needs to know, as the effective user."""
     uid = os.geteuid()
     paths = {place.path for place in layout.places.values()}
     writable = frozenset(path for path in paths if _is_writable(path, layout.version))

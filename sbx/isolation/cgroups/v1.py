@@ -57,7 +57,6 @@ def sandbox_settings(limits: CgroupLimits, *, counts_swap: bool) -> list[V1Setti
 
 
 def jail_settings(limits: CgroupLimits) -> list[V1Setting]:
-    """What to write for a jail: on v1 a group's throttling does not hold for those below it."""
     settings = []
     for device, read_bps, write_bps in limits.io:
         for way, value in (("read", read_bps), ("write", write_bps)):
@@ -289,7 +288,6 @@ class V1Jail(V1Group):
 
 
 def _cpu_quota(group: str) -> float | None:
-    """CPU seconds a second, by the tightest of this group and those above it."""
     quotas = controlfile.upwards(group, "cpu.cfs_quota_us")
     periods = controlfile.upwards(group, "cpu.cfs_period_us")
     shares = [int(q) / int(p) for q, p in zip(quotas, periods, strict=False) if int(q) > 0]

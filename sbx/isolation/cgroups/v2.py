@@ -54,7 +54,6 @@ class V2Setting(NamedTuple):
 
 
 def sandbox_settings(limits: CgroupLimits, controllers: Collection[str]) -> list[V2Setting]:
-    """What to write for a sandbox's group, where these controllers are enabled."""
     settings = []
     if limits.memory_max is not None and "memory" in controllers:
         settings.append(V2Setting("memory.high", str(memory_high(limits.memory_max))))
@@ -85,7 +84,6 @@ def memory_high(memory_max: int) -> int:
 
 
 def jail_settings(limits: CgroupLimits, controllers: Collection[str]) -> list[V2Setting]:
-    """What to write for a jail's group."""
     settings = [V2Setting("cgroup.max.descendants", "0", optional=True)]
     if "memory" in controllers:
         # Without it a single process dies, and a kernel's children live on without it

@@ -1,7 +1,8 @@
 """The seccomp filters: one table, and the programs prebuilt from it.
 
-    table.py     what is refused, how, and why: the file to read and to change
-    compiler.py  table → classic BPF, for x86_64 and aarch64 alike
+    table.py     the refused calls, their errors and the reasons: the file to read and to change
+    rules.py     the rules that a table consists of
+    compiler.py  table → classic BPF, for x86_64 and aarch64 alike, and its listing
     *.bpf          its output, one instruction a line, under the decisions it encodes
 
 `scripts/filters` writes the `.bpf` files again, and tests/meta holds them to the table. They are

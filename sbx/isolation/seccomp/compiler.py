@@ -5,13 +5,12 @@ leaves answer or look at arguments first. Every block ends in an answer and jump
 within itself, so that blocks are put together by writing one after the other.
 """
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
 from errno import ENOSYS, errorcode
 
-from sbx.isolation.seccomp.table import (
-    NEW_NUMBERS,
-    REVIEWED,
+from sbx.isolation.seccomp.rules import (
     AllowSyscalls,
     AtLeast,
     HasAny,
@@ -22,6 +21,7 @@ from sbx.isolation.seccomp.table import (
     Refuse,
     Test,
 )
+from sbx.isolation.seccomp.table import NEW_NUMBERS, ONLY, REVIEWED, TABLES
 from sbx.linux import bpf
 from sbx.linux.seccomp import syscall_number
 
@@ -41,7 +41,7 @@ def compile_filter(
     Raises as `syscall_number`.
     """
     allowed = None if only is None else {n for n, _ in allowed_numbers(only, machine)}
-    decided = {n: _rules(rules) for n, _, rules in by_number(table, machine, allowed)}
+    decided = {n: _rules(rules) for n, _, rules in _by_number(table, machine, allowed)}
     spans = _spans(decided, machine, allowed)
     return [
         bpf.load_architecture(),
@@ -52,7 +52,7 @@ def compile_filter(
     ]
 
 
-def by_number(
+def _by_number(
     table: Iterable[Refuse | Notify], machine: str, allowed: Container[int] | None = None
 ) -> list[tuple[int, str, list[Refuse | Notify]]]:
     """Return the number, name and rules of each call of the table that `machine` has, in order.
@@ -151,7 +151,7 @@ def _test(test: Test, otherwise: int) -> bpf.Block:
     return load + ([bpf.mask(mask)] if mask != 0xFFFFFFFF else []) + block
 
 
-def describe(rule: Refuse | Notify) -> str:
+def _describe(rule: Refuse | Notify) -> str:
     """A rule for a reader of the listing: `EPERM if argument 1 has any of 0o6000`."""
     conditions = " and ".join(f"argument {test.argument} {_condition(test)}" for test in rule.when)
     outcome = "notify" if isinstance(rule, Notify) else errorcode[rule.errno]
@@ -170,3 +170,49 @@ def _condition(test: Test) -> str:
             shown = f"& {mask:#x} " if mask != 0xFFFFFFFF else ""
             listed = ", ".join(f"{value:#x}" for value in values)
             return f"{shown}{'in' if isinstance(test, In) else 'not in'} ({listed})"
+
+
+def listing(name: str, machine: str) -> str:
+    """What belongs into the file of filter `name` for `machine`. Raises as `compile_filter`."""
+    program = compile_filter(TABLES[name], machine, ONLY.get(name))
+    reviewed = ", ".join(f"{first} to {last}" for first, last in REVIEWED[machine])
+    return "\n".join(
+        [
+            f"# The seccomp filter {name} for {machine}, {len(program)} instructions.",
+            "# Written by scripts/filters from table.py, which also says why: do not edit.",
+            f"# sha256 {hashlib.sha256(bpf.pack(program)).hexdigest()}",
+            "#",
+            "# A foreign architecture is killed; of two rules for one call the first that fits",
+            f"# answers. Allowed: {_rest(name)} of {reviewed}.",
+            "# ENOSYS: all other numbers.",
+            "#",
+            *_decisions(name, machine),
+            "#",
+            *_instructions(program),
+            "",
+        ]
+    )
+
+
+def _rest(name: str) -> str:
+    return "what is marked so below," if name in ONLY else "every other call"
+
+
+def _decisions(name: str, machine: str) -> list[str]:
+    allowed = dict(allowed_numbers(ONLY.get(name, ()), machine))
+    table = _by_number(TABLES[name], machine, allowed if name in ONLY else None)
+    decided = [(n, call, _describe(rule)) for n, call, rules in table for rule in rules]
+    looked_at = {n for n, _, rules in table if all(rule.when for rule in rules)}
+    decided += [
+        (n, call, "allowed otherwise" if n in looked_at else "allowed")
+        for n, call in allowed.items()
+    ]
+    decided.sort(key=lambda line: line[0])  # stable: the rules of one call stay in their order
+    return [f"# {n:4} {call:20} {outcome}" for n, call, outcome in decided]
+
+
+def _instructions(program: bpf.Block) -> list[str]:
+    return [
+        f"{bpf.pack([instruction]).hex(' ', 2)}  # {at:4} {bpf.explain(at, instruction)}"
+        for at, instruction in enumerate(program)
+    ]

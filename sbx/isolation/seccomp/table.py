@@ -11,7 +11,6 @@ register; so do the tests. What a pointer leads to cannot be seen by a filter at
 take their flags from memory (clone3, openat2) can only be refused whole.
 """
 
-from dataclasses import dataclass
 from errno import (
     EAFNOSUPPORT,
     EINVAL,
@@ -20,6 +19,17 @@ from errno import (
     EOPNOTSUPP,
     EPERM,
     EPROTONOSUPPORT,
+)
+
+from sbx.isolation.seccomp.rules import (
+    AllowSyscalls,
+    AtLeast,
+    HasAny,
+    HasNone,
+    In,
+    Notify,
+    NotIn,
+    Refuse,
 )
 
 # The calls that were looked at, newest mseal (linux 6.10). Numbers in the gaps count as new: linux
@@ -41,78 +51,6 @@ NEW_NUMBERS = {
     "listmount": 458,
     "lsm_set_self_attr": 460,
 }
-
-
-@dataclass(frozen=True)
-class HasAny:
-    """The argument has at least one of these bits."""
-
-    argument: int
-    bits: int
-
-
-@dataclass(frozen=True)
-class HasNone:
-    """The argument has none of these bits."""
-
-    argument: int
-    bits: int
-
-
-@dataclass(frozen=True)
-class In:
-    """The argument, as far as `mask` shows it, is one of these."""
-
-    argument: int
-    values: tuple[int, ...]
-    mask: int = 0xFFFFFFFF
-
-
-@dataclass(frozen=True)
-class NotIn:
-    """The argument, as far as `mask` shows it, is none of these."""
-
-    argument: int
-    values: tuple[int, ...]
-    mask: int = 0xFFFFFFFF
-
-
-@dataclass(frozen=True)
-class AtLeast:
-    """The argument, taken as unsigned, is this or more."""
-
-    argument: int
-    value: int
-
-
-Test = HasAny | HasNone | In | NotIn | AtLeast
-
-
-@dataclass(frozen=True)
-class Refuse:
-    """These calls (names separated by blanks) fail with `errno` when all tests hold."""
-
-    calls: str
-    errno: int
-    why: str
-    when: tuple[Test, ...] = ()
-
-
-@dataclass(frozen=True)
-class Notify:
-    """These calls (names separated by blanks) wait for the path guard when all tests hold."""
-
-    calls: str
-    why: str
-    when: tuple[Test, ...] = ()
-
-
-@dataclass(frozen=True)
-class AllowSyscalls:
-    """These calls (names separated by blanks) exist for an allowlist, as far as DEFAULT lets."""
-
-    calls: str
-    why: str
 
 
 # Names of bits and values, as in linux's own headers; equal on x86_64 and aarch64.

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.isolation.broker.jail import ZygoteHandle
-from sbx.isolation.plan import LaunchPlan
+from sbx.isolation.launch_plan import LaunchPlan
 from sbx.kernels.kernel import Kernel
 from sbx.kernels.pool import scaling
 from sbx.kernels.pool.zygotes import Key, ZygoteGroup

@@ -24,7 +24,8 @@ from typing import Any
 from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.isolation.broker.jail import Jail, ZygoteHandle
-from sbx.isolation.plan import Bind, Filters, Interpreter, Paths, ZygotePlan, plan, zygote_plan
+from sbx.isolation.launch_plan import Bind, Interpreter, Paths, ZygotePlan
+from sbx.isolation.plan import Filters, plan, zygote_plan
 from sbx.isolation.probe import Capabilities
 from sbx.kernels.pool import scaling
 from sbx.linux import procfs

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from sbx import errors
 from sbx.aio import run_to_completion
-from sbx.isolation.plan import GUEST
+from sbx.isolation.launch_plan import GUEST
 from sbx.kernels import frames
 from sbx.kernels.command import Command, KernelDied
 from sbx.kernels.kernel import Kernel

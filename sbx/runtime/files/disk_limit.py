@@ -26,12 +26,12 @@ from weakref import WeakKeyDictionary
 from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.errors import CannotEnforce
-from sbx.isolation.plan import Wall
+from sbx.isolation.launch_plan import Wall
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.kernels.kernel import Kernel
 from sbx.linux import procfs
 from sbx.policy import Policy
-from sbx.policy.model import LimitsPolicy
+from sbx.policy.tables import LimitsPolicy
 from sbx.protocol.runs import Cause
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.resources import RuntimeResources

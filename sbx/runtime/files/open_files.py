@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sbx.aio import WorkerThreads
 from sbx.isolation.broker.bind_staging import replaced
-from sbx.isolation.plan import GuardPaths, Wall
+from sbx.isolation.launch_plan import GuardPaths, Wall
 from sbx.policy import Policy
 from sbx.runtime.files.streams import IncomingFiles
 from sbx.runtime.files.watch import Watches

@@ -24,7 +24,7 @@ from pathlib import PurePosixPath
 from sbx.environments.directory import Environments
 from sbx.environments.interpreter import own_interpreter
 from sbx.errors import BadRequest, SbxError
-from sbx.isolation.plan import Interpreter
+from sbx.isolation.launch_plan import Interpreter
 from sbx.policy import Policy
 from sbx.protocol.languages import LANGUAGES, Language
 

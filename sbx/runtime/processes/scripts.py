@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from sbx.isolation.plan import GUEST
+from sbx.isolation.launch_plan import GUEST
 from sbx.policy import Policy
 from sbx.protocol.languages import Language, check_arguments
 from sbx.runtime.processes.languages import ScriptInterpreter

@@ -14,7 +14,7 @@ from typing import TypeVar
 from sbx.isolation.broker.jail import JailExit
 from sbx.kernels import frames
 from sbx.kernels.kernel import Kernel
-from sbx.policy.model import LimitsPolicy
+from sbx.policy.tables import LimitsPolicy
 from sbx.protocol.runs import Cause, RunError, Status
 
 T = TypeVar("T")

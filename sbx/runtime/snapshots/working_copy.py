@@ -34,10 +34,10 @@ from sbx.runtime.run.context_kernel import ClosedReason, StartKernel
 from sbx.runtime.snapshots.changes import Changes, effect_of, protected
 from sbx.runtime.snapshots.dry_run import dry_run_name, offline
 from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots
-from sbx.workspace.mirroring import Mirror
 from sbx.workspace.quarantine import Quarantine
 from sbx.workspace.snapshots.copy import take
 from sbx.workspace.snapshots.manifest import PlannedChange, within
+from sbx.workspace.snapshots.mirror import Mirror
 from sbx.workspace.snapshots.scan import Bounds
 
 _log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from sbx.isolation.host import HOST_POLICY, HostProcess, host_plan
 from sbx.isolation.receipt import Receipt
 from sbx.kernels.kernel import Kernel
 from sbx.policy import Policy
-from sbx.policy.model import LimitsPolicy
+from sbx.policy.tables import LimitsPolicy
 from sbx.protocol.files import Upload
 from sbx.protocol.languages import check_language
 from sbx.protocol.runs import RunError, Status

@@ -23,7 +23,7 @@ from typing import Any
 
 from sbx import errors
 from sbx.aio import in_thread, run_to_completion
-from sbx.isolation.plan import Interpreter
+from sbx.isolation.launch_plan import Interpreter
 from sbx.kernels.pool.zygotes import Key
 from sbx.policy import Policy, narrow
 from sbx.protocol.files import FileEntry, Listing

@@ -18,20 +18,18 @@ others, because Linux renames one name at a time.
 import logging
 import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 
-from sbx.errors import Broken, Conflict, InvalidPath, NotFound
+from sbx.errors import Conflict, InvalidPath, NotFound
+from sbx.linux.descriptors import closing
 from sbx.linux.renameat2 import exchange
-from sbx.linux.syncfs import syncfs
-from sbx.workspace.errors import translate, translated
-from sbx.workspace.rmtree import remove_held
+from sbx.workspace.errors import translate
 from sbx.workspace.snapshots.copy import copy_content, give, keep_attributes
-from sbx.workspace.snapshots.journal import Journal, JournalFile, JournalHeader
+from sbx.workspace.snapshots.journal import Journal
 from sbx.workspace.snapshots.journal_records import JournalStep, in_order
 from sbx.workspace.snapshots.manifest import FileNode, Nodes, PlannedChange
-from sbx.workspace.snapshots.recover import not_put_back, undo
-from sbx.workspace.snapshots.rollback import new_name, set_aside
+from sbx.workspace.snapshots.recover import begin_commit
 from sbx.workspace.snapshots.scan import digest, digest_of, node_at, written_since
 from sbx.workspace.snapshots.staging import NOT_AS_IT_WAS, Stage, stamp
 from sbx.workspace.tree import Tree
@@ -61,103 +59,13 @@ def commit(
     `io_error`. Nothing is changed then. Raises Broken `commit_not_undone` if the undo failed, too.
     """
     if changed:
-        with _begun(target, journal) as current:
+        with begin_commit(target, journal) as current:
             steps = _Doing(expected, source, current.stage, digests, forced=forced)
             intents = steps.prepare(changed)
             with current.undoing(intents):
                 steps.do(intents)
                 if journal.in_tree:
                     steps.verify(intents)
-
-
-class _Begun:
-    """A commit with its stage, which is a directory in the fd `beside`, and its journal entry."""
-
-    def __init__(
-        self, stage: Stage, beside: int, record: JournalHeader, entry: JournalFile
-    ) -> None:
-        self.stage = stage
-        self._beside = beside
-        self._record = record
-        self._entry = entry
-        self._set_aside = False
-
-    @contextmanager
-    def undoing(self, intents: Sequence[JournalStep]) -> Iterator[None]:
-        """Make the steps of the block permanent, or undo them, even if this process is killed."""
-        view = self.stage.target.view
-        with translated(view):
-            self._entry.intend(self._record, intents, self.stage.fd)
-        try:
-            yield
-            with translated(view):
-                self._entry.settle(self.stage.fd)
-        except BaseException as error:
-            failed = undo(self.stage, intents)
-            with suppress(OSError):
-                syncfs(self.stage.fd)
-            if failed:
-                raise self._not_undone(intents, failed) from error
-            raise
-
-    def _not_undone(self, intents: Sequence[JournalStep], failed: Sequence[Exception]) -> Broken:
-        """Set aside the files that could not be put back, for their owner, and return the error.
-
-        If that fails, too, they stay in the stage for the next process that opens the files.
-        """
-        message = "%d changes of a workspace could not be undone, the first of them:"
-        # One line, because code inside decides how many there are.
-        _log.error(message, len(failed), exc_info=failed[0])
-        hint = "look at the files; the service's log has the first error"
-        try:
-            if kept := not_put_back(self.stage, intents):
-                self._set_aside = True
-                place = set_aside(self.stage, self._beside, self._record.stage, kept)
-                hint = f"{hint}; the files that could not be put back are in '{place}'"
-                self._entry.forget()
-        except OSError as error:
-            _log.error("the files of the failed undo could not be set aside: %s", error)
-        return Broken(
-            "only some of the changes were made, and undoing them failed, too",
-            code="commit_not_undone",
-            hint=hint,
-        )
-
-    def end(self) -> None:
-        """Remove the stage and then its journal entry, unless the stage was set aside.
-
-        The next process that opens the files removes the rest if this fails.
-        """
-        if not self._set_aside:
-            remove_held(self.stage.fd, self._beside, self._record.stage, _REMOVE_S)
-            with suppress(OSError):
-                self._entry.forget()
-
-
-@contextmanager
-def _begun(target: Tree, journal: Journal) -> Iterator[_Begun]:
-    beside = target.fd if journal.in_tree else journal.directory
-    record = JournalHeader(
-        stage=new_name(),
-        in_tree=journal.in_tree,
-        inode=os.fstat(target.fd).st_ino,
-        host=None if journal.host is None else str(journal.host),
-        owner=target.owner,
-    )
-    with translated(target.view):
-        entry = JournalFile.begin(journal, record)
-        try:
-            os.mkdir(record.stage, 0o700, dir_fd=beside)
-        except OSError:
-            entry.forget()
-            raise
-        fd = os.open(record.stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=beside)
-    current = _Begun(Stage(target, fd), beside, record, entry)
-    try:
-        yield current
-    finally:
-        current.end()
-        os.close(fd)
 
 
 class _Doing:
@@ -290,8 +198,7 @@ class _Doing:
                     self._digests[intent.change.path] = first[2]
                 return
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            new_fd = os.open(intent.made, flags, 0o600, dir_fd=fd)
-            try:
+            with closing(os.open(intent.made, flags, 0o600, dir_fd=fd)) as new_fd:
                 copy_content(file.fd, new_fd, after.size)
                 if not _has_content(new_fd, after):
                     raise written_since(self._source, intent.change)
@@ -303,8 +210,6 @@ class _Doing:
                 if intent.old and not self._forced:
                     with self._target.open(intent.change.relative) as old:
                         keep_attributes(old.fd, new_fd, after.mode)
-            finally:
-                os.close(new_fd)
             if status.st_nlink > 1 and source is self._source:
                 self._linked[status.st_ino] = intent.made, after.sha256, content
 

@@ -19,6 +19,7 @@ from typing import Self
 
 from sbx.errors import Denied, InvalidPath, NotFound
 from sbx.linux import stamps
+from sbx.linux.descriptors import closing
 from sbx.linux.reflink import clone
 from sbx.workspace.errors import translated
 from sbx.workspace.safe_open import encoded
@@ -92,19 +93,14 @@ def _take_change(change: PlannedChange, source: Tree, target: Tree, survey: Tree
     name = change.relative
     with source.open(name) as file:
         status = os.fstat(file.fd)
-        parent = target.parent(name[:-1])
-        try:
+        with closing(target.parent(name[:-1])) as parent:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             new_fd = os.open(encoded(name[-1]), flags, 0o600, dir_fd=parent)
-        finally:
-            os.close(parent)
-        try:
+        with closing(new_fd):
             copy_content(file.fd, new_fd, status.st_size, survey)
             size = os.fstat(new_fd).st_size
             node = replace(file_node(status), size=size, sha256=digest_of(new_fd, size, survey))
             give(new_fd, node, target.owner)
-        finally:
-            os.close(new_fd)
     return node
 
 
@@ -149,13 +145,12 @@ class _Freezing:
         """Set modes and owners of directories, children first: a mode may deny us access."""
         for name, mode in reversed(self._directories):
             self._survey.check()
-            fd = self._target.opener(self._target.fd, name, os.O_PATH | os.O_DIRECTORY)
-            try:
+            with closing(
+                self._target.opener(self._target.fd, name, os.O_PATH | os.O_DIRECTORY)
+            ) as fd:
                 os.chmod(f"/proc/self/fd/{fd}", mode)
                 if self._owner is not None:
                     os.chown(f"/proc/self/fd/{fd}", *self._owner)
-            finally:
-                os.close(fd)
 
     def _take_link(self, name: Relative) -> FileNode | None:
         node = link_at(self._source, name)
@@ -179,15 +174,12 @@ class _Freezing:
                 self._link_again(first, parent, last)
                 return self.node_of(first, status)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            new_fd = os.open(last, flags, 0o600, dir_fd=parent)
-            try:
+            with closing(os.open(last, flags, 0o600, dir_fd=parent)) as new_fd:
                 copy_content(file.fd, new_fd, status.st_size, self._survey)
                 sha256 = None
                 if self._needs_digests or _is_recent(status):
                     sha256 = digest_of(new_fd, status.st_size, self._survey)
                 give(new_fd, file_node(status), self._owner)
-            finally:
-                os.close(new_fd)
         if status.st_nlink > 1:
             self._linked[key] = name
         return file_node(status, sha256)
@@ -196,11 +188,10 @@ class _Freezing:
         return file_node(status, self.nodes["/".join(first)].sha256)
 
     def _link_again(self, first: Relative, parent: int, last: bytes) -> None:
-        above = self._target.opener(self._target.fd, first[:-1], os.O_PATH | os.O_DIRECTORY)
-        try:
+        with closing(
+            self._target.opener(self._target.fd, first[:-1], os.O_PATH | os.O_DIRECTORY)
+        ) as above:
             os.link(encoded(first[-1]), last, src_dir_fd=above, dst_dir_fd=parent)
-        finally:
-            os.close(above)
 
     def _into(self, name: Relative) -> int:
         """Return the target directory for this name; it stays open for the next names in it."""

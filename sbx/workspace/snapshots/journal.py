@@ -14,12 +14,13 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from sbx.linux.descriptors import closing
 from sbx.linux.syncfs import syncfs
 from sbx.workspace.snapshots.journal_records import JournalStep, from_json, to_json
 from sbx.workspace.streams import Owner
@@ -148,11 +149,6 @@ def unfinished(directory: int) -> list[JournalFile]:
     ]
 
 
-@contextmanager
-def _opened(directory: int) -> Iterator[int]:
+def _opened(directory: int) -> closing:
     """Open the directory of an O_PATH fd for reading."""
-    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+    return closing(os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory))

@@ -1,19 +1,131 @@
-"""Undo the executed steps of a commit, also after its process was killed.
+"""Begin a commit, and undo its executed steps after an error or after its process was killed.
+
+`recover` undoes a commit that a kill interrupted, before the files are used again. No client
+received a success of this commit. In a host directory, the owner may have continued to work: the
+owner's files stay. The files that they displace are put next to them, in a directory whose name is
+`.sbx-` and 32 hex digits.
 
 A step is undone if the tree and the stage show that it was executed. So undoing is idempotent: it
 can be interrupted, and continued by another process. If another process has put a file into the
 place of a removed node, that file stays, and the removed node stays in the stage.
 """
 
+import logging
 import os
+import secrets
 import stat
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
-from sbx.errors import Conflict, Denied, SbxError
-from sbx.linux.renameat2 import exchange
+from sbx.errors import Broken, Conflict, Denied, SbxError
+from sbx.linux.descriptors import closing
+from sbx.linux.renameat2 import exchange, rename_new
+from sbx.linux.syncfs import syncfs
+from sbx.workspace.errors import translated
+from sbx.workspace.paths import WORKSPACE
+from sbx.workspace.rmtree import remove_held, remove_tree
+from sbx.workspace.safe_open import opener
+from sbx.workspace.snapshots.journal import Journal, JournalFile, JournalHeader, unfinished
 from sbx.workspace.snapshots.journal_records import JournalStep, in_order
-from sbx.workspace.snapshots.staging import Stage, found, stamp
+from sbx.workspace.snapshots.staging import NOT_AS_IT_WAS, Stage, found, stamp
+from sbx.workspace.tree import Tree
+
+_log = logging.getLogger(__name__)
+_REMOVE_S = 30.0
+
+
+class StagedCommit:
+    """A commit that was begun: its stage, a directory in the fd `parent`, and its journal entry."""
+
+    def __init__(
+        self, stage: Stage, parent: int, record: JournalHeader, entry: JournalFile
+    ) -> None:
+        self.stage = stage
+        self._parent = parent
+        self._record = record
+        self._entry = entry
+        self._set_aside = False
+
+    @contextmanager
+    def undoing(self, intents: Sequence[JournalStep]) -> Iterator[None]:
+        """Make the steps of the block permanent, or undo them, even if this process is killed."""
+        view = self.stage.target.view
+        with translated(view):
+            self._entry.intend(self._record, intents, self.stage.fd)
+        try:
+            yield
+            with translated(view):
+                self._entry.settle(self.stage.fd)
+        except BaseException as error:
+            failed = undo(self.stage, intents)
+            with suppress(OSError):
+                syncfs(self.stage.fd)
+            if failed:
+                raise self._not_undone(intents, failed) from error
+            raise
+
+    def _not_undone(self, intents: Sequence[JournalStep], failed: Sequence[Exception]) -> Broken:
+        """Set aside the files that could not be put back, for their owner, and return the error.
+
+        If that fails, too, they stay in the stage for the next process that opens the files.
+        """
+        message = "%d changes of a workspace could not be undone, the first of them:"
+        # One line, because code inside decides how many there are.
+        _log.error(message, len(failed), exc_info=failed[0])
+        hint = "look at the files; the service's log has the first error"
+        try:
+            if kept := not_put_back(self.stage, intents):
+                self._set_aside = True
+                place = set_aside(self.stage, self._parent, self._record.stage, kept)
+                hint = f"{hint}; the files that could not be put back are in '{place}'"
+                self._entry.forget()
+        except OSError as error:
+            _log.error("the files of the failed undo could not be set aside: %s", error)
+        return Broken(
+            "only some of the changes were made, and undoing them failed, too",
+            code="commit_not_undone",
+            hint=hint,
+        )
+
+    def end(self) -> None:
+        """Remove the stage and then its journal entry, unless the stage was set aside.
+
+        The next process that opens the files removes the rest if this fails.
+        """
+        if not self._set_aside:
+            remove_held(self.stage.fd, self._parent, self._record.stage, _REMOVE_S)
+            with suppress(OSError):
+                self._entry.forget()
+
+
+@contextmanager
+def begin_commit(target: Tree, journal: Journal) -> Iterator[StagedCommit]:
+    """Create the journal entry and the stage of a commit, and remove both at the end.
+
+    Raise the errors of `errors.translate`.
+    """
+    parent = target.fd if journal.in_tree else journal.directory
+    record = JournalHeader(
+        stage=new_name(),
+        in_tree=journal.in_tree,
+        inode=os.fstat(target.fd).st_ino,
+        host=None if journal.host is None else str(journal.host),
+        owner=target.owner,
+    )
+    with translated(target.view):
+        entry = JournalFile.begin(journal, record)
+        try:
+            os.mkdir(record.stage, 0o700, dir_fd=parent)
+        except OSError:
+            entry.forget()
+            raise
+        fd = os.open(record.stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    current = StagedCommit(Stage(target, fd), parent, record, entry)
+    try:
+        yield current
+    finally:
+        current.end()
+        os.close(fd)
 
 
 def undo(stage: Stage, intents: Sequence[JournalStep]) -> list[Exception]:
@@ -143,3 +255,113 @@ def _is_unchanged(status: os.stat_result, intent: JournalStep) -> bool:
         after.size,
         after.mtime_ns,
     )
+
+
+def recover(staging: int, files: int) -> bool:
+    """Undo every interrupted commit in a conversation that no process uses.
+
+    Return whether all of them are undone. A commit whose host directory is missing waits until the
+    directory is back. `staging` and `files` are the fds of directories (O_PATH suffices). This
+    function can be killed and called again. Raises OSError if the journal cannot be read.
+    """
+    remaining = False
+    for entry in unfinished(staging):
+        try:
+            if entry.is_empty():
+                entry.forget()
+                continue
+            record = entry.read()
+            with _tree(files, record) as tree:
+                _roll_back(tree, tree.fd if record.in_tree else staging, entry, record)
+        except (OSError, SbxError, ValueError, TypeError, LookupError) as error:
+            _log.error("an interrupted commit cannot be undone yet: %s", error)
+            remaining = True
+    return not remaining
+
+
+def new_name() -> str:
+    """Return a name for a stage, which the code inside may see."""
+    return f".sbx-{secrets.token_hex(16)}"
+
+
+def set_aside(stage: Stage, beside: int, name: str, kept: Sequence[bytes]) -> str:
+    """Move the stage with the `kept` files into the tree, for their owner, and return its path.
+
+    `beside` is the directory fd that contains the stage under the name `name`. It may be the tree
+    itself. Raises OSError.
+    """
+    for entry in os.listdir(stage.fd):
+        if os.fsencode(entry) not in kept:
+            remove_tree(stage.fd, entry, _REMOVE_S)
+    if stage.target.owner is not None:
+        os.fchown(stage.fd, *stage.target.owner)
+    place = new_name()
+    rename_new(beside, name.encode(), stage.target.fd, place.encode())
+    return stage.target.shown((place,))
+
+
+def _roll_back(tree: Tree, beside: int, entry: JournalFile, record: JournalHeader) -> None:
+    """Undo one commit. Raises an error if that fails now, but may succeed later."""
+    fd = _open_stage(beside, record.stage)
+    if fd is None:
+        entry.forget()
+        return
+    with closing(fd):
+        place = None
+        if record.intents:
+            place = _undo(Stage(tree, fd), beside, record)
+            syncfs(fd)
+        if place is None:
+            remove_held(fd, beside, record.stage, _REMOVE_S)
+        entry.forget()
+
+
+def _open_stage(beside: int, name: str) -> int | None:
+    """Open the stage. Return None if it does not exist, or if another directory has its name.
+
+    If the stage is in the tree, code inside may have put its own directory there, so that sbx would
+    change the owner of the content.
+    """
+    try:
+        fd = opener()(beside, (name,), os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if error.errno in NOT_AS_IT_WAS:
+            return None
+        raise
+    if os.fstat(fd).st_uid == os.geteuid():
+        return fd
+    os.close(fd)
+    return None
+
+
+def _undo(stage: Stage, beside: int, record: JournalHeader) -> str | None:
+    """Undo the steps, and return the path of the files that could not be put back, or None."""
+    failed = undo(stage, record.intents)
+    for error in failed:
+        if not _is_final(error):
+            raise error
+    kept = not_put_back(stage, record.intents)
+    if not kept:
+        _log.warning("an interrupted commit of %d changes is undone", len(record.intents))
+        return None
+    place = set_aside(stage, beside, record.stage, kept)
+    _log.warning("an interrupted commit is undone, except for the files in '%s'", place)
+    return place
+
+
+def _is_final(error: Exception) -> bool:
+    """Return whether a change of another process is the reason, so that a retry fails, too."""
+    if isinstance(error, OSError):
+        return error.errno in NOT_AS_IT_WAS
+    return isinstance(error, Conflict | Denied)
+
+
+@contextmanager
+def _tree(files: int, record: JournalHeader) -> Iterator[Tree]:
+    """Open the tree of the commit. Raises OSError, Conflict."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+    fd = os.dup(files) if record.host is None else os.open(record.host, flags)
+    with Tree(fd, view=WORKSPACE, owner=record.owner) as tree:
+        if os.fstat(tree.fd).st_ino != record.inode:
+            raise Conflict(f"'{record.host or WORKSPACE}' is now another directory")
+        yield tree

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from sbx.errors import Closed, Conflict, Denied, InvalidPath, NotFound, TooLarge
 from sbx.guest.guarded_paths import ITEMS
 from sbx.linux import stamps
+from sbx.linux.descriptors import closing
 from sbx.workspace.errors import translated
 from sbx.workspace.snapshots.manifest import FileNode, Manifest, PlannedChange
 from sbx.workspace.tree import Relative, Tree
@@ -163,7 +164,7 @@ def node_at(tree: Tree, name: Relative) -> FileNode | None:
         fd = tree.hold(name)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
+    with closing(fd):
         status = os.fstat(fd)
         if stat.S_ISDIR(status.st_mode):
             return FileNode("directory", mode_of(status), identity=identity_of(status))
@@ -171,8 +172,6 @@ def node_at(tree: Tree, name: Relative) -> FileNode | None:
             text = os.readlink(b"", dir_fd=fd)
             return FileNode("symlink", text=text, identity=identity_of(status))
         return file_node(status) if stat.S_ISREG(status.st_mode) else special_node(status)
-    finally:
-        os.close(fd)
 
 
 def digest(tree: Tree, name: Relative, survey: TreeScan | None = None) -> bytes | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from sbx.errors import Denied
+from sbx.linux.descriptors import closing
 from sbx.linux.renameat2 import rename_new
 from sbx.workspace.safe_open import encoded
 from sbx.workspace.snapshots.manifest import FileNode, PlannedChange
@@ -44,23 +45,19 @@ class Stage:
     def above(self, change: PlannedChange) -> Iterator[tuple[int, bytes]]:
         """Open the parent directory of the change; yield its fd and the name in it."""
         name = change.relative
-        parent = self.target.opener(self.target.fd, name[:-1], os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with closing(
+            self.target.opener(self.target.fd, name[:-1], os.O_RDONLY | os.O_DIRECTORY)
+        ) as parent:
             self._demand_own(parent, change)
             yield parent, encoded(name[-1])
-        finally:
-            os.close(parent)
 
     @contextmanager
     def held(self, change: PlannedChange) -> Iterator[int]:
         """Open the node of the change itself. A symlink of that name is refused."""
         flags = os.O_PATH | (os.O_DIRECTORY if change.node.kind == "directory" else 0)
-        fd = self.target.opener(self.target.fd, change.relative, flags)
-        try:
+        with closing(self.target.opener(self.target.fd, change.relative, flags)) as fd:
             self._demand_own(fd, change)
             yield fd
-        finally:
-            os.close(fd)
 
     def staged(self, name: bytes) -> os.stat_result | None:
         """Return the status of a name in the stage, or None."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sbx.workspace import mirroring
-from sbx.workspace.mirroring import Mirror
+from sbx.workspace.snapshots import mirror
 from sbx.workspace.snapshots.copy import freeze, settle
 from sbx.workspace.snapshots.journal import Journal
 from sbx.workspace.snapshots.manifest import PlannedChange
+from sbx.workspace.snapshots.mirror import Mirror
 from sbx.workspace.snapshots.scan import Bounds, ScanScope
 from sbx.workspace.tree import Tree
 
@@ -66,7 +66,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> Non
         act()
         return settle()
 
-    monkeypatch.setattr(mirroring, "settle", settled)
+    monkeypatch.setattr(mirror, "settle", settled)
 
 
 def test_mode_that_live_code_sets_while_copy_is_restored_is_a_change(

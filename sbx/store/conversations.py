@@ -1,0 +1,121 @@
+"""The conversations of the store, and their contexts in addition to `default`.
+
+Functions that take a connection run inside a transaction of `Store.write`.
+"""
+
+import sqlite3
+from dataclasses import dataclass
+
+from sbx.store import Store, chats
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationRow:
+    """`directory` is a random name below the directory of the sandbox's workspace."""
+
+    sandbox_id: str
+    name: str
+    directory: str
+    created_at: float
+    last_used_at: float
+
+
+def add_conversation(
+    on: sqlite3.Connection, row: ConversationRow, workspace_id: str
+) -> ConversationRow:
+    """Return the conversation as it is stored: with the directory that another sandbox made for
+    this name in the workspace, if one did."""
+    existing = on.execute(
+        "SELECT directory FROM conversations JOIN sandboxes ON sandboxes.id = sandbox_id"
+        " WHERE workspace_id = ? AND name = ? LIMIT 1",
+        (workspace_id, row.name),
+    ).fetchone()
+    directory = row.directory if existing is None else existing[0]
+    on.execute(
+        "INSERT INTO conversations (sandbox_id, name, directory, created_at, last_used_at)"
+        " VALUES (?, ?, ?, ?, ?)",
+        (row.sandbox_id, row.name, directory, row.created_at, row.last_used_at),
+    )
+    return ConversationRow(row.sandbox_id, row.name, directory, row.created_at, row.last_used_at)
+
+
+def delete_conversation(
+    on: sqlite3.Connection, sandbox_id: str, workspace_id: str, name: str
+) -> list[str]:
+    """Delete it, with its chats, for every sandbox of the workspace. Return the directories that
+    are unused now."""
+    chats.drop_of_conversation(on, sandbox_id, name)
+    where = (
+        "WHERE name = ? AND sandbox_id IN (SELECT id FROM sandboxes WHERE workspace_id = ?)",
+        (name, workspace_id),
+    )
+    directories = [
+        row[0]
+        for row in on.execute(f"SELECT DISTINCT directory FROM conversations {where[0]}", where[1])  # noqa: S608
+    ]
+    on.execute(f"DELETE FROM conversations {where[0]}", where[1])  # noqa: S608
+    on.executemany(
+        "INSERT OR IGNORE INTO removals (directory, conversation)"
+        " SELECT directory, ? FROM workspaces WHERE id = ?",
+        [(directory, workspace_id) for directory in directories],
+    )
+    on.execute(
+        "DELETE FROM uploads WHERE conversation = ? AND sandbox_id IN"
+        " (SELECT id FROM sandboxes WHERE workspace_id = ?)",
+        (name, workspace_id),
+    )
+    return directories
+
+
+async def conversations(store: Store, sandbox_id: str) -> list[ConversationRow]:
+    rows = await store.rows(
+        "SELECT * FROM conversations WHERE sandbox_id = ? ORDER BY name", sandbox_id
+    )
+    return [ConversationRow(**dict(row)) for row in rows]
+
+
+async def conversation_in_workspace(store: Store, workspace_id: str, name: str) -> bool:
+    """Return whether any sandbox of the workspace has a conversation of this name."""
+    row = await store.row(
+        "SELECT 1 FROM conversations JOIN sandboxes ON sandboxes.id = sandbox_id"
+        " WHERE workspace_id = ? AND name = ? LIMIT 1",
+        workspace_id,
+        name,
+    )
+    return row is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRow:
+    sandbox_id: str
+    conversation: str
+    name: str
+    created_at: float
+
+
+def add_context(on: sqlite3.Connection, row: ContextRow) -> bool:
+    """Return False, and do nothing, if its conversation was deleted."""
+    added = on.execute(
+        "INSERT INTO contexts (sandbox_id, conversation, name, created_at)"
+        " SELECT sandbox_id, name, ?, ? FROM conversations WHERE sandbox_id = ? AND name = ?"
+        " ON CONFLICT DO UPDATE SET created_at = excluded.created_at",
+        (row.name, row.created_at, row.sandbox_id, row.conversation),
+    )
+    return added.rowcount == 1
+
+
+def drop_context(on: sqlite3.Connection, sandbox_id: str, conversation: str, name: str) -> None:
+    on.execute(
+        "DELETE FROM contexts WHERE sandbox_id = ? AND conversation = ? AND name = ?",
+        (sandbox_id, conversation, name),
+    )
+
+
+async def contexts(store: Store, sandbox_id: str) -> dict[str, set[str]]:
+    rows = await store.rows(
+        "SELECT conversation, name FROM contexts WHERE sandbox_id = ?", sandbox_id
+    )
+    names: dict[str, set[str]] = {}
+    for row in rows:
+        names.setdefault(row["conversation"], set()).add(row["name"])
+    return names
