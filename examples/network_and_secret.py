@@ -15,7 +15,7 @@ TOKEN = "the real token"
 POLICY = """
 schema = 1
 extends = "networked"
-description = "one host of ours, with a token"
+description = "one host, with a token"
 [network]
 allow = ["127.0.0.2:{port}"]
 allow_private = ["127.0.0.2"]

@@ -11,14 +11,7 @@ import inspect
 import os
 import threading
 import time
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterator,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -186,7 +179,7 @@ class _Workers(ThreadPoolExecutor):
             done: Future[Any] = Future()
             try:
                 done.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001  # carried to whoever waits
+            except BaseException as error:  # noqa: BLE001  # carried to the waiter
                 done.set_exception(error)
             return done
 
@@ -247,8 +240,8 @@ class Loop:
             return await anext(source, end)
 
         try:
-            while (one := self.call(following())) is not end:
-                yield one
+            while (item := self.call(following())) is not end:
+                yield item
         finally:
             with suppress(errors.SbxError):  # the loop has ended, and the generator with it
                 self.call(self._close(source))

@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 from sbx.api.admission import PLACE, AdmissionPlace
 from sbx.api.server.peer_credentials import PEER
 from sbx.errors import Denied
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.service import Service
 
 COOKIE = "sbx_token"

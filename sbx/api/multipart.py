@@ -111,7 +111,7 @@ class FormPart:
 class Form:
     """The parts of a body, in their order: `async for part in form`. Made by `read_form`.
 
-    Raises BadRequest `malformed_form`, `truncated_body`, `too_many_parts`.
+    Raise BadRequest `malformed_form`, `truncated_body`, `too_many_parts`.
     """
 
     def __init__(self, body: AsyncIterator[bytes], boundary: bytes, limits: FormLimits) -> None:

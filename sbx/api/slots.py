@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 from sbx.api.middleware import HURRY
 from sbx.api.server.settings import ServiceSettings
 from sbx.errors import Unavailable
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 
 Kind = Literal["downloads", "followers"]
 _WAIT_S = 30.0  # longer than a slow upload can keep a slot while others wait
@@ -86,7 +86,7 @@ class UploadSlots:
                     await self._enter(stack)
             except TimeoutError:
                 raise Unavailable(
-                    f"{self._limit} uploads are in progress, or {self._per_owner} of yours",
+                    f"{self._limit} uploads are in progress, or {self._per_owner} of this owner",
                     code="too_many_uploads",
                     hint="try again when one of them has ended",
                     details={

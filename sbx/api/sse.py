@@ -61,7 +61,7 @@ def accepts_events(request: Request) -> bool:
 
 
 def last_event_id(request: Request) -> int:
-    """Return the id of the last event that the client has, or 0 without the header. Raises
+    """Return the id of the last event that the client has, or 0 without the header. Raise
     BadRequest `invalid_event_id`."""
     text = request.headers.get("last-event-id")
     if text is None:

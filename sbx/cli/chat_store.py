@@ -25,7 +25,7 @@ from sbx.errors import BadRequest, Conflict, NotFound
 from sbx.protocol.changes import ChangesMode, ChangesSetting
 from sbx.runtime.data_dir import DataDirLock
 from sbx.runtime.settings import Settings
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.projects import Project
 from sbx.service.service import Service

@@ -1,6 +1,6 @@
 """The sandboxes of one program: they end with it.
 
-    settings      what an operator may set
+    settings      the settings of an operator
     runtime       Runtime: one broker, one data directory, the sandboxes of one process
     resources     what all sandboxes of a runtime share; data_dir locks their directory
     shared        the runtime that all synchronous Sandbox objects of a process share

@@ -5,14 +5,7 @@ A conversation has files (here) and contexts (contexts.py). A context is one ker
 """
 
 import asyncio
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 
 from sbx.aio import run_to_completion
 from sbx.isolation.receipt import Receipt
@@ -196,7 +189,7 @@ class Conversation(ScriptMethods[ActiveRun]):
     async def _has_file(self, path: str) -> bool:
         return (await self.files.stat(path)).kind == "file"
 
-    # -- what a command would do, and undoing ---------------------------------------------------
+    # -- dry runs and checkpoints ---------------------------------------------------------------
 
     async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
@@ -214,7 +207,7 @@ class Conversation(ScriptMethods[ActiveRun]):
         checkpoints are kept. Raise TooLarge `workspace_too_large`, Unavailable `no_space`."""
         return await self.checkpoints.make()
 
-    # -- what it uses ---------------------------------------------------------------------------
+    # -- usage ----------------------------------------------------------------------------------
 
     async def usage(self) -> SandboxUsage:
         """Return the present usage of the sandbox, and of the disk by this conversation. Start

@@ -35,7 +35,7 @@ class DataDirLock:
     """An open data directory; `close` lets go of it, and removes a temporary one."""
 
     def __init__(self, path: Path | None, *, keep: bool = False) -> None:
-        """Open `path`, or a new temporary directory. With `keep` what lies in it stays.
+        """Open `path`, or a new temporary directory. With `keep` its content stays.
 
         Raises Conflict `data_dir_in_use`.
         """
@@ -80,7 +80,7 @@ def locked(
             raise refusal or Conflict(
                 f"another runtime uses the data directory {name.parent}",
                 code="data_dir_in_use",
-                hint="give each runtime a data_dir of its own, or end the other one",
+                hint="give each runtime a separate data_dir, or end the other one",
             )
         yield
     finally:
@@ -151,7 +151,7 @@ def _sweep_one(record: Path) -> None:
 
 
 def _rolled_back(path: Path) -> bool:
-    """Whether no directory of the host needs what lies there, for a commit that was cut off."""
+    """Return whether no directory of the host needs these files, for an interrupted commit."""
     try:
         with DataDirectory(path) as data:
             done = [data.recover(sandbox) for sandbox in data.sandboxes()]

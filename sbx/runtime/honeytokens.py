@@ -83,14 +83,14 @@ class Honeytokens:
                 self._know(partial(_drawn, key, self._sandbox))
 
     def _know(self, draw: Callable[[str, int], str]) -> None:
-        import re2  # here, for who plants nothing has no use for it
+        import re2  # here, because only honeytokens need it
 
         host = f"db-{draw('host', 12).lower()}.{self._policy.host_suffix}"
         wires = {name: _value_of(name, draw(name, 40), host) for name in self._policy.env}
         pair = (_access_key(draw("file", 16)), draw("file-secret", 40))
         in_file = dict(zip(("access key of the file", "secret of the file"), pair, strict=True))
         secrets = {name: secret for name, (_, secret) in wires.items()} | in_file
-        # In any case: programs write names of hosts small, and with them what was put into one.
+        # In any case: programs write names of hosts in lower case, and the data in a name too.
         needles = {
             form.lower(): name for name, secret in secrets.items() for form in _forms(secret)
         }
@@ -240,7 +240,7 @@ def refusal(token: str, where: str) -> errors.Conflict:
     return errors.Conflict(
         f"this sandbox is frozen: {token[:_SHOWN_MAX]}, a planted credential, was used in {where}",
         code=CODE,
-        hint="look at what ran in it; an operator may unfreeze this (sbx unfreeze), or delete it",
+        hint="look at its runs; an operator may unfreeze this (sbx unfreeze), or delete it",
         details={"token": token, "where": where},
     )
 

@@ -69,7 +69,7 @@ class LiveMounts:
         self._sources = sources
         self._lock = asyncio.Lock()
         self._there: dict[str, _Mounted] = {}
-        self._kernels: dict[Kernel, set[str]] = {}  # what each of them shows; the live ones
+        self._kernels: dict[Kernel, set[str]] = {}  # the mounts of each live kernel
         self._dry_runs: set[Kernel] = set()  # which see nothing that is mounted later
 
     @property
@@ -248,7 +248,7 @@ class LiveMounts:
             raise errors.BadRequest(
                 f"at {target} nothing can be written, by Landlock's rules",
                 code="invalid_target",
-                hint=f"what is to be written to goes to {SHARED}/NAME",
+                hint=f"mount a writable directory at {SHARED}/NAME",
             )
 
 
@@ -284,9 +284,9 @@ def _identity(
     except OSError as error:
         raise _unusable(source, os.strerror(error.errno) if error.errno else str(error)) from None
     if not source.is_absolute() or str(source) != os.path.normpath(source):
-        raise _unusable(source, "it is no absolute path without . and ..")
+        raise _unusable(source, "it is not an absolute path without . and ..")
     if not stat.S_ISDIR(status.st_mode):
-        raise _unusable(source, "it is no directory")
+        raise _unusable(source, "it is not a directory")
     if not read_only and status.st_uid == 0:
         raise errors.Denied(
             f"{source} belongs to root, and nothing inside may write to it",

@@ -32,7 +32,7 @@ class PrewarmedSandbox:
     """See the module. `group` is its name at the broker, `directory` and `conversation` are opaque
     names below the data directory. `opened` and `kernel` are there until they are taken."""
 
-    means: RuntimeResources
+    resources: RuntimeResources
     group: str
     host: HostIds
     directory: str
@@ -69,24 +69,24 @@ class PrewarmedSandbox:
     async def leave_group(self) -> None:
         """Do the same, and remove the cgroup."""
         await self.leave()
-        await self.means.broker.drop_sandbox(self.group)
+        await self.resources.broker.drop_sandbox(self.group)
 
     async def give_up(self) -> None:
         """Remove all of it if it got no owner; the next start removes the rest."""
         try:
             await self.leave()
         except (SbxError, OSError) as error:
-            _log.warning("a home that nobody had is left over: %s", error)
+            _log.warning("an unused prewarmed sandbox is left over: %s", error)
         finally:
-            await _remove(self.means, self.group, self.directory)
+            await _remove(self.resources, self.group, self.directory)
 
 
 async def make_home(
-    means: RuntimeResources, policy: Policy, interpreter: Interpreter
+    resources: RuntimeResources, policy: Policy, interpreter: Interpreter
 ) -> PrewarmedSandbox:
     """Make a prewarmed sandbox. Raise the errors of the broker, and OSError; then nothing is
     left."""
-    making = asyncio.ensure_future(_make(means, policy, interpreter))
+    making = asyncio.ensure_future(_make(resources, policy, interpreter))
     try:
         return await run_to_completion(making)
     except asyncio.CancelledError:
@@ -96,56 +96,57 @@ async def make_home(
 
 
 async def _make(
-    means: RuntimeResources, policy: Policy, interpreter: Interpreter
+    resources: RuntimeResources, policy: Policy, interpreter: Interpreter
 ) -> PrewarmedSandbox:
     group = f"home-{secrets.token_hex(6)}"
-    directory, conversation = means.data.new_name(), means.data.new_name()
-    means.homes.add(directory)
+    directory, conversation = resources.data.new_name(), resources.data.new_name()
+    resources.homes.add(directory)
     opened = None
     try:
-        host = await means.broker.make_sandbox(group, means.group_limits(policy))
+        host = await resources.broker.make_sandbox(group, resources.group_limits(policy))
         ids = (host.uid, host.gid)
         opened = await asyncio.to_thread(
             open_files,
-            means.data,
+            resources.data,
             directory,
             conversation,
             policy,
             ids,
             None,
             None,
-            protection=means.protection,
+            protection=resources.protection,
         )
-        await limited(means, policy, opened)
+        await limited(resources, policy, opened)
         ready = await opened.prepare()
-        order = means.order(group, policy, means.paths(opened, ready, interpreter), ready, None)
+        paths = resources.paths(opened, ready, interpreter)
+        order = resources.order(group, policy, paths, ready, None)
     except BaseException:
         try:
             if opened is not None:
                 await opened.close()
         finally:
-            await _remove(means, group, directory)
+            await _remove(resources, group, directory)
         raise
     return PrewarmedSandbox(
-        means, group, host, directory, conversation, opened.files_path, opened, order
+        resources, group, host, directory, conversation, opened.files_path, opened, order
     )
 
 
-async def _remove(means: RuntimeResources, group: str, directory: str) -> None:
+async def _remove(resources: RuntimeResources, group: str, directory: str) -> None:
     """Each whatever becomes of the other; from then on a collection may remove the directory."""
     try:
         try:
-            await means.broker.drop_sandbox(group)
+            await resources.broker.drop_sandbox(group)
         finally:
-            await in_thread(means.data.remove, directory)
+            await in_thread(resources.data.remove, directory)
     except (SbxError, OSError) as error:
-        _log.warning("a home that nobody had is left over: %s", error)
+        _log.warning("an unused prewarmed sandbox is left over: %s", error)
     finally:
-        means.homes.discard(directory)
+        resources.homes.discard(directory)
 
 
 def prewarm_spec(
-    means: RuntimeResources, loaded: Policy, decided: Policy, of: Interpreter
+    resources: RuntimeResources, loaded: Policy, decided: Policy, of: Interpreter
 ) -> PrewarmSpec | None:
     """Return how to make prewarmed sandboxes by this policy. Return None if a request changed the
     policy, or if a sandbox by it has parts that cannot be made before a request."""
@@ -153,7 +154,7 @@ def prewarm_spec(
         return None
     if decided.honeytoken.enabled:
         return None
-    return PrewarmSpec((decided, of), partial(make_home, means, decided, of))
+    return PrewarmSpec((decided, of), partial(make_home, resources, decided, of))
 
 
 def home_of(berth: PrewarmedKernel | None, key: Key | None) -> PrewarmedSandbox | None:

@@ -17,11 +17,7 @@ from sbx.policy import Policy
 from sbx.protocol.mounts import Mount
 from sbx.run_methods import to_default
 from sbx.runtime.conversation import Conversation
-from sbx.runtime.files.files import (
-    MountPoints,
-    WorkspaceFiles,
-    WorkspaceUploads,
-)
+from sbx.runtime.files.files import MountPoints, WorkspaceFiles, WorkspaceUploads
 from sbx.runtime.prewarm import PrewarmedSandbox
 from sbx.runtime.processes.commands import Commands
 from sbx.runtime.processes.terminals import Terminals
@@ -45,7 +41,7 @@ class AsyncSandbox(SandboxKernels):
 
     def __init__(
         self,
-        means: RuntimeResources,
+        resources: RuntimeResources,
         policy: Policy,
         loaded: Policy,
         interpreter: Interpreter,
@@ -60,7 +56,7 @@ class AsyncSandbox(SandboxKernels):
         """`id` and `directory` (an opaque name): those of a sandbox that was closed and kept its
         files. `home`: a prewarmed sandbox; the first conversation gets its kernel."""
         super().__init__(
-            means,
+            resources,
             policy,
             loaded,
             interpreter,
@@ -86,16 +82,16 @@ class AsyncSandbox(SandboxKernels):
         if self._workspace is not None:
             await asyncio.to_thread(self._check_directory, self._workspace)
             self._owner_uid = await asyncio.to_thread(_owner_of, self._workspace)
-            may_map = self._means.capabilities.root and self._owner_uid is not None
-            self._mapped = may_map and (self._owner_uid == 0 or self._means.confined)
+            may_map = self._resources.capabilities.root and self._owner_uid is not None
+            self._mapped = may_map and (self._owner_uid == 0 or self._resources.confined)
         await self._make_group(None if self._mapped else self._owner_uid or None)
         opened = await self._default.opened()
         if self._mapped:
             path = str(opened.files_path)
-            await self._means.broker.map_owner(self._group, path, opened.identities[path])
+            await self._resources.broker.map_owner(self._group, path, opened.identities[path])
             assert opened.host_directory is not None
             await opened.call(partial(refuse_rights, opened.host_directory))
-        paths = self._means.paths(opened, MountPoints({}, opened.any_guard), self._interpreter)
+        paths = self._resources.paths(opened, MountPoints({}, opened.any_guard), self._interpreter)
         self._decide_key(paths, foreign_uid=paths.host_directory and not self._mapped)
 
     # -- the default conversation ---------------------------------------------------------------
@@ -182,7 +178,7 @@ class AsyncSandbox(SandboxKernels):
             self.policy,
             self._open_files,
             self._start_in,
-            self._means.grace_s,
+            self._resources.grace_s,
             languages=self._languages,
             whole=self._whole,
         )
@@ -242,7 +238,7 @@ class AsyncSandbox(SandboxKernels):
             self._ended = True
             last.callback(self._on_close, self)
             last.push_async_callback(self._leave_files)
-            last.push_async_callback(self._means.broker.drop_sandbox, self._group)
+            last.push_async_callback(self._resources.broker.drop_sandbox, self._group)
             if self._home is not None:
                 last.push_async_callback(self._home.leave)
             if self._outlet is not None:
@@ -257,7 +253,7 @@ class AsyncSandbox(SandboxKernels):
                     raise end
 
     async def _leave_files(self) -> None:
-        await asyncio.to_thread(self._means.data.remove, self._directory)
+        await asyncio.to_thread(self._resources.data.remove, self._directory)
 
     async def __aenter__(self) -> Self:
         return self

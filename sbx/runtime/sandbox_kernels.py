@@ -53,7 +53,7 @@ class SandboxKernels:
 
     def __init__(
         self,
-        means: RuntimeResources,
+        resources: RuntimeResources,
         policy: Policy,
         loaded: Policy,
         interpreter: Interpreter,
@@ -67,7 +67,7 @@ class SandboxKernels:
         self.id = id or f"sandbox-{secrets.token_hex(6)}"
         self.policy = policy
         self._loaded = loaded  # before a request narrowed it; other sandboxes share it
-        self._means = means
+        self._resources = resources
         self._interpreter = interpreter
         self._languages = Languages(policy, interpreter)
         self._workspace = workspace
@@ -76,27 +76,27 @@ class SandboxKernels:
         self._group = home.group if home is not None else self.id
         if home is not None:
             directory = home.directory
-        self._directory = directory or means.data.new_name()
+        self._directory = directory or resources.data.new_name()
         self._conversations: dict[str, Conversation] = {}
         self._watcher: Watcher | None = None
         self.honeytokens: Honeytokens | None = None
         if policy.honeytoken.enabled:
-            key = means.data.path / "tripwire_key"  # another name would give other tokens
+            key = resources.data.path / "tripwire_key"  # another name would give other tokens
             self.honeytokens = Honeytokens(policy.honeytoken, self.id, key, self._on_sprung)
         self._freezing: asyncio.Task[None] | None = None
         self._had_kernel = False
         self._outlet: EgressSocket | None = None
         if policy.network.mode == "proxy":
             tokens = self.honeytokens.at_proxy if self.honeytokens is not None else None
-            self._outlet = EgressSocket(self.id, policy, means.data, self._decided, tokens)
+            self._outlet = EgressSocket(self.id, policy, resources.data, self._decided, tokens)
         self._mounts = LiveMounts(
             policy.shared and workspace is None,
             guarded=policy.host_executables != "allow",
-            possible=means.capabilities.own_namespaces,
+            possible=resources.capabilities.own_namespaces,
             check=self._check_directory,
         )
         self._copies = Snapshots(
-            means, policy, self._directory, lambda: (self._host.uid, self._host.gid)
+            resources, policy, self._directory, lambda: (self._host.uid, self._host.gid)
         )
         self._frame_budget = FrameBudget()
         self._host: HostIds
@@ -111,15 +111,15 @@ class SandboxKernels:
 
     async def _make_group(self, uid: int | None) -> None:
         """Create the cgroup, and decide the host uid of the jails; None lets the broker choose."""
-        capabilities = self._means.capabilities
-        if (refusal := refused(self._means.disk_quota, capabilities)) is not None:
+        capabilities = self._resources.capabilities
+        if (refusal := refused(self._resources.disk_quota, capabilities)) is not None:
             raise refusal
         walls = {wall.name: wall for wall in decide_walls(self.policy, capabilities)}
         if self._home is not None:
             self._host = self._home.host
         else:
-            limits = self._means.group_limits(self.policy)
-            self._host = await self._means.broker.make_sandbox(self._group, limits, uid)
+            limits = self._resources.group_limits(self.policy)
+            self._host = await self._resources.broker.make_sandbox(self._group, limits, uid)
         if walls["memory"].weaker or not capabilities.root:
             self._watcher = Watcher(
                 self.policy.limits.memory_max if walls["memory"].weaker else math.inf,
@@ -135,44 +135,44 @@ class SandboxKernels:
             self._key = self._key_of(self.policy, paths, foreign_uid=foreign_uid)
 
     def _key_of(self, policy: Policy, paths: Paths, *, foreign_uid: bool) -> Key | None:
-        capabilities = self._means.capabilities
+        capabilities = self._resources.capabilities
         own_uid = self._host.uid if capabilities.root and foreign_uid else None
-        return key_of(self._loaded, policy, capabilities, paths, self._means.filters, own_uid)
+        return key_of(self._loaded, policy, capabilities, paths, self._resources.filters, own_uid)
 
     def _check_directory(
         self, directory: int | Path, *, read_only: bool = False, guarded: bool = True
     ) -> None:
         """Raise Denied `directory_forbidden` for a host directory that no sandbox may see."""
-        own = self._means.own_paths
+        own = self._resources.own_paths
         allowed_paths.check(directory, own, read_only=read_only, guarded=guarded)
 
     async def _open_files(self) -> OpenFiles:
         if self._home is not None and (opened := self._home.take_files()) is not None:
             return opened
-        return await self._open_files_in(self._means.data.new_name())
+        return await self._open_files_in(self._resources.data.new_name())
 
     async def _open_files_in(self, directory: str, *, new: bool = True) -> OpenFiles:
         opened = await asyncio.to_thread(
             open_files,
-            self._means.data,
+            self._resources.data,
             self._directory,
             directory,
             self.policy,
             (self._host.uid, self._host.gid),
             self._workspace,
             self._uploads,
-            protection=self._means.protection,
+            protection=self._resources.protection,
             new=new,
             check=self._check_directory,
             mapped=self._mapped,
             owner_uid=self._owner_uid,
         )
-        return await limited(self._means, self.policy, opened)
+        return await limited(self._resources, self.policy, opened)
 
     @property
     def _whole(self) -> SandboxUsageSource:
         return SandboxUsageSource(
-            self.id, lambda: self._means.broker.usage(self._group), self._pids
+            self.id, lambda: self._resources.broker.usage(self._group), self._pids
         )
 
     def _pids(self) -> list[int]:
@@ -202,15 +202,15 @@ class SandboxKernels:
             ready = await opened.prepare()
             if self._had_kernel:
                 await self._wait_for_freed_memory()
-            means = self._means
+            resources = self._resources
             async with self._way_out(policy) as way_out:
-                paths = means.paths(opened, ready, self._interpreter, way_out)
-                order = means.order(self._group, policy, paths, ready, key)
+                paths = resources.paths(opened, ready, self._interpreter, way_out)
+                order = resources.order(self._group, policy, paths, ready, key)
                 if order.plan.host_directories and not order.plan.masks:
                     await opened.call(partial(refuse_uncovered, order.plan))
                 if tokens is not None:
                     order = replace(order, config={**order.config, "planted": dict(tokens.files)})
-                kernel = await means.starter.start(order)
+                kernel = await resources.starter.start(order)
         self._had_kernel = True
         kernel.share(self._frame_budget)
         if tokens is not None:
@@ -275,7 +275,7 @@ class SandboxKernels:
         with suppress(TimeoutError):
             async with asyncio.timeout(_FREED_WITHIN_S):
                 while not self._has_kernels():
-                    usage = await self._means.broker.usage(self._group)
+                    usage = await self._resources.broker.usage(self._group)
                     if (usage.memory_pinned or 0) <= self.policy.limits.memory_max / 2:
                         break
                     await asyncio.sleep(_FREED_LOOK_S)
@@ -287,7 +287,7 @@ class SandboxKernels:
             return None
         kernel = home.take_kernel()
         if kernel is not None:
-            self._means.starter.count_prewarmed(self._group)
+            self._resources.starter.count_prewarmed(self._group)
         return kernel
 
 

@@ -6,7 +6,7 @@
     sessions      a user's session with an agent, and its sandbox
     runs          runs of all sandboxes: queue, events, results
     workspaces    directories that outlive their sandbox
-    auth          tokens and keys
+    auth          tokens and keys; caller: the rights of a caller
     idempotency   a request that is sent twice is done once
     lifecycle     the next state of a sandbox: pure decisions; reaper acts on them
     garbage, reserve, maintenance/   the data directory: remains, space, backups

@@ -31,7 +31,7 @@ from sbx.protocol.runs import Event
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.snapshots.checkpoints import Checkpoint
 from sbx.runtime.snapshots.dry_run import DryRun
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
 from sbx.service.projects.projects import Project
 from sbx.service.run import RunHandle, RunRequest

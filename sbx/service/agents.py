@@ -15,7 +15,7 @@ from sbx.errors import Conflict, NotFound, SbxError
 from sbx.protocol.approvals import RESTART
 from sbx.protocol.changes import ChangesSetting
 from sbx.service.agent_runs import AgentRequest, AgentRunFactory, ModelSource
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
 from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.client import RemoteBox

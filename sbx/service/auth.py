@@ -15,12 +15,13 @@ import sqlite3
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sbx.aio import Clock, run_to_completion
 from sbx.errors import BadRequest, Broken, Denied, NotFound, Unavailable
+from sbx.service.caller import Caller
 from sbx.service.ids import ID_MAX, check_id
 from sbx.store import Store, keys, tokens
 from sbx.store.keys import KeyRecord as KeyRecord
@@ -41,71 +42,6 @@ _USED_EVERY_S = 60.0
 _GIVEN_NAME = "SBX_API_KEY"
 _GIVEN_WEAK = 20  # characters; fewer can be guessed from the hash, should the store be stolen
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """A caller. `user_id`, `agent_id` and `conversation_id` are the bounds of a token; None:
-    unbound.
-
-    `operator`: may use the admin routes, and sees all owners where a route offers that. `scopes`:
-    None is all of them. `via_id`: the key or token, for the record; None for a peer. It gives no
-    right, so callers that differ in nothing else are equal.
-    """
-
-    owner: str
-    via: Literal["peer", "key", "token"]
-    operator: bool = False
-    scopes: frozenset[str] | None = None
-    user_id: str | None = None
-    agent_id: str | None = None
-    conversation_id: str | None = None
-    via_id: str | None = field(default=None, compare=False)
-
-    @property
-    def who(self) -> str:
-        """The owner and, as the last word, the key or token: `ann tok-…`. A peer is its uid."""
-        return self.owner if self.via_id is None else f"{self.owner} {self.via_id}"
-
-    def may(self, scope: str) -> bool:
-        return self.scopes is None or scope in self.scopes
-
-    def sees(
-        self, user_id: str | None, agent_id: str | None, conversation: str | None = None
-    ) -> bool:
-        """Return whether a sandbox of this user and agent, and this conversation, lie within the
-        bounds.
-
-        Without a conversation, this is about the sandbox itself. For an act on all its
-        conversations at once (delete, stop, list), check `whole_sandbox` too.
-        """
-        return (
-            (self.user_id is None or self.user_id == user_id)
-            and (self.agent_id is None or self.agent_id == agent_id)
-            and (
-                conversation is None
-                or self.conversation_id is None
-                or self.conversation_id == conversation
-            )
-        )
-
-    @property
-    def whole_sandbox(self) -> bool:
-        """Whether this caller reaches every conversation of a sandbox that it sees."""
-        return self.conversation_id is None
-
-    @property
-    def space(self) -> str:
-        """Return the space of the caller's idempotency keys, as JSON: `[kind, owner, …]`.
-
-        Only callers of one kind with the same owner, bounds and scopes get each other's replies.
-        An owner's name is data within the JSON, so no name can be another caller's space.
-        """
-        if self.via != "token":
-            return json.dumps([self.via, self.owner])
-        scopes = None if self.scopes is None else sorted(self.scopes)
-        bounds = [self.user_id, self.agent_id, self.conversation_id, scopes]
-        return json.dumps([self.via, self.owner, *bounds])
 
 
 class Authenticator:
@@ -159,7 +95,7 @@ class Authenticator:
         return Caller(f"uid:{uid}", "peer", operator=uid in (0, self._service_uid))
 
     async def from_bearer(self, bearer: str) -> Caller:
-        """Who holds this key or token. Raises Denied `unauthorized`, saying no more than that."""
+        """Return the caller with this key or token. Raise Denied `unauthorized`, with no reason."""
         if not 0 < len(bearer) <= _BEARER_MAX:
             raise _unauthorized()
         digest = hashlib.sha256(bearer.encode("utf-8", "surrogatepass")).digest()
@@ -174,7 +110,7 @@ class Authenticator:
         return caller
 
     async def _of_key(self, digest: str, now: float) -> tuple[Caller, float] | None:
-        # Found by its hash: what the time of a look-up tells is of the hash, and no key follows.
+        # Found by its hash: the time of a look-up depends on the hash, which does not reveal a key.
         key = await keys.of_digest(self._store, digest)
         if key is None:
             return None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _MINUTE_S = 60.0
-_ALLOWED_MAX = 3000  # in a minute: what is let through costs the other side something, too
+_ALLOWED_MAX = 3000  # in a minute: allowed requests cost the remote server something too
 _REFUSED_MAX = 600
 _EVENTS_MAX = 20
 _TEXT_MAX = 500  # characters of a path or host that the code inside wrote

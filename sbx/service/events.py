@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 from sbx.protocol.pages import Page
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.leases import SandboxIndex, row_of
 from sbx.store import Store, events
 from sbx.store.events import EventRow

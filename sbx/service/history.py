@@ -13,7 +13,7 @@ from sbx.aio import Clock
 from sbx.errors import BadRequest, NotFound
 from sbx.protocol.runs import Run
 from sbx.runtime.run import checks
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
 from sbx.service.recording import refusal
 from sbx.service.sandboxes import Sandboxes

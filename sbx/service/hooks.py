@@ -215,7 +215,7 @@ class PersistentSandbox(AsyncSandbox):
 
     def __init__(
         self,
-        means: RuntimeResources,
+        resources: RuntimeResources,
         policy: Policy,
         loaded: Policy,
         interpreter: Interpreter,
@@ -229,7 +229,7 @@ class PersistentSandbox(AsyncSandbox):
         workspace; it ends with this one."""
         record = hooks.record
         super().__init__(
-            means,
+            resources,
             policy,
             loaded,
             interpreter,
@@ -248,7 +248,7 @@ class PersistentSandbox(AsyncSandbox):
         """Prepare as any sandbox does, but open no conversation."""
         record = self._hooks.record
         await self._make_group(record.workspace.uid)
-        paths = self._means.paths_of_any(self._interpreter, self.policy)
+        paths = self._resources.paths_of_any(self._interpreter, self.policy)
         first, count = record.dependencies.settings.uid_range
         self._decide_key(paths, foreign_uid=not first <= self._host.uid < first + count)
 
@@ -299,7 +299,7 @@ class PersistentSandbox(AsyncSandbox):
     def _measured(self, directory: str) -> tuple[int, int]:
         owner = (self._host.uid, self._host.gid)
         own = owner if owner[0] != os.geteuid() else None
-        with self._means.data.conversation(self._directory, directory, owner=own) as opened:
+        with self._resources.data.conversation(self._directory, directory, owner=own) as opened:
             usage = opened.files.measure(max_entries=_ENTRIES, deadline_s=_MEASURE_S)
             uploads = opened.uploads.list()
         size = usage.bytes + sum(upload.size for upload in uploads)
@@ -330,7 +330,7 @@ class PersistentSandbox(AsyncSandbox):
             self.policy,
             partial(self._open_conversation, name, is_current),
             self._starter_of(name),
-            self._means.grace_s,
+            self._resources.grace_s,
             languages=self._languages,
             lost=lambda context: (name, context) in hooks.lost,
             contexts=hooks.contexts_of(name),

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from sbx.aio import Clock
 from sbx.errors import Conflict, SbxError
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.store import Store
 from sbx.store.idempotency import Reservation, Slot, StoredReplies, StoredReply
 

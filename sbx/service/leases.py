@@ -11,7 +11,7 @@ from sbx import errors
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.runtime.settings import Settings
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.hooks import PersistentSandbox
 from sbx.service.lifecycle import Act
 from sbx.service.models import SandboxView
@@ -99,7 +99,7 @@ class SandboxIndex:
         return self.get(caller, sandbox_id, scope)
 
     def get_as_operator(self, caller: Caller, sandbox_id: str) -> ServiceSandbox:
-        """Return a sandbox of any owner to an operator, who may name the session for his own.
+        """Return a sandbox of any owner to an operator, or his own by its session id.
         Raises NotFound."""
         sandbox = self.find(caller, sandbox_id) or self._by_id.get(sandbox_id)
         if sandbox is None or sandbox.row.deleted_at is not None or not caller.operator:

@@ -37,7 +37,7 @@ class Act(StrEnum):
     EXTEND = "extend"
     EXPIRE = "expire"
     DELETE = "delete"
-    RESTART = "restart"  # the runtime was killed, and another one opened what it left
+    RESTART = "restart"  # another runtime opened the sandboxes of a killed one
 
 
 _ALIVE: Mapping[Act, State] = {

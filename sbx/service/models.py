@@ -9,7 +9,7 @@ from sbx.service.lifecycle import State
 
 @dataclass(frozen=True, slots=True)
 class SessionIdentity:
-    """Whose session a sandbox is. Its id is unique among the live sandboxes of an owner."""
+    """The owner of a session. Its id is unique among the live sandboxes of an owner."""
 
     session_id: str
     user_id: str

@@ -23,7 +23,7 @@ from sbx.service.sandboxes import Sandboxes
 
 ROUND_S = 1.0
 _RESERVE_MAX = 1 << 30
-_ENDED_MOST = 16  # kernels a round: what they had is available a moment later
+_ENDED_MOST = 16  # kernels a round: their memory is available a moment later
 _log = logging.getLogger(__name__)
 
 

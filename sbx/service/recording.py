@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbx.errors import Unavailable
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
 from sbx.service.reserve import Reserve
 from sbx.store.pending import PendingWrites

@@ -18,15 +18,13 @@ from operator import attrgetter
 from cachetools import TTLCache
 
 from sbx.aio import Clock
-from sbx.errors import (
-    Unavailable,
-)
+from sbx.errors import Unavailable
 from sbx.event_log import RETENTION_S
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.languages import LANGUAGES
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.run.active_run import SharedRoom
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.history import RunHistory, check_notes, no_conversation, no_run, reaches
 from sbx.service.leases import SandboxLease
 from sbx.service.run import RunHandle, RunRequest
@@ -39,9 +37,9 @@ from sbx.telemetry import logs, metrics
 
 _log = logging.getLogger(__name__)
 _REPLAY_MAX = 64 << 20  # bytes, of all runs that have ended
-_OUTPUT_MAX = 512 << 20  # bytes of events, of all runs that go on
+_OUTPUT_MAX = 512 << 20  # bytes of events, of all active runs
 _OUTPUT_SHARE = 4 << 20  # bytes that each of them may hold in any case
-_ASKED_MAX = 256 << 20  # characters of code and stdin, of all runs that go on or wait
+_ASKED_MAX = 256 << 20  # characters of code and stdin, of all active and waiting runs
 _RETRY_AFTER_S = 1.0
 _CLOSE_S = 10.0
 
@@ -97,7 +95,7 @@ class Runs:
     # -- runs ------------------------------------------------------------------------------------
 
     async def start(
-        self, caller: Caller, sandbox_id: str, conversation: str, ask: RunRequest
+        self, caller: Caller, sandbox_id: str, conversation: str, request: RunRequest
     ) -> RunHandle:
         """Start a run, or queue it behind others. It continues if no client waits for it.
 
@@ -111,18 +109,18 @@ class Runs:
                 hint="ask again once it is back",
                 details={"retry_after_s": _RETRY_AFTER_S},
             )
-        check_notes(description=ask.description, tags=ask.tags)
-        using = self._sandboxes.using(
+        check_notes(description=request.description, tags=request.tags)
+        lease = self._sandboxes.using(
             caller, sandbox_id, scope="execute", conversation=conversation
         )
-        await using.__aenter__()
+        await lease.__aenter__()
         try:
-            within = using.conversation(conversation)
-            if ask.kind in LANGUAGES:
-                await within.resolve_interpreter(ask.kind)  # a refusal, not a run that failed
-            return self._started(within, ask, using)
+            target = lease.conversation(conversation)
+            if request.kind in LANGUAGES:
+                await target.resolve_interpreter(request.kind)  # a refusal, not a run that failed
+            return self._started(target, request, lease)
         except BaseException as error:
-            await using.__aexit__(type(error), error, error.__traceback__)
+            await lease.__aexit__(type(error), error, error.__traceback__)
             raise
 
     async def attach(self, caller: Caller, sandbox_id: str | None, run_id: str) -> RunHandle:
@@ -178,69 +176,76 @@ class Runs:
 
     # -- from its start to its end ---------------------------------------------------------------
 
-    def _started(self, within: Conversation, ask: RunRequest, using: SandboxLease) -> RunHandle:
-        key = (using.id, within.name, ask.context)
+    def _started(
+        self, conversation: Conversation, request: RunRequest, lease: SandboxLease
+    ) -> RunHandle:
+        key = (lease.id, conversation.name, request.context)
         queue = self._queues.get(key)
-        waiting_max = self._queue_max + (ask.kind == "python")  # and the cell that runs
-        if queue is not None and len(queue.of(ask.kind)) >= waiting_max:
+        waiting_max = self._queue_max + (request.kind == "python")  # and the cell that runs
+        if queue is not None and len(queue.of(request.kind)) >= waiting_max:
             raise _full(f"{self._queue_max} runs of this conversation wait", self._queue_max)
-        size = ask.size
+        size = request.size
         if self._asked + size > _ASKED_MAX:
             raise _full("too much code waits to be run by this service", _ASKED_MAX)
-        talk = within.contexts.find(ask.context)
+        context = conversation.contexts.find(request.context)
         timeout_s = 0.0  # of a cell
-        if ask.kind == "python":
-            timeout_s = talk.checked(ask.code, ask.timeout_s)
-            live = talk.new_run()
-        elif ask.kind == "shell":
-            live = talk.start_shell(
-                ask.code,
-                timeout=ask.timeout_s,
-                cwd=ask.cwd,
-                env=ask.env,
-                stdin=ask.stdin,
-                stdin_open=ask.stdin_open,
+        if request.kind == "python":
+            timeout_s = context.checked(request.code, request.timeout_s)
+            live = context.new_run()
+        elif request.kind == "shell":
+            live = context.start_shell(
+                request.code,
+                timeout=request.timeout_s,
+                cwd=request.cwd,
+                env=request.env,
+                stdin=request.stdin,
+                stdin_open=request.stdin_open,
             )
         else:
-            program = within.prepare_script(
-                ask.code, ask.kind, args=ask.args, cwd=ask.cwd, env=ask.env, stdin=ask.stdin
+            program = conversation.prepare_script(
+                request.code,
+                request.kind,
+                args=request.args,
+                cwd=request.cwd,
+                env=request.env,
+                stdin=request.stdin,
             )
-            live = talk.start_program(program, within.script_timeout(ask.timeout_s))
+            live = context.start_program(program, conversation.script_timeout(request.timeout_s))
         begun = rows.Begun(
             id=live.run_id,
-            sandbox_id=using.id,
-            conversation=talk.conversation,
-            context=talk.name,
-            kind=ask.kind,
-            code=ask.code,
+            sandbox_id=lease.id,
+            conversation=context.conversation,
+            context=context.name,
+            kind=request.kind,
+            code=request.code,
             started_at=self._clock.now(),
-            description=ask.description,
-            tags=ask.tags,
-            reservation=ask.reservation,
+            description=request.description,
+            tags=request.tags,
+            reservation=request.reservation,
         )
         handle = RunHandle(
-            talk,
+            context,
             live,
             begun,
-            ask,
-            using,
+            request,
+            lease,
             timeout_s,
             size,
             record=self.history.begin,
             settle=self._settle,
             settle_later=self._settle_later,
         )
-        logs.bind(sandbox=using.id, conversation=talk.conversation, run=live.run_id)
+        logs.bind(sandbox=lease.id, conversation=context.conversation, run=live.run_id)
         live.shared = self._room
         self._asked += size
         self._running[begun.id] = handle
         self._idle.clear()
         if queue is None:
             queue = self._queues[key] = RunQueue()
-        if ask.kind == "python" and queue.cells:
+        if request.kind == "python" and queue.cells:
             handle.enter_queue()
-        queue.of(ask.kind)[handle] = None
-        if ask.kind == "python":
+        queue.of(request.kind)[handle] = None
+        if request.kind == "python":
             handle.schedule()
         else:
             handle.record_beginning()

@@ -26,7 +26,7 @@ from sbx.runtime.run.context import Context
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.runtime.settings import Settings
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.garbage import GarbageCollector
 from sbx.service.hooks import PersistentSandbox
 from sbx.service.leases import SandboxIndex, SandboxLease, row_of, unknown

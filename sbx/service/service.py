@@ -110,7 +110,7 @@ class Service:
         return self.settings.data_dir
 
     async def start(self) -> Self:
-        """Open everything, and mend what an earlier process left. Nothing runs before."""
+        """Open everything, and repair the remains of an earlier process. Nothing runs before."""
         async with AsyncExitStack() as stack:
             await self._open(stack)
             self._held = stack.pop_all()
@@ -119,7 +119,7 @@ class Service:
     async def _open(self, stack: AsyncExitStack) -> None:
         settings, clock, data = self.settings, self.clock, self.data_dir
         self.runtime = Runtime(settings, broker=self._broker, keep_files=True)
-        await stack.enter_async_context(self.runtime)  # whose lock says that the data are ours
+        await stack.enter_async_context(self.runtime)  # its lock protects the data
         reserve = await asyncio.to_thread(Reserve, data / "reserve")
         stack.callback(reserve.close)
         self.store = await Store.of_data(data, on_full=reserve.give_up)
@@ -245,4 +245,4 @@ def _tidy(data: DataDirectory) -> None:
             try:
                 data.tidy(sandbox, conversation, deadline_s=_TIDY_S)
             except (SbxError, OSError) as error:
-                _log.warning("what was half written could not be seen to: %s", error)
+                _log.warning("unfinished writes could not be repaired: %s", error)

@@ -98,7 +98,7 @@ def widened(field: str, shown: str, limit: Any) -> BadRequest:
     return BadRequest(
         f"{field} may only be narrowed, and the limit is {shown}",
         code="limit_widened",
-        hint="ask for less, or leave it out for what the operator set",
+        hint="ask for less, or leave it out for the operator's setting",
         details={"field": field, "limit": limit},
     )
 

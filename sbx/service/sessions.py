@@ -17,7 +17,7 @@ from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from sbx.errors import BadRequest, Conflict, NotFound, SbxError
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.ids import check_id
 from sbx.service.lifecycle import State
 from sbx.service.models import SandboxView, SessionIdentity
@@ -43,7 +43,7 @@ class SessionStatus(StrEnum):
 
 
 def status_of(view: SandboxView, *, warming: bool = False) -> SessionStatus:
-    """`warming`: what its kernels are forked from is not up yet."""
+    """`warming`: the zygote of its kernels is not ready yet."""
     match view.state:
         case State.FAILED | State.EXPIRED | State.DELETED:
             return SessionStatus.ERROR
@@ -66,7 +66,7 @@ def reason_of(view: SandboxView) -> str | None:
     return None
 
 
-# -- what is there, made at most once -------------------------------------------------------------
+# -- one sandbox for each session -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Sessions:
                     details={"session_id": key},
                 )
             if view.state is State.EXPIRED:
-                # Nobody can use it any more: whoever may have a session may have it replaced.
+                # No caller can use it: a caller with access to a session may replace it.
                 freely = replace(caller, scopes=None, conversation_id=None)
                 await self._service.sandboxes.delete(freely, view.id, cause="expired")
                 again = replace(decision.identity, recreated_because="expired")

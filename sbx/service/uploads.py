@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from sbx.errors import NotFound
 from sbx.protocol.files import Upload
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.leases import SandboxLease
 from sbx.service.models import SandboxView
 from sbx.service.recording import Recording
@@ -51,9 +51,9 @@ class UserUploads:
         self, use: SandboxLease, conversation: str, partial_id: str, sha256: str
     ) -> Upload:
         """Store a resumable upload that is complete. Raise as `store`."""
-        talk = use.conversation(conversation)
-        partials, limits = talk.files.partials, limits_of(await use.view())
-        upload = await talk.uploads.put_partial(partials, partial_id, sha256, limits)
+        target = use.conversation(conversation)
+        partials, limits = target.files.partials, limits_of(await use.view())
+        upload = await target.uploads.put_partial(partials, partial_id, sha256, limits)
         await self._stored(use, conversation, upload, of_session=False)
         return upload
 

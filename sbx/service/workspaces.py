@@ -11,7 +11,7 @@ from sbx import errors
 from sbx.aio import Clock, run_to_completion
 from sbx.protocol.pages import Page
 from sbx.runtime.runtime import Runtime
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.garbage import GarbageCollector
 from sbx.service.models import WorkspaceView
 from sbx.service.recording import Recording

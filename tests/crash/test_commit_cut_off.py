@@ -12,7 +12,7 @@ import pytest
 from sbx.protocol.runs import Status
 from sbx.runtime.data_dir import DataDirLock
 from sbx.runtime.settings import Settings
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.run import RunRequest
 from sbx.service.service import Service
 
@@ -25,7 +25,7 @@ KILLING = f"""
 import asyncio, os, signal, sys
 from pathlib import Path
 from sbx import Runtime
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.service import Service
 from sbx.service.projects.box import ProjectSession
 from sbx.service.run import RunRequest

@@ -15,7 +15,7 @@ import pytest
 from sbx.errors import Conflict, NotFound
 from sbx.protocol.runs import Run, Status
 from sbx.runtime.settings import Settings
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.lifecycle import State
 from sbx.service.run import RunRequest
 from sbx.service.service import Service
@@ -26,7 +26,7 @@ ME = Caller("me", "key")
 BEGINNING = """
 import asyncio, json, sys
 from pathlib import Path
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.service import Service
 from sbx.service.run import RunRequest
 from sbx.runtime.settings import Settings

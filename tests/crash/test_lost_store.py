@@ -203,7 +203,7 @@ async def test_killed_between_the_two_marks_it_starts_again(tmp_path: Path) -> N
 KILLED_WITH_PARKED_HOMES = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.service import Service
 from sbx.runtime.settings import Settings
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sbx.protocol.runs import Run
 from sbx.runtime.settings import Settings
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.run import RunHandle, RunRequest
 from sbx.service.service import Service
 from tests.fake_clock import FakeClock

@@ -17,7 +17,8 @@ import pytest
 
 from sbx.errors import BadRequest, Denied, NotFound, Unavailable
 from sbx.service import auth as module
-from sbx.service.auth import SCOPES, Authenticator, Caller
+from sbx.service.auth import SCOPES, Authenticator
+from sbx.service.caller import Caller
 from sbx.store import Store, keys
 from tests.fake_clock import FakeClock
 

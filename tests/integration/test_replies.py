@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Broken, Conflict, Unavailable
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.idempotency import IdempotencyCache, Reply
 from sbx.store import Store
 from sbx.store.idempotency import Reservation, StoredReplies, began

@@ -16,7 +16,7 @@ from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.protocol.runs import Cause, Event, InputRequest, Run, RunEnd, RunStart, Status, Stdout
 from sbx.runtime.run.context import Context
 from sbx.runtime.settings import Settings
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.run import RunHandle, RunRequest
 from sbx.service.runs import Runs
 from sbx.service.service import Service

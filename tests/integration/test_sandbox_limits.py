@@ -9,7 +9,7 @@ import pytest
 from kept import ME, OTHER, a_house, begin, printed, run, told
 
 from sbx.errors import NotFound, Unavailable
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.lifecycle import State
 
 HANG = "import time; print('on', flush=True); time.sleep(60)"

@@ -7,7 +7,7 @@ import pytest
 from kept import ME, OTHER, a_house, begin, directories, eventually, printed, run
 
 from sbx.errors import BadRequest, Conflict, NotFound
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.lifecycle import State
 from sbx.service.models import SessionIdentity
 

@@ -21,7 +21,7 @@ import pytest
 
 from sbx.errors import BadRequest, Broken, Closed, SbxError, Unavailable
 from sbx.protocol.changes import ChangesSetting
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.store import Store, chats, database, events, worker
 from sbx.store import pending as pending_writes
 from sbx.store.migrations import APPLICATION_ID, Migration, migrate, shipped, version_of

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 from sbx.errors import Conflict, NotFound, SbxError
 from sbx.protocol.runs import Run, Status
 from sbx.runtime.settings import Settings
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.lifecycle import TABLE, Act, State
 from sbx.service.run import RunHandle, RunRequest
 from sbx.service.service import Service

@@ -7,7 +7,8 @@ import pytest
 from sbx.api.agent_v1.dependencies import approval_scope
 from sbx.errors import Denied
 from sbx.protocol.approvals import ApprovalScope
-from sbx.service.auth import SCOPES, Caller
+from sbx.service.auth import SCOPES
+from sbx.service.caller import Caller
 
 
 def token(**bounds: str | None) -> Caller:

@@ -29,7 +29,7 @@ from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import Broken, Conflict
 from sbx.protocol.changes import checked_prefixes
 from sbx.service.agents import Agents, ChatRow
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.projects.projects import Project
 from sbx.service.service import Service
 from sbx.service.sessions import session_id

@@ -23,7 +23,7 @@ from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import Conflict, NotFound
 from sbx.service.agent_runs import AgentRequest
 from sbx.service.agents import Agents, ChatRow, no_conversation
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 
 router = APIRouter(prefix="/api/v1/chat", tags=["agent"])
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": sse.DOCUMENTED}}

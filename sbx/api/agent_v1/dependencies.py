@@ -10,7 +10,7 @@ from sbx.api.auth import CallerDep
 from sbx.errors import BadRequest, Denied, NotFound
 from sbx.protocol.approvals import ApprovalScope
 from sbx.service.agents import Agents, ChatRow, no_conversation
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.ids import check_id
 from sbx.service.models import SandboxView
 from sbx.service.projects.projects import Project

@@ -22,7 +22,7 @@ from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import BadRequest, Broken, Denied
 from sbx.service.agent_runs import SCOPE_OF, Invoke
 from sbx.service.agents import Agents, no_conversation
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.ids import check_id
 from sbx.service.sessions import Sessions
 

@@ -41,7 +41,7 @@ class Listener:
 
 
 def listen_on_unix(settings: ServiceSettings) -> Listener:
-    """Bind and listen. Raises Conflict `already_running` and `socket_path_taken`, Denied
+    """Bind and listen. Raise Conflict `already_running` and `socket_path_taken`, Denied
     `socket_directory_not_private`, BadRequest `invalid_settings`, Unavailable.
 
     Only for a process with one thread: it changes the umask for a moment.
@@ -72,7 +72,7 @@ def listen_on_unix(settings: ServiceSettings) -> Listener:
 
 
 def listen_on_tcp(listen: str) -> Listener:
-    """Bind and listen. Raises Unavailable `address_unavailable`."""
+    """Bind and listen. Raise Unavailable `address_unavailable`."""
     host, port = address(listen)
     sock = None
     try:

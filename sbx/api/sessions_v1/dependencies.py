@@ -7,7 +7,7 @@ from fastapi import Depends, Request
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.errors import BadRequest, NotFound
 from sbx.runtime.settings import Settings
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.ids import check_id
 from sbx.service.models import SandboxView
 from sbx.service.service import Service

@@ -25,7 +25,7 @@ from sbx.api.sessions_v1.dependencies import (
 from sbx.api.sessions_v1.models import SessionUploadList
 from sbx.api.slots import upload_slot
 from sbx.errors import BadRequest
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
 from sbx.service.service import Service
 from sbx.service.sessions import unknown

@@ -13,7 +13,7 @@ from sbx.api.sessions_v1.models import (
     SessionList,
     shown,
 )
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
 from sbx.service.service import Service
 from sbx.service.sessions import Sessions, SessionStatus

@@ -94,8 +94,8 @@ class Stop(BaseModel):
 @router.post("", responses=_START)
 async def start(new: NewCommand, target: TargetDep) -> CommandBody:
     """Start a command in the background, and the kernel if need be."""
-    async with target.use("execute", creates=True) as talk:
-        command = await talk.commands.start(
+    async with target.use("execute", creates=True) as conversation:
+        command = await conversation.commands.start(
             new.command,
             cwd=new.cwd,
             env=new.env,
@@ -112,8 +112,8 @@ async def start(new: NewCommand, target: TargetDep) -> CommandBody:
 @router.get("", responses=_LOOK)
 async def every(target: TargetDep) -> CommandList:
     """List the running commands and those that ended lately, the newest first."""
-    async with target.use("execute", starts=False) as talk:
-        statuses = await talk.commands.list()
+    async with target.use("execute", starts=False) as conversation:
+        statuses = await conversation.commands.list()
     return CommandList(
         commands=[CommandBody.model_validate(status_to_json(status)) for status in statuses]
     )
@@ -122,8 +122,8 @@ async def every(target: TargetDep) -> CommandList:
 @router.get("/{command_id}", responses=_LOOK)
 async def status(command_id: str, target: TargetDep) -> CommandBody:
     """Return its state."""
-    async with target.use("execute", starts=False) as talk:
-        return await _body(await talk.commands.get(command_id))
+    async with target.use("execute", starts=False) as conversation:
+        return await _body(await conversation.commands.get(command_id))
 
 
 @router.get("/{command_id}/wait", responses=_LOOK)
@@ -133,8 +133,8 @@ async def wait(
     timeout_s: Annotated[float, Query(ge=0, le=WAIT_MAX_S)] = WAIT_MAX_S,
 ) -> CommandBody:
     """Wait for its end, at most `timeout_s` seconds, and return its state."""
-    async with target.use("execute", starts=False) as talk:
-        command = await talk.commands.get(command_id)
+    async with target.use("execute", starts=False) as conversation:
+        command = await conversation.commands.get(command_id)
         return CommandBody.model_validate(status_to_json(await command.wait(timeout_s)))
 
 
@@ -146,8 +146,8 @@ async def logs(
     limit: Annotated[int, Query(ge=4, le=LOG_PIECE_MAX)] = LOG_PIECE,
 ) -> LogBody:
     """Return a piece of its output; an empty piece is the end of the log."""
-    async with target.use("execute", starts=False) as talk:
-        command = await talk.commands.get(command_id)
+    async with target.use("execute", starts=False) as conversation:
+        command = await conversation.commands.get(command_id)
         return LogBody.model_validate(piece_to_json(await command.logs(offset, limit=limit)))
 
 
@@ -176,8 +176,8 @@ async def write(
     target: TargetDep,
 ) -> OkBody:
     """Write to its standard input; 409 `stdin_full` until it reads the pending data."""
-    async with target.use("execute", starts=False) as talk:
-        command = await talk.commands.get(command_id)
+    async with target.use("execute", starts=False) as conversation:
+        command = await conversation.commands.get(command_id)
         await command.write(None if piece.text is None else text_from_json(piece.text))
     return OkBody()
 
@@ -189,8 +189,8 @@ async def stop(
     order: Stop | None = None,
 ) -> CommandBody:
     """Send SIGTERM, then SIGKILL. A command that has ended stays as it is."""
-    async with target.use("execute", starts=False) as talk:
-        command = await talk.commands.get(command_id)
+    async with target.use("execute", starts=False) as conversation:
+        command = await conversation.commands.get(command_id)
         ended = await command.stop(grace_s=(order or Stop()).grace_s)
     await target.record("command.stop", command=ended.id)
     return CommandBody.model_validate(status_to_json(ended))
@@ -203,8 +203,8 @@ async def _body(command: BackgroundCommand) -> CommandBody:
 async def _events(
     target: Target, command_id: str, offset: int
 ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-    async with target.use("execute", starts=False) as talk:
-        command = await talk.commands.get(command_id)
+    async with target.use("execute", starts=False) as conversation:
+        command = await conversation.commands.get(command_id)
         end = offset
         async with aclosing(command.follow(offset)) as pieces:
             async for piece in pieces:

@@ -42,8 +42,8 @@ class ContextList(BaseModel):
 @router.get("", responses=_ERRORS)
 async def contexts(target: TargetDep) -> ContextList:
     """List the contexts of a conversation. No kernel starts."""
-    async with target.use("execute", starts=False) as talk:
-        items = [await _shown(each) for each in await talk.contexts.list()]
+    async with target.use("execute", starts=False) as conversation:
+        items = [await _shown(each) for each in await conversation.contexts.list()]
     return ContextList(items=items, limit=CONTEXTS_MAX)
 
 
@@ -51,8 +51,8 @@ async def contexts(target: TargetDep) -> ContextList:
 async def create(new: NewContext, target: TargetDep) -> ContextBody:
     """Create a context and start its kernel. If that fails, the context does not exist."""
     check_context(new.name)
-    async with target.use("execute", creates=True) as talk:
-        body = await _shown(await talk.contexts.create(new.name))
+    async with target.use("execute", creates=True) as conversation:
+        body = await _shown(await conversation.contexts.create(new.name))
     await target.record("context.create", context=new.name)
     return body
 
@@ -60,23 +60,23 @@ async def create(new: NewContext, target: TargetDep) -> ContextBody:
 @router.get("/{context}", responses=_ERRORS)
 async def context(context: str, target: TargetDep) -> ContextBody:
     """Return one context. No kernel starts."""
-    async with target.use("execute", starts=False) as talk:
-        return await _shown(await talk.contexts.get(context))
+    async with target.use("execute", starts=False) as conversation:
+        return await _shown(await conversation.contexts.get(context))
 
 
 @router.delete("/{context}", status_code=204, responses=_ERRORS)
 async def delete(context: str, target: TargetDep) -> None:
     """Delete the context: end its kernel and its runs. Files stay."""
-    async with target.use("execute", starts=False) as talk:
-        await talk.contexts.delete(context)
+    async with target.use("execute", starts=False) as conversation:
+        await conversation.contexts.delete(context)
     await target.record("context.delete", context=context)
 
 
 @router.post("/{context}/restart", responses=_ERRORS)
 async def restart(context: str, target: TargetDep) -> ReceiptBody:
     """End its kernel and its runs, and start another kernel: a clean namespace."""
-    async with target.use("execute") as talk:
-        receipt = await (await talk.contexts.get(context)).restart()
+    async with target.use("execute") as conversation:
+        receipt = await (await conversation.contexts.get(context)).restart()
     await target.record("context.restart", context=context)
     return ReceiptBody(receipt=receipt.to_dict())
 
@@ -84,8 +84,8 @@ async def restart(context: str, target: TargetDep) -> ReceiptBody:
 @router.post("/{context}/stop", responses=_ERRORS)
 async def stop(context: str, target: TargetDep) -> OkBody:
     """End its kernel and its runs. The next run starts another kernel."""
-    async with target.use("execute", starts=False) as talk:
-        await (await talk.contexts.get(context)).stop()
+    async with target.use("execute", starts=False) as conversation:
+        await (await conversation.contexts.get(context)).stop()
     await target.record("context.stop", context=context)
     return OkBody()
 

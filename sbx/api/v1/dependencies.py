@@ -8,7 +8,7 @@ from fastapi import Depends, Query
 
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.runtime.conversation import Conversation
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.leases import SandboxLease
 from sbx.service.models import SandboxView
 from sbx.service.service import Service

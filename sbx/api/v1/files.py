@@ -17,7 +17,7 @@ from sbx.api.v1.dependencies import PREFIX, Path, Target, TargetDep
 from sbx.errors import Denied
 from sbx.protocol.files import Copied, FileEntry, Kind, Match, Unpacked
 from sbx.runtime.files.archives import ArchiveFormat
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.telemetry import metrics
 from sbx.workspace.files import RESULTS_MAX
 
@@ -98,8 +98,8 @@ class Mode(BaseModel):
 @router.get("/files", response_class=Response, responses=_SENT)
 async def read(path: Path, request: Request, target: TargetDep, stack: StackDep) -> Response:
     """Send the bytes of a file, or a range of them."""
-    talk = await stack.enter_async_context(target.use("files:read"))
-    stream = await stack.enter_async_context(await talk.files.open_stream(path))
+    conversation = await stack.enter_async_context(target.use("files:read"))
+    stream = await stack.enter_async_context(await conversation.files.open_stream(path))
     return files_response(request, stream, name=stream.entry.name)
 
 
@@ -107,11 +107,11 @@ async def read(path: Path, request: Request, target: TargetDep, stack: StackDep)
 async def write(path: Path, request: Request, target: TargetDep) -> WriteReply:
     """Create or replace a file in one step, with its missing directories."""
     async with (
-        target.use("files:write", creates=True) as talk,
+        target.use("files:write", creates=True) as conversation,
         upload_slot(request, target.caller),
     ):
         with metrics.uploading() as upload:
-            upload.size = await talk.files.write_stream(path, raw_body(request))
+            upload.size = await conversation.files.write_stream(path, raw_body(request))
     await target.record("file.write", path=path, size=upload.size)
     return WriteReply(size=upload.size)
 
@@ -119,8 +119,8 @@ async def write(path: Path, request: Request, target: TargetDep) -> WriteReply:
 @router.delete("/files", responses=_ERRORS)
 async def delete(path: Path, target: TargetDep) -> Deleted:
     """Delete a file, or a directory with everything below it."""
-    async with target.use("files:write", frees=True) as talk:
-        deleted = await talk.files.delete(path)
+    async with target.use("files:write", frees=True) as conversation:
+        deleted = await conversation.files.delete(path)
     await target.record("file.delete", path=path)
     return Deleted(deleted=deleted)
 
@@ -128,15 +128,15 @@ async def delete(path: Path, target: TargetDep) -> Deleted:
 @router.get("/stat", responses=_ERRORS)
 async def stat(path: Path, target: TargetDep) -> FileEntry:
     """Return the kind, size and time of a path."""
-    async with target.use("files:read") as talk:
-        return await talk.files.stat(path)
+    async with target.use("files:read") as conversation:
+        return await conversation.files.stat(path)
 
 
 @router.post("/replace", responses=_ERRORS)
 async def replace(replacement: Replacement, target: TargetDep) -> ReplacedBody:
     """Replace a text in a file in one step, if it occurs exactly as often as stated."""
-    async with target.use("files:write") as talk:
-        count = await talk.files.replace(
+    async with target.use("files:write") as conversation:
+        count = await conversation.files.replace(
             replacement.path, replacement.old, replacement.new, count=replacement.count
         )
     await target.record("file.write", path=replacement.path)
@@ -146,8 +146,8 @@ async def replace(replacement: Replacement, target: TargetDep) -> ReplacedBody:
 @router.post("/chmod", responses=_ERRORS)
 async def chmod(mode: Mode, target: TargetDep) -> OkBody:
     """Set permissions; set-id bits and the sticky bit are refused."""
-    async with target.use("files:write") as talk:
-        await talk.files.chmod(mode.path, mode.mode)
+    async with target.use("files:write") as conversation:
+        await conversation.files.chmod(mode.path, mode.mode)
     await target.record("file.chmod", path=mode.path, mode=f"{mode.mode:o}")
     return OkBody()
 
@@ -162,16 +162,16 @@ async def list_(
     max_depth: Annotated[int, Query(ge=1, le=1000)] = 1,
 ) -> ListingBody:
     """List a directory, by path."""
-    async with target.use("files:read") as talk:
-        entries = await talk.files.list(path, max_depth=max_depth)
+    async with target.use("files:read") as conversation:
+        entries = await conversation.files.list(path, max_depth=max_depth)
     return ListingBody(entries=entries, complete=entries.complete)
 
 
 @router.post("/directories", responses=_ERRORS)
 async def make_directory(directory: Directory, target: TargetDep) -> OkBody:
     """Create a directory, with its missing parents."""
-    async with target.use("files:write", creates=True) as talk:
-        await talk.files.make_directory(directory.path)
+    async with target.use("files:write", creates=True) as conversation:
+        await conversation.files.make_directory(directory.path)
     await target.record("directory.create", path=directory.path)
     return OkBody()
 
@@ -179,8 +179,8 @@ async def make_directory(directory: Directory, target: TargetDep) -> OkBody:
 @router.post("/move", responses=_ERRORS)
 async def move(move: MoveRequest, target: TargetDep) -> OkBody:
     """Move or rename a file, a symlink or a directory."""
-    async with target.use("files:write") as talk:
-        await talk.files.move(move.source, move.target, overwrite=move.overwrite)
+    async with target.use("files:write") as conversation:
+        await conversation.files.move(move.source, move.target, overwrite=move.overwrite)
     await target.record("file.move", path=move.source, target=move.target)
     return OkBody()
 
@@ -188,8 +188,8 @@ async def move(move: MoveRequest, target: TargetDep) -> OkBody:
 @router.post("/copy", responses=_ERRORS)
 async def copy(copy: MoveRequest, target: TargetDep) -> Copied:
     """Copy a file, or a directory with everything below it."""
-    async with target.use("files:write") as talk:
-        copied = await talk.files.copy(copy.source, copy.target, overwrite=copy.overwrite)
+    async with target.use("files:write") as conversation:
+        copied = await conversation.files.copy(copy.source, copy.target, overwrite=copy.overwrite)
     await target.record("file.copy", path=copy.source, target=copy.target, size=copied.bytes)
     return copied
 
@@ -206,8 +206,8 @@ async def find(
     max_results: _ResultsMax = 1000,
 ) -> ListingBody:
     """Find entries below a directory whose name, or path, matches the glob `pattern`."""
-    async with target.use("files:read") as talk:
-        entries = await talk.files.find(pattern, path, kind=kind, max_results=max_results)
+    async with target.use("files:read") as conversation:
+        entries = await conversation.files.find(pattern, path, kind=kind, max_results=max_results)
     return ListingBody(entries=entries, complete=entries.complete)
 
 
@@ -222,8 +222,8 @@ async def grep(
     max_matches: _ResultsMax = 1000,
 ) -> MatchesBody:
     """Find the lines of text files that contain `pattern`: plain text, or an RE2 expression."""
-    async with target.use("files:read") as talk:
-        matches = await talk.files.grep(
+    async with target.use("files:read") as conversation:
+        matches = await conversation.files.grep(
             pattern,
             path,
             regex=regex,
@@ -257,11 +257,11 @@ async def pack(
     """Send a directory as an archive, packed inside the sandbox meanwhile. If it cannot be
     finished, the connection is cut. Starts the kernel."""
     _check_execute(target.caller)
-    talk = await stack.enter_async_context(target.use("files:read"))
+    conversation = await stack.enter_async_context(target.use("files:read"))
     place = take_slot(request, "downloads")
     if place is not None:
         stack.callback(place.end)
-    pieces = talk.files.archive(path, format=format)
+    pieces = conversation.files.archive(path, format=format)
     stack.push_async_callback(pieces.aclose)
     first = await anext(pieces)
     name = path.rstrip("/").rpartition("/")[2]
@@ -297,10 +297,10 @@ async def unpack(request: Request, target: TargetDep, path: Path = ".") -> Unpac
     kernel."""
     _check_execute(target.caller)
     async with (
-        target.use("files:write", creates=True) as talk,
+        target.use("files:write", creates=True) as conversation,
         upload_slot(request, target.caller),
     ):
-        unpacked = await talk.files.unpack(raw_body(request), path)
+        unpacked = await conversation.files.unpack(raw_body(request), path)
     await target.record("archive.unpack", path=path, size=unpacked.bytes)
     return unpacked
 

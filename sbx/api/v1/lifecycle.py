@@ -65,8 +65,8 @@ class Inspection(BaseModel):
 @router.post("/conversations/{conversation}/start", responses=_ERRORS)
 async def start(target: TargetDep) -> ReceiptBody:
     """Start the kernel now instead of with the first run."""
-    async with target.use("execute", creates=True) as talk:
-        receipt = await talk.start()
+    async with target.use("execute", creates=True) as conversation:
+        receipt = await conversation.start()
     await target.record("conversation.start")
     return ReceiptBody(receipt=receipt.to_dict())
 
@@ -75,8 +75,8 @@ async def start(target: TargetDep) -> ReceiptBody:
 async def stop(target: TargetDep) -> OkBody:
     """End the kernel and its runs. Files stay, and the next run starts another kernel."""
     async with target.lease("execute", starts=False) as use:
-        if (talk := use.box.existing(target.name)) is not None:
-            await talk.stop()
+        if (conversation := use.box.existing(target.name)) is not None:
+            await conversation.stop()
             await target.record("conversation.stop")
     return OkBody()
 

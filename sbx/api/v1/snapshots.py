@@ -59,8 +59,8 @@ class RestoredBody(BaseModel):
 async def dry_run(new: NewDryRun, request: Request, target: TargetDep) -> Response:
     """Run a command on a frozen copy of the files, in another jail and without network. A command
     that fails is a success of this call. If the client disconnects, the copy is removed."""
-    async with target.use("execute", creates=True) as talk:
-        result = await _run_while_connected(talk, new, request)
+    async with target.use("execute", creates=True) as conversation:
+        result = await _run_while_connected(conversation, new, request)
     await target.record("dry_run.create", command=new.command, dry_run=result.id)
     content = {
         "id": result.id,
@@ -77,8 +77,8 @@ async def dry_run(new: NewDryRun, request: Request, target: TargetDep) -> Respon
 async def commit(dry_run: str, target: TargetDep) -> OkBody:
     """Apply the same changes, all or none. 409 `workspace_changed` if the files changed meanwhile:
     the dry run is gone then, and may be repeated."""
-    async with target.use("files:write") as talk:
-        await talk.dry_runs.get(dry_run).commit()
+    async with target.use("files:write") as conversation:
+        await conversation.dry_runs.get(dry_run).commit()
     await target.record("dry_run.commit", dry_run=dry_run)
     return OkBody()
 
@@ -86,22 +86,22 @@ async def commit(dry_run: str, target: TargetDep) -> OkBody:
 @router.delete("/dry_runs/{dry_run}", status_code=204, responses=documented(404, 409))
 async def discard(dry_run: str, target: TargetDep) -> None:
     """Remove the copy without applying its changes."""
-    async with target.use("execute", frees=True) as talk:
-        await talk.dry_runs.get(dry_run).discard()
+    async with target.use("execute", frees=True) as conversation:
+        await conversation.dry_runs.get(dry_run).discard()
 
 
 @router.post("/checkpoints", status_code=201, responses=_ERRORS)
 async def checkpoint(target: TargetDep) -> CheckpointBody:
     """Record the files, so that they can be restored. The oldest checkpoint makes room."""
-    async with target.use("files:write", creates=True) as talk:
-        return CheckpointBody(id=(await talk.checkpoint()).id)
+    async with target.use("files:write", creates=True) as conversation:
+        return CheckpointBody(id=(await conversation.checkpoint()).id)
 
 
 @router.post("/checkpoints/{checkpoint}/restore", responses=_ERRORS)
 async def restore(checkpoint: str, target: TargetDep) -> RestoredBody:
     """Restore the files, all or none."""
-    async with target.use("files:write") as talk:
-        changes = await talk.checkpoints.get(checkpoint).restore()
+    async with target.use("files:write") as conversation:
+        changes = await conversation.checkpoints.get(checkpoint).restore()
     await target.record("checkpoint.restore", checkpoint=checkpoint)
     return RestoredBody(changes=list(changes))
 
@@ -109,13 +109,17 @@ async def restore(checkpoint: str, target: TargetDep) -> RestoredBody:
 @router.delete("/checkpoints/{checkpoint}", status_code=204, responses=documented(404, 409))
 async def forget(checkpoint: str, target: TargetDep) -> None:
     """Remove a checkpoint."""
-    async with target.use("files:write", frees=True) as talk:
-        await talk.checkpoints.get(checkpoint).discard()
+    async with target.use("files:write", frees=True) as conversation:
+        await conversation.checkpoints.get(checkpoint).discard()
 
 
-async def _run_while_connected(talk: Conversation, new: NewDryRun, request: Request) -> DryRun:
+async def _run_while_connected(
+    conversation: Conversation, new: NewDryRun, request: Request
+) -> DryRun:
     """Return the dry run. Cancel it if the client disconnects."""
-    work = asyncio.ensure_future(talk.dry_run(new.command, timeout=new.timeout, cwd=new.cwd))
+    work = asyncio.ensure_future(
+        conversation.dry_run(new.command, timeout=new.timeout, cwd=new.cwd)
+    )
     gone = asyncio.ensure_future(disconnected(request.receive))
     try:
         await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)

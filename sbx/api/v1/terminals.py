@@ -68,16 +68,16 @@ class TerminalList(BaseModel):
 @router.get("", responses=_ERRORS)
 async def terminals(target: TargetDep) -> TerminalList:
     """List the terminals of a conversation. No kernel starts."""
-    async with target.use("execute", starts=False) as talk:
-        items = [terminal.now() for terminal in await talk.terminals.list()]
+    async with target.use("execute", starts=False) as conversation:
+        items = [terminal.now() for terminal in await conversation.terminals.list()]
     return TerminalList(items=items, limit=TERMINALS_MAX)
 
 
 @router.post("", status_code=201, responses=_ERRORS)
 async def create(new: NewTerminal, target: TargetDep) -> TerminalStatus:
     """Open a terminal with a shell or a command. It needs no client."""
-    async with target.use("execute", creates=True) as talk:
-        terminal = await talk.terminals.open(
+    async with target.use("execute", creates=True) as conversation:
+        terminal = await conversation.terminals.open(
             rows=new.rows, columns=new.columns, command=new.command, cwd=new.cwd, env=new.env
         )
     await target.record("terminal.open", terminal=terminal.id)
@@ -89,22 +89,22 @@ async def terminal(terminal: str, target: TargetDep) -> TerminalStatus:
     """Return one terminal. To attach to it, open a WebSocket at `…/{terminal}/attach`: binary
     messages are bytes in both directions, `{"type": "resize", "rows", "columns"}` sets the size,
     and `{"type": "ended", "exit_code", "reason"}` is the last message."""
-    async with target.use("execute", starts=False) as talk:
-        return (await talk.terminals.get(terminal)).now()
+    async with target.use("execute", starts=False) as conversation:
+        return (await conversation.terminals.get(terminal)).now()
 
 
 @router.get("/{terminal}/screen", responses=_ERRORS)
 async def screen(terminal: str, target: TargetDep) -> TerminalScreen:
     """Return the current or last screen as text."""
-    async with target.use("execute", starts=False) as talk:
-        return await (await talk.terminals.get(terminal)).screen()
+    async with target.use("execute", starts=False) as conversation:
+        return await (await conversation.terminals.get(terminal)).screen()
 
 
 @router.post("/{terminal}/resize", responses=_ERRORS)
 async def resize(terminal: str, size: Size, target: TargetDep) -> TerminalStatus:
     """Set the size. Linux notifies the programs in the terminal."""
-    async with target.use("execute", starts=False) as talk:
-        resized = await talk.terminals.get(terminal)
+    async with target.use("execute", starts=False) as conversation:
+        resized = await conversation.terminals.get(terminal)
         await resized.resize(size.rows, size.columns)
         return resized.now()
 
@@ -112,8 +112,8 @@ async def resize(terminal: str, size: Size, target: TargetDep) -> TerminalStatus
 @router.delete("/{terminal}", status_code=204, responses=_ERRORS)
 async def close(terminal: str, target: TargetDep) -> None:
     """Hang up, kill the rest of its session after a second, and delete it."""
-    async with target.use("execute", starts=False) as talk:
-        await talk.terminals.close(terminal)
+    async with target.use("execute", starts=False) as conversation:
+        await conversation.terminals.close(terminal)
     await target.record("terminal.close", terminal=terminal)
 
 
@@ -130,8 +130,8 @@ async def attach(socket: WebSocket, sandbox_id: str, conversation: str, terminal
         target = Target(service(socket), await caller(socket), sandbox_id, conversation)
         size = _size(socket)
         place = take_slot(socket, "followers")
-        async with target.use("execute", starts=False) as talk:
-            attached = await talk.terminals.get(terminal)
+        async with target.use("execute", starts=False) as leased:
+            attached = await leased.terminals.get(terminal)
             async with attached.attach() as client:
                 if size is not None:
                     await attached.resize(size.rows, size.columns)

@@ -54,8 +54,8 @@ class Finished(BaseModel):
 @router.get("/uploads", responses=_ERRORS)
 async def uploads(target: TargetDep) -> UploadList:
     """List the uploads, by name."""
-    async with target.use("files:read") as talk:
-        return UploadList(items=list(await talk.uploads.list()))
+    async with target.use("files:read") as conversation:
+        return UploadList(items=list(await conversation.uploads.list()))
 
 
 @router.put("/uploads/{name}", responses=_ERRORS, openapi_extra=RAW_BODY)
@@ -74,8 +74,8 @@ async def put_upload(name: str, request: Request, target: TargetDep) -> Upload:
 @router.get("/uploads/{name}", response_class=Response, responses=_SENT)
 async def get(name: str, request: Request, target: TargetDep, stack: StackDep) -> Response:
     """Send the bytes of an upload, or a range of them."""
-    talk = await stack.enter_async_context(target.use("files:read"))
-    stream = await stack.enter_async_context(await talk.uploads.open_stream(name))
+    conversation = await stack.enter_async_context(target.use("files:read"))
+    stream = await stack.enter_async_context(await conversation.uploads.open_stream(name))
     etag = stream.upload.sha256 if stream.upload is not None else None
     return files_response(request, stream, name=name, etag=etag)
 
@@ -94,15 +94,15 @@ async def remove(name: str, target: TargetDep) -> None:
 @router.post("/partials", status_code=201, responses=_ERRORS)
 async def begin(new: NewPartial, target: TargetDep) -> PartialUpload:
     """Begin a resumable upload. The file appears when it is finished."""
-    async with target.use("files:write", creates=True) as talk:
-        return await talk.files.partials.begin(new.path, new.size, upload=new.upload)
+    async with target.use("files:write", creates=True) as conversation:
+        return await conversation.files.partials.begin(new.path, new.size, upload=new.upload)
 
 
 @router.get("/partials/{partial_id}", responses=_ERRORS)
 async def progress(partial_id: str, target: TargetDep) -> PartialUpload:
     """Return the offset from which to continue after a lost connection."""
-    async with target.use("files:write", frees=True) as talk:
-        return talk.files.partials.get(partial_id)
+    async with target.use("files:write", frees=True) as conversation:
+        return conversation.files.partials.get(partial_id)
 
 
 @router.patch("/partials/{partial_id}", responses=_ERRORS, openapi_extra=RAW_BODY)
@@ -115,11 +115,11 @@ async def append(
 ) -> PartialUpload:
     """Add a piece at the offset. An incomplete piece leaves nothing."""
     async with (
-        target.use("files:write") as talk,
+        target.use("files:write") as conversation,
         upload_slot(request, target.caller),
     ):
         body = raw_body(request)
-        return await talk.files.partials.append(partial_id, offset, sha256, body)
+        return await conversation.files.partials.append(partial_id, offset, sha256, body)
 
 
 @router.post("/partials/{partial_id}/finish", responses=_ERRORS)
@@ -146,5 +146,5 @@ async def finish(partial_id: str, whole: FinishUpload, target: TargetDep) -> Fin
 @router.delete("/partials/{partial_id}", status_code=204, responses=_ERRORS)
 async def abort(partial_id: str, target: TargetDep) -> None:
     """Delete the resumable upload and its bytes."""
-    async with target.use("files:write", frees=True) as talk:
-        await talk.files.partials.abort(partial_id)
+    async with target.use("files:write", frees=True) as conversation:
+        await conversation.files.partials.abort(partial_id)

@@ -28,15 +28,15 @@ async def usage(
     after each interval. The sandbox is in use while the client follows them."""
     if sse.accepts_events(request):
         return await sse.stream(_events(target, interval_s), request=request)
-    async with target.use("execute", starts=False) as talk:
-        return await talk.usage()
+    async with target.use("execute", starts=False) as conversation:
+        return await conversation.usage()
 
 
 async def _events(target: Target, interval_s: float) -> AsyncIterator[tuple[int, dict[str, Any]]]:
     number = 0
     async with (
-        target.use("execute", starts=False) as talk,
-        aclosing(talk.stream_usage(interval_s)) as stream,
+        target.use("execute", starts=False) as conversation,
+        aclosing(conversation.stream_usage(interval_s)) as stream,
     ):
         async for usage in stream:
             number += 1

@@ -37,7 +37,7 @@ _BLOCK = 48 * 1024  # bytes, as the guest takes them
 _LINE_MAX = 128 * 1024
 _WINDOW = 1 << 20  # bytes of text on their way out
 _AHEAD = 16  # blocks on their way in
-_COUNT_MAX = 1 << 53  # of what is told: any reader's numbers hold that
+_COUNT_MAX = 1 << 53  # of a report: the largest exact integer in JSON of all clients
 _SILENCE_S = 60.0  # of the guest, while it has something to do
 
 
@@ -112,10 +112,10 @@ class Archives:
                 piece = _decoded(line)
                 # Only the last block may be short: a flood of lines would bring next to nothing.
                 if not whole or len(piece) > _BLOCK:
-                    raise _failed("it sent a block that is none")
+                    raise _failed("it sent an invalid block")
                 whole = len(piece) == _BLOCK
                 yield piece
-        raise _failed("it ended without a word")
+        raise _failed("it ended without a report")
 
     async def unpack(self, path: str, chunks: AsyncIterable[bytes]) -> Unpacked:
         """Unpack `chunks` into the directory `path`, and create the directory if it is missing.
@@ -189,13 +189,13 @@ async def _taken(
                 try:
                     ahead.release()
                 except ValueError:
-                    raise _failed("it took what was not sent") from None
+                    raise _failed("it acknowledged data that was not sent") from None
             elif line.startswith("{"):
                 report = _told(line, path, limits)
                 return Unpacked(report["entries"], report["bytes"], report["skipped"])
             else:
-                raise _failed("it said what it should not")
-    raise _failed("it ended without a word")
+                raise _failed("it sent an unexpected line")
+    raise _failed("it ended without a report")
 
 
 async def _lines(
@@ -211,7 +211,7 @@ async def _lines(
         rest += frame.text
         *lines, rest = rest.split("\n")
         if len(rest) > _LINE_MAX:
-            raise _failed("it said more than a line holds")
+            raise _failed("it sent a line that is too long")
         for line in lines:
             yield line
 
@@ -230,7 +230,7 @@ async def _heard(
         if not hearing.done():
             await asyncio.wait({hearing}, timeout=_SILENCE_S)
         if not hearing.done():
-            raise _failed(f"it said nothing for {_SILENCE_S:g} s")
+            raise _failed(f"it was silent for {_SILENCE_S:g} s")
         frame = hearing.result()
         return None if isinstance(frame, frames.Exited) else frame
     finally:
@@ -243,7 +243,7 @@ def _decoded(line: str) -> bytes:
     try:
         return base64.b64decode(line, validate=True)
     except (binascii.Error, ValueError):
-        raise _failed("it said what is no base64") from None
+        raise _failed("it sent invalid base64") from None
 
 
 def _told(line: str, path: str, limits: ArchiveLimits) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def _told(line: str, path: str, limits: ArchiveLimits) -> dict[str, Any]:
             return {name: min(max(0, count), _COUNT_MAX) for name, count in counted.items()}
         word = str(report["error"])
     except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise _failed("its last word is none of ours") from None
+        raise _failed("it sent an invalid report") from None
     match word:
         case "not_found":
             raise not_found(path)

@@ -42,7 +42,7 @@ from sbx.workspace.disk_usage import EarlyStop
 _log = logging.getLogger(__name__)
 _PERIOD_S = 0.5
 _TICK_S = 0.1  # each is a call of a thread and of statvfs(2), 60 µs
-_SHORT_CELL_S = 0.02  # what is written within it shows at the next look, and to nothing before
+_SHORT_CELL_S = 0.02  # its writes show at the next measurement
 _STEP = 64 << 20  # may be written before the first look of a kernel: it knows nothing yet
 _STEP_FILES = 5_000
 _HELD_S = 0.1
@@ -53,7 +53,7 @@ _SCAN_S = 0.4
 _SCAN_MAX_S = 3.2  # of a tree so deep, or so wide, that 0.4 s did not do
 
 
-# Which of two means holds a conversation's files to their size here: linux's quota, or our looks.
+# The two ways to limit the size of a conversation's files: the quota of Linux, or our measurements.
 #
 # Decided once for each opening of the files: a quota takes root's broker and a file system that has
 # them, and the setting `disk_quota` says whether less will do.
@@ -85,19 +85,19 @@ def wall(setting: str, layer: Layer, *, charged: bool, ours: bool, policy: Polic
     return Wall("disk", demanded, f"quota, hard: {layer.detail}, {sizes}")
 
 
-async def limited(means: RuntimeResources, policy: Policy, opened: OpenFiles) -> OpenFiles:
+async def limited(resources: RuntimeResources, policy: Policy, opened: OpenFiles) -> OpenFiles:
     """Limit the files to the size of the policy. Call it before a jail uses them.
 
     Raise CannotEnforce if the setting requires a quota that this host does not offer.
     """
-    layer, setting = means.capabilities.layer("disk"), means.disk_quota
+    layer, setting = resources.capabilities.layer("disk"), resources.disk_quota
     ours = opened.measured is not None
     if ours and layer.found and setting != "off":
         limits = policy.limits
         charged = True
         for path in (opened.own.path, opened.shared_path):
             if path is not None:
-                charged &= await means.broker.charge(
+                charged &= await resources.broker.charge(
                     str(path),
                     bytes_max=limits.workspace_max,
                     inodes_max=limits.workspace_files + _NAMES,
@@ -106,7 +106,7 @@ async def limited(means: RuntimeResources, policy: Policy, opened: OpenFiles) ->
     if setting == "required" and not opened.has_quota:
         await opened.close()
         if not ours:
-            raise _cannot(_FOREIGN, "let sbx make the workspace, and copy what it is to hold")
+            raise _cannot(_FOREIGN, "let sbx make the workspace, and copy the files into it")
         raise _cannot(_OLD, "copy its files into a new conversation")
     opened.disk = wall(setting, layer, charged=opened.has_quota, ours=ours, policy=policy)
     return opened
@@ -129,7 +129,7 @@ class DiskLimitState:
         self.tolerated = (0, 0)
         self.stir: set[DiskLimit] = set()
         self.suspects: set[DiskLimit] = set()
-        self.looking = asyncio.Lock()  # so that what another one is ended for is not seen as growth
+        self.looking = asyncio.Lock()  # so that growth ends one kernel, not two
 
     def forget(self, watch: "DiskLimit") -> None:
         self.stir.discard(watch)

@@ -252,7 +252,7 @@ class WorkspaceUploads:
     async def put_partial(
         self, partials: Partials, id: str, sha256: str, limits: UploadLimits | None = None
     ) -> Upload:
-        """Store what came in pieces; raises as `put_stream` and `Partials.finish`."""
+        """Store a resumable upload. Raise as `put_stream` and `ResumableUploads.finish`."""
 
         def store(opened: OpenFiles, path: str, content: Iterator[bytes]) -> Upload:
             uploads = self._uploads_of(opened)

@@ -16,14 +16,7 @@ from sbx.isolation.launch_plan import GuardPaths, Wall
 from sbx.policy import Policy
 from sbx.runtime.files.streams import IncomingFiles
 from sbx.runtime.files.watch import Watches
-from sbx.workspace import (
-    ConversationFiles,
-    DataDirectory,
-    Files,
-    HostDirectory,
-    Tree,
-    Uploads,
-)
+from sbx.workspace import ConversationFiles, DataDirectory, Files, HostDirectory, Tree, Uploads
 from sbx.workspace.allowed_paths import Check
 from sbx.workspace.host_executable_links import ENTRIES_MAX, ExecutableLinks
 from sbx.workspace.paths import UPLOADS, UPLOADS_APART

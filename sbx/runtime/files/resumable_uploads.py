@@ -62,7 +62,7 @@ class Partials:
         self._limits = policy.limits
         self._lifetime_s = lifetime_s
         self._partials: dict[str, _Partial] = {}
-        self._finished: dict[str, _Finished] = {}  # for who did not hear that it was
+        self._finished: dict[str, _Finished] = {}  # for clients that lost the reply
         self._timer: asyncio.TimerHandle | None = None
         self._sweeping: set[asyncio.Task[None]] = set()
         self.honeytokens: Honeytokens | None = None

@@ -24,21 +24,10 @@ from sbx.kernels import frames
 from sbx.kernels.command import Command, KernelDied
 from sbx.kernels.kernel import Kernel
 from sbx.policy import Policy
-from sbx.protocol.commands import (
-    LOG_PIECE,
-    CommandCause,
-    CommandState,
-    CommandStatus,
-    LogPiece,
-)
+from sbx.protocol.commands import LOG_PIECE, CommandCause, CommandState, CommandStatus, LogPiece
 from sbx.protocol.runs import RunError
 from sbx.runtime.files.files import OpenFiles
-from sbx.runtime.processes.command_log import (
-    WINDOW,
-    CommandRecord,
-    CommandRecords,
-    remove,
-)
+from sbx.runtime.processes.command_log import WINDOW, CommandRecord, CommandRecords, remove
 from sbx.runtime.run import checks, termination
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.stdin import Stdin, write_stdin
@@ -52,7 +41,7 @@ STOP_GRACE_S = 2.0
 _STOP_GRACE_MAX_S = 60.0
 _KILLED_S = 5.0  # from SIGKILL to the end
 _UNWRITTEN_MAX = 2 * WINDOW + (2 << 20)  # bytes; more comes only from a PID 1 that is not ours
-_CUT_OFF = RunError("KernelCutOff", "its jail sent what no jail of ours sends", "")
+_CUT_OFF = RunError("KernelCutOff", "its jail sent invalid data", "")
 _SHOWN_MAX = 2000  # characters of a command that are remembered
 
 

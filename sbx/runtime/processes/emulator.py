@@ -23,7 +23,7 @@ _COMBINED_MAX = 8
 _SAVED_MAX = 8
 _COLOURED_MAX = 512 << 10
 
-# What a terminal is brought to before its screen is drawn, whatever it was in.
+# The modes that a terminal gets before its screen is drawn.
 _FRESH = (
     b"\x1b[?1049l\x1b[?1;6;66;1000;1002;1003;1004;1005;1006;1015;2004l\x1b[?7;25h\x1b[4;20l"
     b"\x1b[r\x1b(B\x1b)B\x0f\x1b[0m\x1b[H\x1b[2J"
@@ -191,7 +191,7 @@ class _Screen(pyte.Screen):
         if data.isascii():
             super().draw(data)
             return
-        for letter in data:  # one at a time: pyte forgets what follows one without a width
+        for letter in data:  # one at a time: pyte drops the letters after one without a width
             if not (unicodedata.combining(letter) and self._is_full()):
                 super().draw(letter)
 

@@ -33,10 +33,10 @@ COMPILERS = ("node_modules/typescript/package.json", "node_modules/esbuild/packa
 _PLACES = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/go/bin")
 _KEPT_S = 60.0
 _KEPT_MAX = 64
-_LINKS_MAX = 40  # linux gives up there, too: path_resolution(7)
+_LINKS_MAX = 40  # as in Linux: path_resolution(7)
 _ASK_S = 10.0
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_INSTALL: dict[Language, tuple[str, str, str]] = {  # what it needs, its package, how to get it
+_INSTALL: dict[Language, tuple[str, str, str]] = {  # its program, its package, how to get it
     "bash": ("bash", "bash", "install bash on the host"),
     "javascript": ("node or deno", "nodejs", "install nodejs (or deno) on the host"),
     "typescript": (
@@ -144,7 +144,7 @@ def find(view: VisiblePrograms) -> InstalledPrograms:
         node=_inside(node),
         node_version=_version(node[1]) if node is not None else None,
         deno=_inside(_program("deno", view)),
-        # A runtime without javac, which lies beside the real java, cannot run a source file.
+        # A runtime without javac, which lies next to the real java, cannot run a source file.
         java=_inside(java) if java and _runs(os.path.dirname(java[1]) + "/javac") else None,
         go=_inside(_program("go", view)),
     )

@@ -25,7 +25,7 @@ NODE_SCRIPT = f"{GUEST}/sbx/guest/tools/script.cjs"
 _TMP = "/tmp"  # noqa: S108  # the jail's own, a fresh tmpfs
 _MIB = 1 << 20
 _HEAP_SHARE = 0.5  # of memory_max; the rest is for the kernel, /tmp, threads, compilers, code
-_BUILD = 'go build -o "$0.out" "$0" && exec "$0.out" "$@"'  # `go run` would not tell the exit code
+_BUILD = 'go build -o "$0.out" "$0" && exec "$0.out" "$@"'  # `go run` would hide the exit code
 _NAMES: Mapping[Language, str] = {
     "bash": "script.sh",
     "javascript": "script.mjs",

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from sbx.protocol.terminals import TerminalScreen
 
 KEPT = 128 << 10
-_RAW_MAX = 4096  # so little is told as it was written: whoever opened the terminal loses no line
+_RAW_MAX = 4096  # bytes that are sent unchanged: the first client loses no line
 _RESIZED = 64  # bytes that a change of the size counts as
 _MODES_MAX = 64
 _PIECE_MAX = 1 << 14
@@ -29,7 +29,7 @@ _MODE = re.compile(rb"\x1b(?:\[\?[\d;]{1,40}[hl]|[=>])")
 _FINISHED = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-OQ-WYZ\\`-~])"
 )
-# What a terminal would answer, and what hides what stands on it.
+# Sequences that a terminal would answer, or that hide its content.
 _NOT_RAW = re.compile(
     rb"\x1b\[[?>=]?[\d;]*[cn]|\x1b\[\?[\d;]*\$p|\x1b[Z\]P_^X]|\x05|\x1b\[\?(?:47|1047|1049)h"
 )
@@ -56,7 +56,7 @@ class ScreenBuffer:
         self.size = (rows, columns)
         self._drawn = b""
         self._drawn_size = self.size
-        self._modes: dict[bytes, None] = {}  # set by what was dropped, the last ones last
+        self._modes: dict[bytes, None] = {}  # set by the dropped output, the newest last
         self._since: deque[bytearray | tuple[int, int]] = deque()
         self._held = 0
         self._told = 0
@@ -95,7 +95,7 @@ class ScreenBuffer:
             try:
                 result = await loop.run_in_executor(_drawer, _draw, before, size, modes, taken)
             except asyncio.CancelledError:
-                # The next one draws it anew, from what there was.
+                # The next call draws it again from the same output.
                 self._since.extendleft(reversed(taken))
                 self._held += kept_size
                 self._modes = {**_modes_of(modes), **self._modes}
@@ -171,8 +171,8 @@ def _unfinished(parts: _Parts) -> bytes:
 
 
 def _draw(before: bytes, size: tuple[int, int], modes: bytes, parts: _Parts) -> ScreenDump:
-    """In a thread: the screen `before`, and what came since."""
-    from sbx.runtime.processes.emulator import Emulator  # 15 ms, for who has a terminal
+    """Draw the screen `before` with the later output, in a thread."""
+    from sbx.runtime.processes.emulator import Emulator  # 15 ms, only with a terminal
 
     emulator = Emulator(*size)
     emulator.feed(before)

@@ -171,7 +171,8 @@ class ActiveRun:
             error = _NO_ROOM
         if error is not None and self._error is not None:
             error = replace(error, traceback=self._error.traceback)
-        self._apply_updates()
+        if self._updates:
+            self._apply_updates()
         shown = [part.bundle for part in self._screen if part.bundle is not None]
         run = Run(
             run_id=self.run_id,

@@ -19,12 +19,7 @@ from sbx.protocol.runs import Run, RunError, Status
 from sbx.run_methods import OnInput
 from sbx.runtime.processes.scripts import Program
 from sbx.runtime.run.active_run import ActiveRun
-from sbx.runtime.run.context_kernel import (
-    SANDBOX_GONE,
-    ClosedReason,
-    ContextKernel,
-    kernel_gone,
-)
+from sbx.runtime.run.context_kernel import SANDBOX_GONE, ClosedReason, ContextKernel, kernel_gone
 from sbx.runtime.run.execution import ActiveCell, ActiveCommand, ActiveExecution
 from sbx.runtime.run.termination import StopReason
 
@@ -286,7 +281,7 @@ class RunExecutor(ContextKernel):
                 self.halting = None
 
     async def close(self, gone: ClosedReason = SANDBOX_GONE) -> None:
-        """`stop`, finally: every later call raises Closed, which states what is `gone`."""
+        """`stop`, finally: every later call raises Closed with the reason `gone`."""
         self.leave(gone)
         await run_to_completion(self._end())
 

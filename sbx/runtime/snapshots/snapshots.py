@@ -49,15 +49,7 @@ from sbx.workspace.snapshots.manifest import (
     with_digests,
     with_specials,
 )
-from sbx.workspace.snapshots.scan import (
-    Bounds,
-    ScanScope,
-    TreeScan,
-    digest,
-    look,
-    node_at,
-    sealed,
-)
+from sbx.workspace.snapshots.scan import Bounds, ScanScope, TreeScan, digest, look, node_at, sealed
 from sbx.workspace.streams import Owner
 
 T = TypeVar("T")

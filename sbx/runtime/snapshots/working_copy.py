@@ -145,7 +145,7 @@ class WorkingCopy:
                 except errors.Closed:
                     raise
                 except errors.SbxError as error:
-                    _log.warning("the copy of a project is made anew: %s", error)
+                    _log.warning("the copy of a project is replaced: %s", error)
                     await self.drop()
                     files = await self.files()
             return Transaction(self, opened, files)
@@ -218,12 +218,12 @@ class WorkingCopy:
         )
 
     async def keep_items(self) -> None:
-        """Keep what lies in the quarantine now: the call that made it was committed."""
+        """Keep the present items of the quarantine: their call was committed."""
         if (quarantine := self._quarantine()) is not None:
             self._items = await asyncio.to_thread(quarantine.names)
 
     async def drop_items(self) -> None:
-        """Drop what came into the quarantine since: it belongs to changes that are gone."""
+        """Drop the later items of the quarantine: their changes were dropped."""
         if (quarantine := self._quarantine()) is None:
             return
         try:

@@ -40,23 +40,23 @@ class ProjectSession:
         """Create a session. `uploads`: those of a persistent conversation; None: the sandbox's
         own."""
         self.sandbox = sandbox
-        talk = sandbox.conversation("default")
-        assert isinstance(talk, ProjectConversation)
-        self._talk = talk
-        self.files: ProjectFiles = talk.files
-        self.uploads: ToolUploads = uploads if uploads is not None else talk.uploads
+        conversation = sandbox.conversation("default")
+        assert isinstance(conversation, ProjectConversation)
+        self._conversation = conversation
+        self.files: ProjectFiles = conversation.files
+        self.uploads: ToolUploads = uploads if uploads is not None else conversation.uploads
         self.commands_allowed = commands_allowed
         self.user_decides = False
         self._copied = True  # cells run on the working copy, as far as it can be made
 
     @property
     def busy(self) -> bool:
-        return self._talk.busy
+        return self._conversation.busy
 
     @property
     def stateful(self) -> bool:
         """Whether Python has, or had, variables that would be missed."""
-        every = (self._python, self._talk.computing, self._talk.working.python)
+        every = (self._python, self._conversation.computing, self._conversation.working.python)
         return any(context.state_is_kept for context in every)
 
     @property
@@ -72,7 +72,7 @@ class ProjectSession:
         python = self._python
         self.commands_allowed = True
         if python.state_is_kept:
-            self._talk.default.mark_state_lost()
+            self._conversation.default.mark_state_lost()
         await python.end_if_idle()
 
     async def begin(
@@ -85,18 +85,18 @@ class ProjectSession:
         """
         policy = self.sandbox.policy
         if effect == "write":
-            opened = await self._talk.opened_in_place()
+            opened = await self._conversation.opened_in_place()
             asks = self.user_decides and self.asks_about_host_executables
             return WriteChanges(
-                self, opened, self._talk.copies, policy, asks_about_host_executables=asks
+                self, opened, self._conversation.copies, policy, asks_about_host_executables=asks
             )
         try:
-            transaction = await self._talk.working.begin()
+            transaction = await self._conversation.working.begin()
         except (errors.TooLarge, errors.Unavailable):
             self._move_python(copied=False)
             raise
         self._move_python(copied=True)
-        return CodeChanges(self, self._talk, transaction, policy)
+        return CodeChanges(self, self._conversation, transaction, policy)
 
     def start_run(self, code: str, *, timeout: float | None = None) -> ActiveRun:
         """Start a cell in the kernel of the last one: over the working copy, unless the project
@@ -109,32 +109,32 @@ class ProjectSession:
         """Start a command in a jail that ends with it, processes in the background included. Once
         commands are allowed, in the live jail."""
         if self.commands_allowed:
-            return self._talk.start_shell(command, timeout=timeout, cwd=cwd)
-        return self._talk.start_command(command, timeout=timeout, cwd=cwd)
+            return self._conversation.start_shell(command, timeout=timeout, cwd=cwd)
+        return self._conversation.start_command(command, timeout=timeout, cwd=cwd)
 
     def start_script(self, code: str, language: str, *, timeout: float | None = None) -> ActiveRun:
         """Start a script in a jail like that of a command."""
         if self.commands_allowed:
-            return self._talk.start_script(code, language, timeout=timeout)
-        return self._talk.start_script_alone(code, language, timeout=timeout)
+            return self._conversation.start_script(code, language, timeout=timeout)
+        return self._conversation.start_script_alone(code, language, timeout=timeout)
 
     async def give_up(self, run: ActiveRun, /) -> None:
-        await self._talk.give_up(run)
+        await self._conversation.give_up(run)
 
     async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
     ) -> DryRun:
         """Run a command on a frozen copy of the directory; see `Conversation.dry_run`."""
-        return await self._talk.dry_run(command, timeout=timeout, cwd=cwd)
+        return await self._conversation.dry_run(command, timeout=timeout, cwd=cwd)
 
     async def checkpoint(self) -> Checkpoint:
         """See `Conversation.checkpoint`."""
-        return await self._talk.checkpoint()
+        return await self._conversation.checkpoint()
 
     async def save_result(self, name: str, content: bytes) -> str:
         """Store a result that is too long for a reply, outside of the directory. Return the path by
         which to read it."""
-        return await self._talk.save_result(name, content)
+        return await self._conversation.save_result(name, content)
 
     async def close(self) -> None:
         await self.sandbox.close()
@@ -142,8 +142,8 @@ class ProjectSession:
     @property
     def _python(self) -> Context:
         if self._copied and not self.commands_allowed:
-            return self._talk.working.python
-        return self._talk.contexts.find(python_in(self.commands_allowed))
+            return self._conversation.working.python
+        return self._conversation.contexts.find(python_in(self.commands_allowed))
 
     def _move_python(self, *, copied: bool) -> None:
         """Run cells over the copy, or in the project itself; variables do not move."""

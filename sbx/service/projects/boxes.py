@@ -8,13 +8,7 @@ lost.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Mapping,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -145,7 +139,7 @@ class BoxState:
         lock."""
         box, self.box = self.box, None
         if box is not None:
-            self.allowed |= box.sandboxed and box.commands_allowed  # on the host nobody was asked
+            self.allowed |= box.sandboxed and box.commands_allowed  # the host mode never asks
             self.lost |= box.stateful
             await run_to_completion(box.close())
 

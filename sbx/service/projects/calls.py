@@ -277,7 +277,7 @@ def revived(reply: CallReply) -> errors.SbxError:
     """Return the error of a reply, as the class that a caller can catch."""
     error: Mapping[str, Any] = reply.error or {}
     return _KINDS.get(reply.kind, errors.Broken)(
-        str(error.get("message", "the project server told no reason")),
+        str(error.get("message", "the project server gave no reason")),
         code=str(error.get("code", "broken")),
         hint=error.get("hint"),
         details=error.get("details"),

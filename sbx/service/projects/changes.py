@@ -48,12 +48,16 @@ class CodeChanges:
     commands_allowed = False  # in the kernel of the cells
 
     def __init__(
-        self, box: Beside, talk: ProjectConversation, transaction: Transaction, policy: Policy
+        self,
+        box: Beside,
+        conversation: ProjectConversation,
+        transaction: Transaction,
+        policy: Policy,
     ) -> None:
-        self.files = _CopyFiles(box.files, talk, transaction, policy)
+        self.files = _CopyFiles(box.files, conversation, transaction, policy)
         self.uploads = box.uploads
         self.save_result = box.save_result
-        self._talk = talk
+        self._conversation = conversation
         self._transaction = transaction
         self.compare = transaction.compare
         self.commit = transaction.commit
@@ -78,8 +82,8 @@ class CodeChanges:
 
     def start_script(self, code: str, language: str, *, timeout: float | None = None) -> ActiveRun:
         """Start a script on the copy, without network. Raise as `Conversation.start_script`."""
-        make = self._talk.prepare_script(code, language, env=COMMAND_ENV)
-        time_s = self._talk.script_timeout(timeout)
+        make = self._conversation.prepare_script(code, language, env=COMMAND_ENV)
+        time_s = self._conversation.script_timeout(timeout)
         return self._transaction.follow(self._transaction.jail.start_program(make, time_s))
 
     async def give_up(self, run: ActiveRun, /) -> None:
@@ -92,7 +96,7 @@ class _CopyFiles:
     def __init__(
         self,
         beside: WorkspaceFiles,
-        talk: ProjectConversation,
+        conversation: ProjectConversation,
         transaction: Transaction,
         policy: Policy,
     ) -> None:
@@ -100,12 +104,12 @@ class _CopyFiles:
             return transaction.files
 
         self._beside = beside
-        self._talk = talk
+        self._conversation = conversation
         self._copy = WorkspaceFiles(opened, policy, transaction.python.borrow_kernel)
         self._copy.honeytokens = beside.honeytokens
 
     async def _at(self, path: str) -> WorkspaceFiles:
-        opened = await self._talk.opened()
+        opened = await self._conversation.opened()
         return self._beside if in_project(opened, path) is None else self._copy
 
     async def read_bytes(self, path: str) -> bytes:

@@ -44,7 +44,7 @@ _START_S = 60.0
 _NOT_HANDED_ON = frozenset(
     ("API_KEY", "SANDBOX_API_KEY", "BAY_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 )
-# Of the limits only the times and the output hold. The policy is no file: no request can name it.
+# Only the limits of time and output hold. The policy has no file, so that no request can name it.
 POLICY = Policy(name=HOST_POLICY, limits=LimitsPolicy(wall_time=3600.0, output_max=16 << 20))
 # sbx keeps no files for such a session, and watches none.
 _NO_FILES = cast("OpenFiles", SimpleNamespace(quarantine=None, measured=None))

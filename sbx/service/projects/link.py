@@ -125,7 +125,7 @@ class ProjectServerLink:
         try:
             self._send(calls.Call(number, request))
             assert self._writer is not None
-            with suppress(ConnectionError):  # told by the end of the reading
+            with suppress(ConnectionError):  # the end of the reading reports it
                 await self._writer.drain()
             reply = await waiting
         except asyncio.CancelledError:

@@ -33,7 +33,7 @@ _NAME_MAX = 200  # characters
 
 
 class Projects:
-    """The projects of every owner; what another owner has is not there. Two owners never have the
+    """The projects of every owner; those of other owners are not visible. Two owners never have the
     same directory, nor one that lies in the other's. Its methods may be called concurrently from
     one event loop."""
 
@@ -214,7 +214,7 @@ def refusal(
         )
     if runtime.as_root and 0 not in settings.project_owners:
         return errors.Denied(
-            "without a sandbox, what a model asks for would be done on the host as root",
+            "without a sandbox, a model would act on the host as root",
             code="host_mode_refused",
             hint="run sbx as another user, or name root in the setting project_owners"
             " (SBX_PROJECT_OWNERS) for directories of root",

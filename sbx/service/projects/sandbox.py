@@ -56,7 +56,7 @@ class ProjectSandbox(AsyncSandbox):
 
     def __init__(
         self,
-        means: RuntimeResources,
+        resources: RuntimeResources,
         policy: Policy,
         loaded: Policy,
         interpreter: Interpreter,
@@ -69,7 +69,7 @@ class ProjectSandbox(AsyncSandbox):
         """`workspace`: by a path without symlinks. `uploads`: a directory that is shown as they
         are; None: its own, which go with it."""
         super().__init__(
-            means,
+            resources,
             policy,
             loaded,
             interpreter,
@@ -81,13 +81,13 @@ class ProjectSandbox(AsyncSandbox):
         self._without_processes = narrow(policy, {"processes": False})
         self._computing_key: Key | None = None
         self._lost = lost
-        means.homes.add(self._directory)  # no row knows of it, and it is no leftover
+        resources.homes.add(self._directory)  # no row names it, and it must not be swept
 
     async def prepare(self) -> None:
-        await in_thread(self._means.data.mark_temporary, self._directory)
+        await in_thread(self._resources.data.mark_temporary, self._directory)
         await super().prepare()
         opened = await self._default.opened()
-        paths = self._means.paths(opened, MountPoints({}, opened.any_guard), self._interpreter)
+        paths = self._resources.paths(opened, MountPoints({}, opened.any_guard), self._interpreter)
         self._computing_key = self._key_of(
             self._without_processes, paths, foreign_uid=not self._mapped
         )
@@ -97,7 +97,7 @@ class ProjectSandbox(AsyncSandbox):
     ) -> None:
         """Pass the uploads and the results of a conversation, which are in the data directory."""
         path = f"/proc/self/fd/{directory}" if isinstance(directory, int) else directory
-        data = os.path.realpath(self._means.data.path)
+        data = os.path.realpath(self._resources.data.path)
         if not read_only or not Path(os.path.realpath(path)).is_relative_to(data):
             super()._check_directory(directory, read_only=read_only, guarded=guarded)
 
@@ -107,7 +107,7 @@ class ProjectSandbox(AsyncSandbox):
             self.policy,
             self._open_files,
             self._start_in,
-            self._means.grace_s,
+            self._resources.grace_s,
             without_processes=self._without_processes,
             mount=partial(self.mount, target=RESULTS, read_only=True),
             languages=self._languages,
@@ -131,7 +131,7 @@ class ProjectSandbox(AsyncSandbox):
 
     async def _leave_files(self) -> None:
         await super()._leave_files()
-        self._means.homes.discard(self._directory)
+        self._resources.homes.discard(self._directory)
 
 
 class ProjectConversation(Conversation):

@@ -104,7 +104,7 @@ class ProjectServer:
             reply = calls.framed(calls.CallReply(call.id, **calls.error_of(error)))
         except Exception as error:  # noqa: BLE001  # the border to the service
             _log.error("a call of the service failed", exc_info=error)
-            broken = errors.Broken("the project server failed in a call: its log says why")
+            broken = errors.Broken("the project server failed in a call: see its log")
             reply = calls.framed(calls.CallReply(call.id, **calls.error_of(broken)))
         await self._write(reply)
 

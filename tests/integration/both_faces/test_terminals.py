@@ -87,6 +87,9 @@ async def test_several_clients_see_the_same_and_one_size(box: Box) -> None:
     terminal = await box.terminals.open()
     async with terminal.attach() as one, terminal.attach() as two:
         await one.resize(10, 40)
+        async with asyncio.timeout(WAIT_S):  # each client has its own connection to the service
+            while (await terminal.status()).rows != 10:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         await two.write(b"stty size; echo by'' both\n")
         assert b"10 40" in await until(one, b"by both")
         assert b"10 40" in await until(two, b"by both")

@@ -18,7 +18,7 @@ from sbx.api.v1.bay.models import DirectoryList, FileContent, NewContent, Upload
 from sbx.errors import BadRequest, TooLarge
 from sbx.runtime.files.files import WorkspaceFiles
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.leases import SandboxLease
 from sbx.service.service import Service
 from sbx.telemetry import metrics

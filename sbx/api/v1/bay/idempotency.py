@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 from sbx.api import sse
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.run import RunHandle
 from sbx.service.service import Service
 

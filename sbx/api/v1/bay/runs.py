@@ -28,7 +28,7 @@ from sbx.api.v1.bay.models import (
 from sbx.errors import BadRequest, Conflict
 from sbx.protocol.runs import Event, Run, RunEnd
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
-from sbx.service.auth import Caller
+from sbx.service.caller import Caller
 from sbx.service.run import RunHandle, RunRequest
 from sbx.service.service import Service
 
