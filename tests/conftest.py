@@ -178,7 +178,7 @@ def _lacks(name: str) -> str | None:
             return None if abi >= 6 else f"Landlock is of ABI {abi}, and scopes came with 6"
         case _:
             layer = capabilities().layer(name)
-            return None if layer.found else layer.cause
+            return None if layer.available else layer.cause
 
 
 @cache

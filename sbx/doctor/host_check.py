@@ -140,7 +140,7 @@ class HostCheck:
             "layers": [
                 {
                     "name": layer.name,
-                    "found": layer.found,
+                    "found": layer.available,
                     "detail": layer.detail,
                     "cause": layer.cause,
                     "remedy": layer.remedy,
@@ -160,7 +160,7 @@ class HostCheck:
     def tables(self) -> list[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
         """Return a table of the layers, of the policies, of the paths, and of the languages."""
         layers: list[tuple[str, ...]] = [
-            (layer.name, "found" if layer.found else "missing", layer.detail)
+            (layer.name, "found" if layer.available else "missing", layer.detail)
             for layer in self.layers
         ]
         policies: list[tuple[str, ...]] = [
@@ -192,7 +192,7 @@ class HostCheck:
         """Return the causes and the remedies, each with a label."""
         hints: list[tuple[str, str]] = []
         for layer in self.layers:
-            if not layer.found:
+            if not layer.available:
                 hints.append(("missing", f"{layer.name}: {layer.cause or layer.detail}"))
                 hints += [("hint", layer.remedy)] if layer.remedy else []
         weaker = {wall: means for verdict in self.verdicts for wall, means in verdict.weaker}
@@ -256,7 +256,7 @@ def verdict(policy: Policy, capabilities: Capabilities) -> PolicyCheck:
         return PolicyCheck(policy.name, False, cause=error.message, remedy=error.hint)
     weaker = tuple((wall.name, wall.means) for wall in walls if wall.weaker)
     # The policy does not choose the disk limit's mechanism, so it is not among the planned walls.
-    disk = [layer for layer in capabilities.layers if layer.name == "disk" and not layer.found]
+    disk = [layer for layer in capabilities.layers if layer.name == "disk" and not layer.available]
     weaker += tuple((layer.name, layer.detail) for layer in disk)
     lacks = () if policy.interpreter else _lacking(policy.preload)
     return PolicyCheck(policy.name, True, weaker, lacks)

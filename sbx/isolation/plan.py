@@ -162,7 +162,7 @@ def decide_walls(policy: Policy, capabilities: Capabilities) -> tuple[Wall, ...]
     Namespaces and seccomp have no weaker means, so without them every policy is refused.
     """
     bwrap = capabilities.layer("bwrap")
-    if not bwrap.found:
+    if not bwrap.available:
         raise _cannot(bwrap, "bwrap", "namespaces")
     return tuple(
         _decide(name, getattr(policy.walls, name), capabilities, weaker_means)
@@ -189,7 +189,7 @@ def slows_io(policy: Policy) -> bool:
 
 def _decide(name: str, demanded: str, capabilities: Capabilities, weaker: str | None) -> Wall:
     layer = capabilities.layer(name)
-    if layer.found:
+    if layer.available:
         return Wall(name, demanded, layer.detail)
     if demanded == "hard" or weaker is None:
         raise _cannot(layer, name, name)

@@ -39,7 +39,7 @@ class Layer:
     """One wall of this host: available, or missing with a cause and a remedy."""
 
     name: str
-    found: bool
+    available: bool
     detail: str
     cause: str | None = None
     remedy: str | None = None
@@ -110,12 +110,12 @@ def probe(
     host = read_host()
     bwrap = bwrap or find_bwrap()
     options, bwrap_layer = _bwrap(bwrap)
-    namespaces = _namespaces(bwrap if bwrap_layer.found else None, options, host, become)
+    namespaces = _namespaces(bwrap if bwrap_layer.available else None, options, host, become)
     return Capabilities(
         linux=platform.release(),
         machine=platform.machine(),
         root=host.root,
-        bwrap=bwrap if bwrap_layer.found else None,
+        bwrap=bwrap if bwrap_layer.available else None,
         bwrap_options=options,
         landlock_abi=landlock.abi(),
         own_namespaces=own_namespaces,

@@ -68,7 +68,7 @@ def with_disk(capabilities: Capabilities, facts: Mapping[str, Any], path: str) -
     """Add the facts about the data directory `path`, which the broker reports; pure."""
     layers = [*capabilities.layers, Layer(**facts["layer"])]
     io = capabilities.layer("io")
-    if io.found and facts["device"] is None:
+    if io.available and facts["device"] is None:
         place = f"{path} lies on {facts['kind']} ({facts['source']})"
         cause = f"{place}, which is not a disk that can be slowed"
         remedy = "put the data directory on a disk"

@@ -161,12 +161,12 @@ class Ruleset:
         scope_abstract_sockets: bool = False,
         tcp: bool = False,
         only: FileRights | None = None,
-        made: int | None = None,
+        ruleset_fd: int | None = None,
     ) -> None:
         """Create a ruleset, or continue with one that another process created.
 
         `only` is the set of rights that the ruleset handles. All other rights stay unrestricted,
-        except REFER, which every domain restricts. `made` is the fd of a ruleset that another
+        except REFER, which every domain restricts. `ruleset_fd` is the fd of a ruleset that another
         process created with the same arguments.
         """
         self.domain = domain = _obtainable(
@@ -175,8 +175,8 @@ class Ruleset:
         if only is not None:
             self.domain = domain = domain._replace(handled=domain.handled & only)
         self._handled = int(domain.handled)  # an IntFlag takes 5 µs and 20 pages for an `&`
-        if made is not None:
-            self._fd = made
+        if ruleset_fd is not None:
+            self._fd = ruleset_fd
             return
         attributes = _Ruleset(domain.handled, domain.handled_tcp, domain.scoped)
         self._fd = libc.syscall(

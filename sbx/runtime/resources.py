@@ -92,7 +92,7 @@ class RuntimeResources:
         """Return the limits of all jails of one sandbox together."""
         limits, disk = policy.limits, self.broker.disk
         io: tuple[tuple[str, int | None, int | None], ...] = ()
-        if slows_io(policy) and disk is not None and self.capabilities.layer("io").found:
+        if slows_io(policy) and disk is not None and self.capabilities.layer("io").available:
             rates = (limits.io_read_max, limits.io_write_max)
             read, write = (None if rate == math.inf else int(rate) for rate in rates)
             io = ((disk, read, write),)

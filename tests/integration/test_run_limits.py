@@ -103,7 +103,7 @@ async def test_disk(runtime: Runtime) -> None:
 
 
 async def test_one_sandbox_s_conversations_share_its_memory(runtime: Runtime) -> None:
-    if not runtime.capabilities.layer("memory").found:
+    if not runtime.capabilities.layer("memory").available:
         pytest.skip("this host limits no memory by cgroup")
     box = await limited(runtime, memory_max="192MiB")
     other = box.conversation("other")

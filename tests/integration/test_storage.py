@@ -71,7 +71,7 @@ def fill(path: Path, mebibytes: int) -> Callable[[], object]:
 def test_the_layer_is_found_there_and_nowhere_else(disk: Path) -> None:
     assert project_quota.layer(str(disk)) == Layer("disk", True, "project quota of ext4")
     elsewhere = project_quota.layer("/proc")
-    assert not elsewhere.found
+    assert not elsewhere.available
     assert elsewhere.cause == "/proc lies on proc without project quotas"
     assert "prjquota" in (elsewhere.remedy or "")
 

@@ -39,7 +39,7 @@ def test_a_best_effort_wall_that_is_missing_is_named_with_its_lesser_means() -> 
 
 def test_a_container_that_maps_few_ids_is_told_from_a_host() -> None:
     whole, few = "0 0 4294967295", "0 100000 65536"
-    assert host_ids([whole, whole], 1_900_000_000, 100).found
-    assert not host_ids([few, few], 1_900_000_000, 100).found
-    assert not host_ids([whole, few], 60_000, 10_000).found
-    assert host_ids([f"0 0 1\n{few}", few], 60_000, 5_000).found
+    assert host_ids([whole, whole], 1_900_000_000, 100).available
+    assert not host_ids([few, few], 1_900_000_000, 100).available
+    assert not host_ids([whole, few], 60_000, 10_000).available
+    assert host_ids([f"0 0 1\n{few}", few], 60_000, 5_000).available

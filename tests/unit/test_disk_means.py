@@ -90,9 +90,9 @@ def test_io_is_a_wall_where_a_limit_speaks_of_it_and_else_none() -> None:
 
 
 def test_without_a_disk_there_is_no_io_to_be_slowed() -> None:
-    assert with_layer(FOUND).layer("io").found
+    assert with_layer(FOUND).layer("io").available
     io = with_layer(FOUND, kind="overlay", source="overlay", device=None).layer("io")
-    assert (io.found, io.cause) == (
+    assert (io.available, io.cause) == (
         False,
         "/data lies on overlay (overlay), which is not a disk that can be slowed",
     )

@@ -105,15 +105,15 @@ def probed(bwrap: str) -> Capabilities:
 def test_a_bwrap_that_is_none_is_a_missing_layer(tmp_path: Path, text: str, cause: str) -> None:
     found = probed(script(tmp_path / "bwrap", text))
     layer = found.layer("bwrap")
-    assert (found.bwrap, layer.found) == (None, False)
+    assert (found.bwrap, layer.available) == (None, False)
     assert cause in (layer.cause or "")
     assert "apt-get install bubblewrap" in (layer.remedy or "")
-    assert not found.layer("namespaces").found
+    assert not found.layer("namespaces").available
 
 
 def test_a_bwrap_that_is_not_there_is_a_missing_layer(tmp_path: Path) -> None:
     layer = probed(str(tmp_path / "bwrap")).layer("bwrap")
-    assert not layer.found
+    assert not layer.available
     assert layer.remedy
 
 
@@ -126,7 +126,7 @@ def test_a_bwrap_that_cannot_make_namespaces_says_which_it_can(tmp_path: Path) -
     found = probed(script(tmp_path / "bwrap", fake))
     assert found.bwrap_options == {"--disable-userns"}
     layer = found.layer("namespaces")
-    assert not layer.found
+    assert not layer.available
     assert layer.detail == "alone these work: user pid ipc uts cgroup"
     assert "RTM_NEWADDR" in (layer.cause or "")
 
@@ -138,7 +138,7 @@ def test_a_newer_bwrap_with_unknown_options_is_taken(tmp_path: Path) -> None:
     esac"""
     found = probed(script(tmp_path / "bwrap", fake))
     assert found.layer("bwrap").detail == f"2.0.0 at {tmp_path}/bwrap"
-    assert found.layer("namespaces").found
+    assert found.layer("namespaces").available
 
 
 def test_bwrap_is_never_looked_for_in_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_capabilities_cross_the_broker_s_socket_unchanged() -> None:
 def test_host_without_bwrap_is_told_where_it_was_looked_for(tmp_path: Path) -> None:
     assert probe.find_bwrap([str(tmp_path)]) is None
     options, layer = probe._bwrap(None)
-    assert (options, layer.found, layer.detail) == (frozenset(), False, "not found")
+    assert (options, layer.available, layer.detail) == (frozenset(), False, "not found")
     assert all(place in (layer.cause or "") for place in probe._BWRAP_PLACES)
 
 
@@ -178,8 +178,8 @@ def test_bwrap_that_cannot_be_executed_is_a_missing_layer(tmp_path: Path) -> Non
 
 
 def test_linux_without_landlock_or_filters_lacks_these_layers() -> None:
-    assert not probe._landlock(0).found
+    assert not probe._landlock(0).available
     assert probe._landlock(99) == Layer("landlock", True, "ABI 99")
     without, unknown = probe._seccomp(False, "x86_64"), probe._seccomp(True, "riscv64")
-    assert (without.found, without.cause) == (False, "this linux has no seccomp filters")
-    assert (unknown.found, unknown.cause) == (False, "sbx ships no filter for riscv64")
+    assert (without.available, without.cause) == (False, "this linux has no seccomp filters")
+    assert (unknown.available, unknown.cause) == (False, "sbx ships no filter for riscv64")

@@ -236,7 +236,7 @@ def test_layer_is_there_where_linux_enforces_limits_that_this_process_may_set(
     found = {"path": str(tmp_path), "kind": project_quota.mounted(str(tmp_path)).kind}
     expected = Layer(
         layer.name,
-        layer.found,
+        layer.available,
         layer.detail.format(**found),
         layer.cause and layer.cause.format(**found),
         layer.remedy,

@@ -157,7 +157,7 @@ async def broker_has_a_scope_of_its_own(runtime: Runtime) -> str:
 
 async def host_is_found_to_be_cgroup_v2(runtime: Runtime) -> str:
     layers = [runtime.capabilities.layer(name) for name in ("memory", "tasks", "cpu")]
-    assert all(layer.found and layer.detail == "cgroup v2" for layer in layers), layers
+    assert all(layer.available and layer.detail == "cgroup v2" for layer in layers), layers
     return ", ".join(layer.name for layer in layers)
 
 
@@ -410,7 +410,7 @@ async def without_systemd() -> None:
     async with Runtime(SETTINGS) as runtime:
         assert not brokers()
         layer = runtime.capabilities.layer("memory")
-        assert not layer.found
+        assert not layer.available
         assert layer.cause, layer
         assert "systemd-run" in (layer.remedy or ""), layer
         async with sandbox(runtime, memory_max="200MiB") as box:

@@ -348,22 +348,28 @@ class LandlockDomain:
 
     A rule holds for the file that was at its path when the rule was made, so the rules for the
     workspace are made after the last mount. Everything else in a jail was mounted before it was
-    parked. `made` is a descriptor: the jail's other process has already made these rules.
+    parked. `ruleset_fd` is a descriptor: the jail's other process has already made these rules.
     """
 
-    def __init__(self, walls: Mapping[str, Any], *, scope_signals: bool, made: int | None) -> None:
+    def __init__(
+        self, walls: Mapping[str, Any], *, scope_signals: bool, ruleset_fd: int | None
+    ) -> None:
         self._ready = [rule for rule in lockdown.domain_rules(walls) if not _comes_late(rule[0])]
         self._ruleset = landlock.Ruleset(
-            scope_signals=scope_signals, scope_abstract_sockets=True, made=made
+            scope_signals=scope_signals, scope_abstract_sockets=True, ruleset_fd=ruleset_fd
         )
-        for path, rights in self._ready if made is None else ():
+        for path, rights in self._ready if ruleset_fd is None else ():
             self._ruleset.allow(path, rights)
 
     @classmethod
     def of(
-        cls, walls: Mapping[str, Any], *, scope_signals: bool, made: int | None = None
+        cls, walls: Mapping[str, Any], *, scope_signals: bool, ruleset_fd: int | None = None
     ) -> "LandlockDomain | None":
-        return cls(walls, scope_signals=scope_signals, made=made) if walls["landlock"] else None
+        return (
+            cls(walls, scope_signals=scope_signals, ruleset_fd=ruleset_fd)
+            if walls["landlock"]
+            else None
+        )
 
     def fileno(self) -> int:
         return self._ruleset.fileno()
@@ -468,7 +474,7 @@ def become_kernel(
         oom = pid1.OomScore()
         oom.set(pid1.OOM_KERNEL)
         oom.close()
-        domain = LandlockDomain.of(walls, scope_signals=True, made=domain_fd)
+        domain = LandlockDomain.of(walls, scope_signals=True, ruleset_fd=domain_fd)
         if ahead:
             _rehearse_seal(walls, domain)
             with contextlib.suppress(PermissionError):

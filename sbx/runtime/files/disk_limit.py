@@ -69,7 +69,7 @@ _OLD = "this workspace is older than the quota of its file system, and its files
 def refused(setting: str, capabilities: Capabilities) -> CannotEnforce | None:
     """Return why the setting refuses every sandbox on this host; pure."""
     layer = capabilities.layer("disk")
-    if setting != "required" or layer.found:
+    if setting != "required" or layer.available:
         return None
     return _cannot(str(layer.cause), layer.remedy)
 
@@ -92,7 +92,7 @@ async def limited(resources: RuntimeResources, policy: Policy, opened: OpenFiles
     """
     layer, setting = resources.capabilities.layer("disk"), resources.disk_quota
     ours = opened.measured is not None
-    if ours and layer.found and setting != "off":
+    if ours and layer.available and setting != "off":
         limits = policy.limits
         charged = True
         for path in (opened.own.path, opened.shared_path):

@@ -185,7 +185,7 @@ class Snapshots:
 
     async def _charge(self, path: Path) -> bool:
         resources, limits = self._resources, self._policy.limits
-        if not resources.capabilities.layer("disk").found or resources.disk_quota == "off":
+        if not resources.capabilities.layer("disk").available or resources.disk_quota == "off":
             return False
         return await resources.broker.charge(
             str(path),

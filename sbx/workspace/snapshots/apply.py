@@ -172,14 +172,14 @@ class _Doing:
     def _make(self, intent: JournalStep, after: FileNode) -> int:
         """Create the new node in the stage and return its inode."""
         if after.kind == "directory":
-            return self._stage.make_directory(intent.made)
+            return self._stage.make_directory(intent.new_name)
         if after.text is not None:
-            os.symlink(after.text, intent.made, dir_fd=self._stage.fd)
+            os.symlink(after.text, intent.new_name, dir_fd=self._stage.fd)
             if (owner := self._target.owner) is not None:
-                os.chown(intent.made, *owner, dir_fd=self._stage.fd, follow_symlinks=False)
+                os.chown(intent.new_name, *owner, dir_fd=self._stage.fd, follow_symlinks=False)
         else:
             self._make_file(intent, after)
-        return os.stat(intent.made, dir_fd=self._stage.fd, follow_symlinks=False).st_ino
+        return os.stat(intent.new_name, dir_fd=self._stage.fd, follow_symlinks=False).st_ino
 
     def _make_file(self, intent: JournalStep, after: FileNode) -> None:
         fd = self._stage.fd
@@ -193,12 +193,12 @@ class _Doing:
             elif (first := self._linked.get(status.st_ino)) is not None:
                 if first[1] != after.sha256:
                     raise written_since(self._source, intent.change)
-                os.link(first[0], intent.made, src_dir_fd=fd, dst_dir_fd=fd)
+                os.link(first[0], intent.new_name, src_dir_fd=fd, dst_dir_fd=fd)
                 if self._digests is not None and first[2] is not None:
                     self._digests[intent.change.path] = first[2]
                 return
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            with closing(os.open(intent.made, flags, 0o600, dir_fd=fd)) as new_fd:
+            with closing(os.open(intent.new_name, flags, 0o600, dir_fd=fd)) as new_fd:
                 copy_content(file.fd, new_fd, after.size)
                 if not _has_content(new_fd, after):
                     raise written_since(self._source, intent.change)
@@ -211,7 +211,7 @@ class _Doing:
                     with self._target.open(intent.change.relative) as old:
                         keep_attributes(old.fd, new_fd, after.mode)
             if status.st_nlink > 1 and source is self._source:
-                self._linked[status.st_ino] = intent.made, after.sha256, content
+                self._linked[status.st_ino] = intent.new_name, after.sha256, content
 
     # -- do -------------------------------------------------------------------------------------
 
@@ -229,14 +229,14 @@ class _Doing:
 
     def _put(self, intent: JournalStep) -> None:
         self._check_made(intent)
-        self._stage.put(intent.made, intent.change)
+        self._stage.put(intent.new_name, intent.change)
 
     def _replace(self, intent: JournalStep) -> None:
         self._check_made(intent)
         with self._stage.above(intent.change) as (parent, last):
-            exchanged = exchange(self._stage.fd, intent.made, parent, last)
+            exchanged = exchange(self._stage.fd, intent.new_name, parent, last)
         if exchanged:
-            self._check_taken(intent, intent.made)
+            self._check_taken(intent, intent.new_name)
         else:
             self._take_away(intent)
             self._put(intent)
@@ -246,7 +246,7 @@ class _Doing:
         before, after = intent.change.before, intent.change.after
         assert before is not None
         assert after is not None
-        with self._stage.held(intent.change) as fd:
+        with self._stage.open_target(intent.change) as fd:
             status = os.fstat(fd)
             if (status.st_ino, status.st_size) != (intent.old, before.size):
                 raise _changed(self._target, intent.change)
@@ -262,7 +262,7 @@ class _Doing:
         Code inside can do that if the stage is in the tree. Undoing could not remove such an inode
         together with the directory that it was put into.
         """
-        staged = self._stage.staged(intent.made)
+        staged = self._stage.staged(intent.new_name)
         if staged is None or staged.st_ino != intent.new:
             raise written_since(self._target, intent.change)
 

@@ -27,7 +27,7 @@ class JournalStep:
     new: int = 0
 
     @property
-    def made(self) -> bytes:
+    def new_name(self) -> bytes:
         """Return the name of the new node in the stage."""
         return b"%d" % self.serial
 

@@ -27,7 +27,7 @@ from sbx.workspace.rmtree import remove_held, remove_tree
 from sbx.workspace.safe_open import opener
 from sbx.workspace.snapshots.journal import Journal, JournalFile, JournalHeader, unfinished
 from sbx.workspace.snapshots.journal_records import JournalStep, in_order
-from sbx.workspace.snapshots.staging import NOT_AS_IT_WAS, Stage, found, stamp
+from sbx.workspace.snapshots.staging import NOT_AS_IT_WAS, Stage, stamp, status_of
 from sbx.workspace.tree import Tree
 
 _log = logging.getLogger(__name__)
@@ -150,9 +150,9 @@ def not_put_back(stage: Stage, intents: Sequence[JournalStep]) -> list[bytes]:
     """
     kept = [intent.aside for intent in intents if stage.staged(intent.aside) is not None]
     for intent in intents:
-        status = stage.staged(intent.made)
+        status = stage.staged(intent.new_name)
         if status is not None and not _is_unchanged(status, intent):
-            kept.append(intent.made)
+            kept.append(intent.new_name)
     return kept
 
 
@@ -181,10 +181,12 @@ def _make_again(stage: Stage, intent: JournalStep) -> None:
 
 
 def _take_back(stage: Stage, intent: JournalStep) -> None:
-    if stage.staged(intent.made) is not None or not _has_inode(_current(stage, intent), intent.new):
+    if stage.staged(intent.new_name) is not None or not _has_inode(
+        _current(stage, intent), intent.new
+    ):
         return
     if not intent.is_directory:
-        stage.take(intent.change, intent.made)
+        stage.take(intent.change, intent.new_name)
         return
     with stage.above(intent.change) as (parent, last):
         os.rmdir(last, dir_fd=parent)
@@ -195,7 +197,7 @@ def _change_back(stage: Stage, intent: JournalStep) -> None:
         _take_back(stage, intent)
         stage.put(intent.aside, intent.change)
         return
-    staged = stage.staged(intent.made)
+    staged = stage.staged(intent.new_name)
     status = _current(stage, intent)
     if staged is None or _has_inode(staged, intent.new) or _has_inode(status, intent.old):
         return  # not exchanged, even if code inside put another inode into a stage in the tree
@@ -203,7 +205,7 @@ def _change_back(stage: Stage, intent: JournalStep) -> None:
         path = stage.target.shown(intent.change.relative)
         raise Conflict(f"another process replaced '{path}'", code="workspace_changed")
     with stage.above(intent.change) as (parent, last):
-        exchange(stage.fd, intent.made, parent, last)
+        exchange(stage.fd, intent.new_name, parent, last)
 
 
 def _stamp_back(stage: Stage, intent: JournalStep) -> None:
@@ -212,7 +214,7 @@ def _stamp_back(stage: Stage, intent: JournalStep) -> None:
     assert after is not None
     if not _has_inode(_current(stage, intent), intent.old):
         return
-    with stage.held(intent.change) as fd:
+    with stage.open_target(intent.change) as fd:
         now = os.fstat(fd)
         is_same = (now.st_ino, now.st_size) == (intent.old, before.size)
         if is_same and now.st_mtime_ns in (before.mtime_ns, after.mtime_ns):
@@ -233,7 +235,7 @@ def _current(stage: Stage, intent: JournalStep) -> os.stat_result | None:
     """Return the status of the current node at the path, or None."""
     try:
         with stage.above(intent.change) as (parent, last):
-            return found(parent, last)
+            return status_of(parent, last)
     except (FileNotFoundError, NotADirectoryError):
         return None
 

@@ -52,7 +52,7 @@ class Stage:
             yield parent, encoded(name[-1])
 
     @contextmanager
-    def held(self, change: PlannedChange) -> Iterator[int]:
+    def open_target(self, change: PlannedChange) -> Iterator[int]:
         """Open the node of the change itself. A symlink of that name is refused."""
         flags = os.O_PATH | (os.O_DIRECTORY if change.node.kind == "directory" else 0)
         with closing(self.target.opener(self.target.fd, change.relative, flags)) as fd:
@@ -61,7 +61,7 @@ class Stage:
 
     def staged(self, name: bytes) -> os.stat_result | None:
         """Return the status of a name in the stage, or None."""
-        return found(self.fd, name)
+        return status_of(self.fd, name)
 
     def make_directory(self, name: bytes) -> int:
         """Create or open a directory in the stage, set its owner, and return its inode."""
@@ -83,7 +83,7 @@ class Stage:
 
     def chmod(self, change: PlannedChange, mode: int, *, keep: int = 0) -> None:
         """Set a mode. The bits in `keep` stay as they are."""
-        with self.held(change) as fd:
+        with self.open_target(change) as fd:
             before = os.fstat(fd).st_mode & 0o777
             if (mode | before & keep) != before:
                 os.chmod(f"/proc/self/fd/{fd}", mode | before & keep)
@@ -106,7 +106,7 @@ def stamp(fd: int, like: FileNode) -> None:
     os.utime(place, ns=(like.mtime_ns, like.mtime_ns))
 
 
-def found(parent: int, name: bytes) -> os.stat_result | None:
+def status_of(parent: int, name: bytes) -> os.stat_result | None:
     """Return the status of a name in the directory fd `parent`, or None. Raises OSError.
 
     Do not follow a symlink.
