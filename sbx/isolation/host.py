@@ -115,9 +115,9 @@ class HostProcess(Jail):
         kernel = next(iter(procfs.children(self.pid)), None)
         return {**process_state.read(self.pid, kernel), "limits": {}}
 
-    def make_receipt(self, found: Mapping[str, Any], **seen: Any) -> Receipt:
+    def make_receipt(self, facts: Mapping[str, Any], **seen: Any) -> Receipt:
         """Return a receipt that names no wall but one: none is in force."""
-        kernel = found["kernel"] or found["pid1"]
+        kernel = facts["kernel"] or facts["pid1"]
         return Receipt(
             path=HOST_POLICY,
             host_uid=kernel["uid"],

@@ -1,7 +1,7 @@
 """Cover the sockets and FIFOs of the host in a directory that a jail is shown.
 
-A read-only mount keeps nobody from connecting to a socket or from writing to a FIFO: neither writes
-to the file system. So an empty, read-only file is mounted on each of them, inside: a connection is
+A read-only mount does not prevent a connection to a socket or a write to a FIFO: neither writes to
+the file system. So an empty, read-only file is mounted on each of them, inside: a connection is
 refused then, and nothing can be removed or renamed there.
 
     walk    everything below the directory, symlinks not followed, with a limit of entries, depth
@@ -115,12 +115,12 @@ def mask(top: int, cover: Cover, limits: MaskingLimits, *, pin: bool) -> Masks:
         covered += done
         if covered >= MASKS_MAX:
             break
-    limits.cut()  # somebody makes, or moves, them faster than they are covered
+    limits.cut()  # a process creates, or moves, them faster than they are covered
     return Masks(covered, False)
 
 
 def find(top: int, limits: MaskingLimits) -> list[bytes]:
-    """The paths, relative to `top`, of every socket and FIFO below it."""
+    """Return the paths, relative to `top`, of every socket and FIFO below it."""
     paths: list[bytes] = []
     pending: list[tuple[bytes, int]] = [(b".", 0)]
     while pending and limits.complete:

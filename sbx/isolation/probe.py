@@ -36,7 +36,7 @@ _SYSCTLS = (
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One wall of this host: there, or missing for a cause that has a remedy."""
+    """One wall of this host: available, or missing with a cause and a remedy."""
 
     name: str
     found: bool
@@ -47,7 +47,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """All that `plan` needs to know of the host. Crosses the broker's socket as JSON."""
+    """The facts about the host that `plan` needs. The broker sends them as JSON."""
 
     linux: str
     machine: str
@@ -72,7 +72,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What was read of the host that explains a refusal; plain, so that tests can invent one."""
+    """The facts about the host that explain a refusal, as plain values for tests."""
 
     root: bool
     sysctls: Mapping[str, str]
@@ -80,7 +80,7 @@ class HostFacts:
 
 
 def find_bwrap(places: Sequence[str] = _BWRAP_PLACES) -> str | None:
-    """The bwrap of the system; PATH is not asked, so none planted in a workspace is ever run."""
+    """Return the bwrap of the system, never one of PATH, which could be in a workspace."""
     for place in places:
         path = f"{place}/bwrap"
         if os.access(path, os.X_OK):
@@ -136,13 +136,13 @@ def parse_version(text: str) -> tuple[int, ...] | None:
 
 
 def explain(stderr: str, host: HostFacts) -> tuple[str, str]:
-    """Why bwrap could not make its namespaces on this host, and what to do: two sentences."""
-    said = stderr.strip().splitlines()[-1] if stderr.strip() else "bwrap failed without a word"
+    """Return the reason why bwrap failed to create namespaces, and the remedy."""
+    message = stderr.strip().splitlines()[-1] if stderr.strip() else "bwrap failed without a word"
     sysctls = host.sysctls
     # Root meets the same: bwrap is never root, it runs as the jail's own uid
     if sysctls.get("kernel/apparmor_restrict_unprivileged_userns") == "1":
         return (
-            f"AppArmor restricts unprivileged user namespaces on this host ({said})",
+            f"AppArmor restricts unprivileged user namespaces on this host ({message})",
             "load the profile that Ubuntu ships for it: ln -s "
             "/usr/share/apparmor/extra-profiles/bwrap-userns-restrict /etc/apparmor.d/ && "
             "apparmor_parser -r /etc/apparmor.d/bwrap-userns-restrict; "
@@ -150,27 +150,27 @@ def explain(stderr: str, host: HostFacts) -> tuple[str, str]:
         )
     if sysctls.get("kernel/unprivileged_userns_clone") == "0":
         return (
-            f"unprivileged user namespaces are turned off ({said})",
+            f"unprivileged user namespaces are turned off ({message})",
             "run: sysctl -w kernel.unprivileged_userns_clone=1",
         )
     if sysctls.get("user/max_user_namespaces") == "0":
         return (
-            f"this host allows no user namespace at all ({said})",
+            f"this host allows no user namespace at all ({message})",
             "run: sysctl -w user.max_user_namespaces=15000",
         )
-    if "mount proc" in said:
+    if "mount proc" in message:
         return (
-            f"a container masks /proc, so no new one may be mounted ({said})",
+            f"a container masks /proc, so no new one may be mounted ({message})",
             "start the container with --security-opt systempaths=unconfined",
         )
     if host.container:
         return (
-            f"the container's own filter forbids namespaces ({said})",
+            f"the container's own filter forbids namespaces ({message})",
             "start the container with a seccomp profile that allows unshare, mount and pivot_root, "
             "for instance --security-opt seccomp=unconfined --security-opt apparmor=unconfined",
         )
     return (
-        f"bwrap cannot make its namespaces ({said})",
+        f"bwrap cannot make its namespaces ({message})",
         "see that user namespaces are enabled in this linux (CONFIG_USER_NS) and not "
         "forbidden by a security module",
     )
@@ -185,13 +185,13 @@ def _bwrap(path: str | None) -> tuple[frozenset[str], Layer]:
         cause = f"there is no bwrap at {path}, where the settings say it is"
         mend = f"correct SBX_BWRAP, or unset it; where bubblewrap is missing, {remedy}"
         return frozenset(), Layer("bwrap", False, path, cause, mend)
-    code, said, _ = _run([path, "--version"])
-    version = parse_version(said)
+    code, output, _ = _run([path, "--version"])
+    version = parse_version(output)
     if code != 0 or version is None:
-        cause = f"{path} --version said {said.strip()[:80]!r}, not a version"
+        cause = f"{path} --version printed {output.strip()[:80]!r}, not a version"
         return frozenset(), Layer("bwrap", False, path, cause, remedy)
     if version < OLDEST_BWRAP:
-        cause = f"{path} is {said.strip()}, older than {_dotted(OLDEST_BWRAP)}"
+        cause = f"{path} is {output.strip()}, older than {_dotted(OLDEST_BWRAP)}"
         return frozenset(), Layer("bwrap", False, path, cause, remedy)
     options = frozenset(re.findall(r"^\s+(--[a-z0-9-]+)", _run([path, "--help"])[1], re.M))
     return options, Layer("bwrap", True, f"{_dotted(version)} at {path}")
@@ -232,7 +232,7 @@ def _try_bwrap(
 
 
 def _landlock(abi: int) -> Layer:
-    """An older ABI is a wall with gaps, which every receipt repeats by this detail."""
+    """Return the layer. Its detail names the gaps of an older ABI; receipts repeat it."""
     if abi >= 1:
         lost = [f"no {what}" for since, what in _SINCE_LANDLOCK_ABI.items() if abi < since]
         return Layer("landlock", True, ", ".join([f"ABI {abi}", *lost]))

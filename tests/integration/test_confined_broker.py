@@ -331,7 +331,7 @@ def test_a_quota_is_set_for_a_conversation_and_for_nothing_else(tmp_path: Path) 
     (sandbox / "shared").mkdir()
     (sandbox / ("c" * 32)).symlink_to("/root")
     (sandbox / ("d" * 32)).symlink_to("b" * 32)  # beneath: only the rule about symlinks refuses it
-    names = ("skeletons", "binds", "made", "tmpfs", "files", "variables", "commands")
+    names = ("skeletons", "binds", "created", "tmpfs", "files", "variables", "commands")
     nothing: dict[str, list[Any]] = {name: [] for name in names}
     told = {"jail": nothing, "zygote": nothing, "preload": [], "walls": [], "writable": []}
     confinement = BrokerAllowlist({**told, "data": str(tmp_path)})
@@ -354,7 +354,7 @@ def test_what_is_swapped_after_the_look_is_not_shown(tmp_path: Path) -> None:
     source = tmp_path / "sandboxes" / ("a" * 32) / ("b" * 32) / "files"
     source.mkdir(parents=True)
     (source / "mine").touch()
-    names = ("skeletons", "binds", "made", "tmpfs", "files", "variables", "commands")
+    names = ("skeletons", "binds", "created", "tmpfs", "files", "variables", "commands")
     nothing: dict[str, list[Any]] = {name: [] for name in names}
     told = {"jail": nothing, "zygote": nothing, "preload": [], "walls": [], "writable": []}
     confinement = BrokerAllowlist({**told, "data": str(tmp_path)})
@@ -373,7 +373,7 @@ def test_a_source_behind_a_symlink_to_a_writable_directory_is_not_granted(tmp_pa
     (tmp_path / "mine").mkdir()
     link = tmp_path / "link"
     link.symlink_to("mine")
-    names = ("skeletons", "binds", "made", "tmpfs", "files", "variables", "commands")
+    names = ("skeletons", "binds", "created", "tmpfs", "files", "variables", "commands")
     nothing: dict[str, list[Any]] = {name: [] for name in names}
     binds = [("--ro-bind", "/usr", "/usr"), ("--ro-bind", str(link), "/srv")]
     told = {"jail": {**nothing, "binds": binds}, "zygote": nothing, "preload": [], "walls": []}

@@ -96,7 +96,7 @@ def probed(bwrap: str) -> Capabilities:
     ("text", "cause"),
     [
         ('[ "$1" = --version ] && echo bubblewrap 0.4.1', "older than 0.5.0"),
-        ("echo what is it", "said 'what is it', not a version"),
+        ("echo what is it", "printed 'what is it', not a version"),
         ("echo bubblewrap 0.8.0; exit 1", "not a version"),
         ("head -c 100000 /dev/urandom", "not a version"),
     ],

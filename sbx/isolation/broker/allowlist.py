@@ -59,11 +59,11 @@ _BINDING = ("landlock", "read", "write", "devices", "filter")
 
 
 class BwrapArgs(NamedTuple):
-    """bwrap's words, taken apart. `skeleton` has one mark in place of what differs."""
+    """Parsed arguments of bwrap. `skeleton` has one mark in place of the variable parts."""
 
     skeleton: tuple[str, ...]
     binds: list[tuple[str, str, str]]
-    made: list[tuple[str, ...]]
+    created: list[tuple[str, ...]]
     tmpfs: list[tuple[str, str, str]]
     files: list[tuple[str, str]]
     variables: list[tuple[str, str]]
@@ -71,18 +71,18 @@ class BwrapArgs(NamedTuple):
 
 
 def take_apart(args: Sequence[str]) -> BwrapArgs:
-    """Each option with all of its words, as bwrap reads them: a skeleton that is a known one has no
-    option but those known, and none that swallows a word of another."""
+    """Parse each option with all of its words, as bwrap reads them: a granted skeleton has only
+    granted options, and no option that takes a word of another one."""
     words = BwrapArgs((), [], [], [], [], [], [])
     skeleton: list[str] = []
     at = 0
     while at < len(args):
         match list(args[at : at + 6]):
             case ["--perms", mode, "--dir", path, *_]:
-                words.made.append(("--dir", mode, path))
+                words.created.append(("--dir", mode, path))
                 mark, taken = _VIEW, 4
             case ["--symlink", points_to, path, *_]:
-                words.made.append(("--symlink", points_to, path))
+                words.created.append(("--symlink", points_to, path))
                 mark, taken = _VIEW, 3
             case ["--perms", mode, "--size", size, "--tmpfs", path]:
                 words.tmpfs.append((mode, size, path))
@@ -111,7 +111,7 @@ def take_apart(args: Sequence[str]) -> BwrapArgs:
 class LaunchGrant:
     skeletons: frozenset[Any]
     binds: frozenset[Any]
-    made: frozenset[Any]
+    created: frozenset[Any]
     tmpfs: frozenset[Any]
     files: frozenset[Any]
     variables: frozenset[Any]
@@ -122,7 +122,7 @@ class LaunchGrant:
         return cls(**{name: frozenset(map(tuple, items)) for name, items in granted.items()})
 
     def without(self, tops: Sequence[str]) -> "LaunchGrant":
-        """No source that whoever is confined could change."""
+        """Return the grant without sources that the confined process could change."""
         kinds = {item for item in self.binds if not item[1].startswith("/")}
         fixed = {
             item for item in self.binds - kinds if not _is_below(os.path.realpath(item[1]), tops)
@@ -131,10 +131,10 @@ class LaunchGrant:
 
 
 class BrokerAllowlist:
-    """Made once, of what `grants` gave, in the mount namespace of the broker."""
+    """The grants of `grants`, opened once, in the mount namespace of the broker."""
 
     def __init__(self, granted: Mapping[str, Any]) -> None:
-        """Raises OSError when there is no data directory."""
+        """Raise OSError without a data directory."""
         self._jails = LaunchGrant.of(granted["jail"]).without(granted["writable"])
         self._zygotes = LaunchGrant.of(granted["zygote"]).without(granted["writable"])
         self._preload = frozenset(granted["preload"])
@@ -153,10 +153,7 @@ class BrokerAllowlist:
 
     @contextmanager
     def checked(self, order: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The order, with sources that cannot be swapped any more while this is entered.
-
-        Raises Denied.
-        """
+        """Yield the order with sources that cannot be replaced inside the block. Raise Denied."""
         with ExitStack() as stack, _named():
             match order["do"]:
                 case "launch":
@@ -202,7 +199,7 @@ class BrokerAllowlist:
         walls = requested["walls"]
         _check_all(requested["preload"], self._preload, "module to import before the fork")
         self._check_tmpfs(requested["tmpfs"])
-        shown = {item[-1] for item in (*words.binds, *words.made)}
+        shown = {item[-1] for item in (*words.binds, *words.created)}
         _check_all(requested["kept"], shown, "place of a zygote's view")
         if not any(all(walls[name] == like[name] for name in _BINDING) for like in self._walls):
             raise _denied("the walls of the zygote are those of no policy")
@@ -243,7 +240,7 @@ class BrokerAllowlist:
         raise _denied(f"{source} is in none of the directories that may be mounted (mount_dirs)")
 
     def _words(self, order: Mapping[str, Any], grant: LaunchGrant) -> BwrapArgs:
-        """bwrap's words and the command, all but the sources looked at."""
+        """Check the arguments of bwrap and the command, except for the sources."""
         args = order["args"]
         if not all(isinstance(item, str) and "\0" not in item for item in args):
             raise _denied("an option of bwrap is no plain text")
@@ -252,8 +249,8 @@ class BrokerAllowlist:
             raise _denied("the options of bwrap are not those of a jail")
         if tuple(order["command"]) not in grant.commands:
             raise _denied(f"no jail begins with the command {order['command']}")
-        made = [item for item in words.made if item not in _above_mapped(order, words)]
-        _check_all(made, grant.made, "directory or link")
+        created = [item for item in words.created if item not in _above_mapped(order, words)]
+        _check_all(created, grant.created, "directory or link")
         _check_all([(mode, path) for mode, _, path in words.tmpfs], grant.tmpfs, "tmpfs")
         if not all(_SIZE.fullmatch(size) for _, size, _ in words.tmpfs):
             raise _denied("a tmpfs has no limit")
@@ -272,7 +269,7 @@ class BrokerAllowlist:
         grant: LaunchGrant,
         stack: ExitStack | None,
     ) -> list[tuple[int, str, Any, bool]]:
-        """Every source looked at; what is to be staged, files of conversations by open files."""
+        """Check every source. Return the staged ones, those of conversations as open files."""
         staged = {
             bind_staging.place(name, index): (index, source, expected, mapped)
             for index, source, expected, mapped in order["stage"]
@@ -299,7 +296,7 @@ class BrokerAllowlist:
         return used
 
     def _open(self, source: str, stack: ExitStack) -> tuple[str, str]:
-        """What of a conversation or sandbox this is, and a path that leads to it for good."""
+        """Return the kind of a source in the data directory, and a path to it as an open file."""
         relative = source.removeprefix(f"{self._data}/")
         match = _KEPT.fullmatch(relative)
         if match is None or relative == source:
@@ -310,7 +307,7 @@ class BrokerAllowlist:
         return _held_beneath(self._data_fd, relative, stack)
 
     def _charged(self, path: str, stack: ExitStack) -> str:
-        """A conversation's directory, or what conversations share, held open."""
+        """Return a path to the open directory of a conversation, or to the shared one."""
         relative = path.removeprefix(f"{self._data}/")
         if _CHARGED.fullmatch(relative) is None or relative == path:
             raise _denied(f"{path} is nothing of a sandbox")
@@ -337,8 +334,8 @@ def _held_beneath(top: int, relative: str, stack: ExitStack) -> str:
 
 
 def _above_mapped(order: Mapping[str, Any], words: BwrapArgs) -> set[tuple[str, ...]]:
-    """The directories that bwrap is told to make above mounts in a mapped workspace, where they are
-    already: `_stage` looks at each of these mounts, and no symlink leads to one."""
+    """Return the directories that bwrap creates above mounts in a mapped workspace. They exist
+    already: `_stage` checks each of these mounts, and no symlink leads to one."""
     name = order.get("jail")
     places = {
         bind_staging.place(name, item[0]) for item in order["stage"] if name and item[3] is True
@@ -354,7 +351,7 @@ def _above_mapped(order: Mapping[str, Any], words: BwrapArgs) -> set[tuple[str, 
 
 @contextmanager
 def _named() -> Iterator[None]:
-    """No path by which the broker has a directory open means anything to anybody else."""
+    """Hide the paths of open directories in errors: they mean nothing to other processes."""
     try:
         yield
     except Broken as error:

@@ -1,7 +1,7 @@
-"""What the jails of given policies are made of, for `confinement` to hold orders against.
+"""The grants for the jails of a service's policies, for `allowlist` to compare orders with.
 
-Made from the plans themselves, so that nothing is said twice: whatever `plan` and `argv` say of a
-policy, and of one that a request narrowed, is granted.
+They come from the plans themselves: everything that `plan` and `argv` produce for a policy, also
+for a narrowed one, is granted.
 """
 
 import os
@@ -28,7 +28,7 @@ from sbx.isolation.plan import Filters, plan, zygote_plan
 from sbx.isolation.probe import Capabilities
 from sbx.policy import Policy
 
-_PARTS = ("skeletons", "binds", "made", "tmpfs", "files", "variables", "commands")
+_PARTS = ("skeletons", "binds", "created", "tmpfs", "files", "variables", "commands")
 
 
 class ProjectDirectories(NamedTuple):
@@ -54,7 +54,8 @@ def grants(
     attachable: Sequence[Path] = (),
     projects: ProjectDirectories | None = None,
 ) -> dict[str, Any]:
-    """For `BrokerProcess.confine`, as plain data. A policy that this host refuses grants nothing.
+    """Return plain data for `BrokerProcess.confine`. A policy that this host refuses grants
+    nothing.
 
     `attachable`: directories that may be attached to a jail that lives, and all below them.
     `projects`: the working directories that may be mapped.
@@ -82,8 +83,8 @@ def grants(
                 walls += [like] if like not in walls else []
             preload.update(policy.preload)
     return {
-        "jail": {name: sorted(said) for name, said in jail.items()},
-        "zygote": {name: sorted(said) for name, said in zygote.items()},
+        "jail": {name: sorted(items) for name, items in jail.items()},
+        "zygote": {name: sorted(items) for name, items in zygote.items()},
         "preload": sorted(preload),
         "walls": walls,
         "data": str(data),
@@ -94,22 +95,22 @@ def grants(
 
 
 def _of_project(paths: Paths) -> Iterator[Paths]:
-    """A copy of a project's files, and the project itself, with the path guard and its quarantine.
-    `confinement` looks at the mounts of a project one by one."""
+    """Yield the paths for a copy of a project's files, and for the project itself with the path
+    guard and its quarantine. `allowlist` checks the mounts of a project one by one."""
     copied = replace(paths, shared=None, host_directory=True)
     yield copied
     yield replace(copied, guard=GuardPaths("quarantine"))
 
 
 def _variants(policy: Policy) -> Iterator[Policy]:
-    """A request may give up system directories: what lies below is then shown by itself. What is
-    dry-run has no network."""
+    """Yield the policy and its variants: a request may give up system directories, so that the
+    directories below become separate mounts. A dry run has no network."""
     bare = policy.filesystem.model_copy(update={"read": ()})
     offline = policy.network.model_copy(update={"mode": "none"})
-    for one in (policy, policy.model_copy(update={"filesystem": bare})):
-        yield one
+    for variant in (policy, policy.model_copy(update={"filesystem": bare})):
+        yield variant
         if policy.network.mode != "none":
-            yield one.model_copy(update={"network": offline})
+            yield variant.model_copy(update={"network": offline})
 
 
 def _add(grant: dict[str, set[Any]], planned: LaunchPlan | ZygotePlan) -> None:
@@ -125,7 +126,7 @@ def _add(grant: dict[str, set[Any]], planned: LaunchPlan | ZygotePlan) -> None:
     words = take_apart(argv)
     grant["skeletons"].add(words.skeleton)
     grant["binds"].update(words.binds)
-    grant["made"].update(words.made)
+    grant["created"].update(words.created)
     grant["tmpfs"].update((mode, path) for mode, _, path in words.tmpfs)
     grant["files"].update((file.target, file.content) for file in planned.files)
     grant["variables"].update(words.variables)

@@ -1,13 +1,13 @@
-"""Where a root broker puts directories that a jail's own uid could not walk to.
+"""The place for directories that a jail's own uid cannot reach by their path.
 
 bwrap runs as the jail's host uid and resolves every source path as that uid, so an interpreter or a
-data directory below root's home (mode 0700) is out of its reach; handing it an fd does not help
+data directory below root's home (mode 0700) is out of its reach; an fd does not help
 (bwrap 0.8: "Can't find source path"). In the broker's private mount namespace each such directory
 is bound below a tmpfs that anyone can walk.
 
-The tmpfs lies on /sys/kernel: a directory that every host has and anyone may walk, below which
-nobody keeps a workspace. So nothing of the host is hidden from a later launch, and nothing of ours
-is left on the host when the broker is killed.
+The tmpfs is on /sys/kernel: a directory of every host that all users can enter, and that has no
+workspace below. So nothing of the host is hidden from a later launch, and nothing of sbx is left on
+the host when the broker is killed.
 """
 
 import os
@@ -22,12 +22,12 @@ DEVPTS = "pts"
 
 
 def open_stage() -> None:
-    """Make the tmpfs. Needs a mount namespace of one's own and the right to mount in it."""
+    """Mount the tmpfs. This needs a private mount namespace and the right to mount in it."""
     mounts.tmpfs(STAGE, "mode=0755")
 
 
 def place(jail: str, index: int | str) -> str:
-    """Where the source of a jail's `index`-th mount is bound, or its devpts is mounted."""
+    """Return the place of a jail's `index`-th mount, or of its devpts."""
     return f"{STAGE}/{jail}/{index}"
 
 
@@ -47,9 +47,9 @@ def bind(
     `expected` is the (device, inode) that the runtime opened and checked: the directory's owner
     could have put another in its place since.
     """
-    found = os.stat(source)
+    status = os.stat(source)
     os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         os.mkdir(target)
     else:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
@@ -63,7 +63,7 @@ def bind(
 
 
 def _bind_mapped(source: str, target: str, userns: int) -> None:
-    """A mount in place cannot be idmapped, so a detached one is. bwrap's own bind keeps the map."""
+    """Idmap a detached mount, because an attached one cannot be. bwrap's bind keeps the map."""
     tree = mounts.open_tree(source)
     try:
         mounts.restrict_tree(tree, read_only=False, userns=userns)
@@ -77,7 +77,7 @@ def _bind_mapped(source: str, target: str, userns: int) -> None:
 
 
 def replaced(source: str) -> Broken:
-    """What a start raises when a source is not what the runtime had opened."""
+    """Return the error for a source that is not the one that the runtime opened."""
     return Broken(
         f"{source} was replaced while its sandbox was being started",
         code="path_replaced",
@@ -86,7 +86,7 @@ def replaced(source: str) -> Broken:
 
 
 def clear(jail: str) -> None:
-    """Undo every bind of a jail; what is still in use inside stays there until its end."""
+    """Undo every bind of a jail. A mount that is in use inside stays there until its end."""
     top = f"{STAGE}/{jail}"
     if not os.path.isdir(top):
         return

@@ -29,9 +29,9 @@ class HostIds:
 
 @dataclass(frozen=True, slots=True)
 class JailsUsage:
-    """What all jails of a sandbox use: bytes, tasks, seconds, as its cgroup counts them; None where
-    it does not. `version` is that of the cgroups, 0 for none; `network` is bytes received, sent,
-    and sent to themselves, of the live ones, which are `jails`."""
+    """The use of all jails of a sandbox by its cgroup, in bytes, tasks, seconds; None if it is not
+    counted. `version` is that of the cgroups, 0 for none. `network` is the bytes that the live
+    `jails` received, sent, and sent to themselves."""
 
     version: int
     memory: int | None
@@ -87,7 +87,7 @@ class BrokerClient(BrokerConnection):
             await self.order("drop_sandbox", sandbox=name)
 
     async def usage(self, name: str) -> JailsUsage:
-        """What all jails of a sandbox use now. Raises Broken when it is gone."""
+        """Return the use of all jails of a sandbox now. Raise Broken if the sandbox is gone."""
         reply = await self.order("usage", sandbox=name)
         network = reply.pop("network")
         return JailsUsage(**reply, network=None if network is None else tuple(network))
@@ -219,7 +219,7 @@ class BrokerClient(BrokerConnection):
         return jail
 
     async def _abandon(self, jail: Jail) -> None:
-        """A launch whose caller went away: kill what it has started by now, leave no socket."""
+        """Kill the jail of a cancelled launch, and close its sockets."""
         jail.close()
         self._jails.pop(jail.name, None)
         with contextlib.suppress(errors.SbxError):
@@ -245,7 +245,7 @@ class BrokerClient(BrokerConnection):
 def _staged(
     mounts: Sequence[Mount], identities: Mapping[str, tuple[int, int]]
 ) -> list[tuple[int, str, tuple[int, int] | None, bool]]:
-    """What the broker has to bind to a place that anyone can walk to, before bwrap starts."""
+    """Return the mounts that the broker binds to a reachable place before bwrap starts."""
     return [
         (index, mount.source, identities.get(mount.source), mount.mapped)
         for index, mount in enumerate(mounts)

@@ -1,7 +1,7 @@
-"""The runtime's end of the broker's socket: orders, their answers, and the life of the process.
+"""The runtime's end of the broker's socket: orders, their replies, and the process.
 
-Everything here is asyncio and adds nothing to the embedding program but one child process. Orders
-have deadlines. A broker that answers nothing is killed (see `pulse`).
+Everything here is asyncio, and adds only one child process to the embedding program. Orders have
+deadlines. A broker that does not reply is killed (see `pulse`).
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class BrokerConnection:
     async def start(
         cls, *, bwrap: str | None = None, uids: tuple[int, int], groups: bool = True
     ) -> Self:
-        """Start the process and let it find out what this host can do. `uids`: (first, count)."""
+        """Start the process, which probes the host. `uids`: (first, count)."""
         words = await in_thread(process.scope) if groups else []
         while True:
             broker = cls()
@@ -65,7 +65,7 @@ class BrokerConnection:
 
     @classmethod
     def adopt(cls, started: process.BrokerProcess) -> Self:
-        """Take over a broker that `start_broker` started, in the event loop that runs now."""
+        """Take over a broker of `start_broker`, in the running event loop."""
         broker = cls()
         broker._process, broker._sock = started.process, started.sock
         broker._watchdog = started.watchdog
@@ -76,18 +76,19 @@ class BrokerConnection:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still answers; when not, every jail has ended with it."""
+        """Return whether the broker works; if not, every jail has ended with it."""
         return self._sock is not None
 
     @property
     def failure(self) -> errors.SbxError | None:
-        """Return why it is not alive: Broken `broker_died`, Unavailable `broker_silent`, Closed."""
+        """Return the reason of its end: Broken `broker_died`, Unavailable `broker_silent`,
+        Closed."""
         return None if self.alive else self._why()
 
     async def order(
         self, do: str, *, fds: Sequence[int] = (), deadline_s: float | None = None, **words: Any
     ) -> dict[str, Any]:
-        """Send one order and wait for its outcome. Raises what the broker answered, by its code."""
+        """Send one order and wait for its outcome. Raise the error of the broker, by its code."""
         check_process(self._pid)
         if self._sock is None:
             raise self._why()
@@ -139,8 +140,8 @@ class BrokerConnection:
         asyncio.get_running_loop().add_reader(ours.fileno(), self._receive)
 
     async def _send(self, packet: bytes, fds: Sequence[int]) -> None:
-        """Send one packet. Wait while the broker is behind with reading them, and for a short time
-        while the user of this process has too many descriptors in flight."""
+        """Send one packet. Wait while the socket is full, and for a short time while the user of
+        this process has too many descriptors in flight."""
         loop = asyncio.get_running_loop()
         gives_up = loop.time() + _IN_FLIGHT_S
         while self._sock is not None:
@@ -158,7 +159,7 @@ class BrokerConnection:
         raise self._why()
 
     async def close(self) -> None:
-        """End the broker and with it every jail. Never raises for what is gone already."""
+        """End the broker and with it every jail. Ignore processes that have ended already."""
         self._hang_up(process.broker_died)
         self._why = process.closed
         running, self._process = self._process, None
@@ -190,14 +191,14 @@ class BrokerConnection:
             waiting.set_exception(process.revive(message["error"]))
 
     def _is_silent(self) -> None:
-        """Give up the broker and kill it: jails end with it, and with their sockets."""
-        _log.error("the broker answers nothing, and is killed")
+        """Kill the broker: jails end with it, and with their sockets."""
+        _log.error("the broker does not reply, and is killed")
         self._hang_up(process.broker_silent)
         if self._process is not None:
             watchdog.kill(self._process, self._watchdog)
 
     def _hang_up(self, why: Callable[[], errors.SbxError]) -> None:
-        """The socket's end, from either side: no order is answered any more, every jail ends."""
+        """Close the socket, or note its end: open orders fail, and every jail ends."""
         self._pulse.stop()
         if self._sock is None:
             return
@@ -212,7 +213,7 @@ class BrokerConnection:
         self.on_end()
 
     def on_event(self, message: Mapping[str, Any]) -> None:
-        """Handle a message that answers no order."""
+        """Handle a message that is not a reply."""
 
     def on_end(self) -> None:
         """Note that the broker has ended, and everything that it started with it."""

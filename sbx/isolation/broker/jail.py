@@ -28,7 +28,7 @@ Fork = Callable[["ZygoteHandle", bool], Awaitable["Jail"]]
 
 @dataclass(frozen=True, slots=True)
 class JailExit:
-    """How a jail ended, as the broker saw it: counters of its cgroup, last words of bwrap."""
+    """The end of a jail: the counters of its cgroup, and the last words of bwrap."""
 
     stderr: str = ""
     oom_kills: int = 0
@@ -38,7 +38,7 @@ class JailExit:
 class Jail:
     """One jail. `control` and `kernel` are the runtime's ends of its two sockets.
 
-    One that a zygote forked waits, in no sandbox and without a plan, until `BrokerClient.enter`.
+    A jail of a zygote waits, without a sandbox and a plan, until `BrokerClient.enter`.
     """
 
     def __init__(self, order: Order, name: str, zygote: "ZygoteHandle | None" = None) -> None:
@@ -62,13 +62,13 @@ class Jail:
         return self._plan
 
     def give(self, plan: LaunchPlan) -> None:
-        """What the jail is to be. Once."""
+        """Set the plan of the jail, once."""
         assert self._plan is None
         self._plan = plan
 
     def walls(self) -> dict[str, Any]:
-        """The seal, as the boot frame tells it. A forked jail loads by itself the filter that
-        bubblewrap loads into the others."""
+        """Return the seal for the boot frame. A forked jail itself loads the filter that bubblewrap
+        loads into the others."""
         return self.plan.seal.to_json() | {
             "filter": self.plan.filter.program.hex() if self.zygote is not None else None,
             "way_out": self.plan.way_out,
@@ -77,19 +77,19 @@ class Jail:
 
     @property
     def masked_places(self) -> Sequence[str]:
-        """The directories in which the host's sockets are covered before any user's code runs."""
+        """Return the directories in which the host's sockets are covered before user code runs."""
         return self.plan.host_directories if self.plan.masks else ()
 
-    def make_receipt(self, found: Mapping[str, Any], **seen: Any) -> Receipt:
-        return make_receipt(self.plan, found, **seen)
+    def make_receipt(self, facts: Mapping[str, Any], **seen: Any) -> Receipt:
+        return make_receipt(self.plan, facts, **seen)
 
     @property
     def gone(self) -> bool:
-        """Whether every process of the jail has ended and its cgroup and mounts are removed."""
+        """Return whether all processes have ended, and the cgroup and the mounts are removed."""
         return self._end.done()
 
     def processes(self) -> list[int]:
-        """Every process inside, as the host numbers them, PID 1 first. None once it has ended.
+        """Return the host pids of every process inside, PID 1 first; none after the end.
 
         The kernel of a forked jail is a child of the zygote, not of PID 1.
         """
@@ -189,9 +189,9 @@ class Jail:
 
 
 class ZygoteHandle:
-    """A process that has imported what a policy preloads, and from which its jails are forked.
+    """A process with the preloaded modules of a policy, from which its jails are forked.
 
-    `python` is its version, `missing` names the modules that could not be imported, and why.
+    `python` is its version. `missing` has the modules that could not be imported, with the reasons.
     """
 
     def __init__(self, order: Order, fork: "Fork", name: str, plan: ZygotePlan) -> None:
@@ -212,13 +212,13 @@ class ZygoteHandle:
         return not self._gone.done()
 
     async def gone(self) -> str:
-        """Wait until it takes no further order; why. The jails that it forked live on."""
+        """Wait until it accepts no orders, and return the reason. Its jails live on."""
         return await asyncio.shield(self._gone)
 
     async def fork(self, *, ahead: bool = False) -> Jail:
-        """A new jail, in no sandbox. Raises Unavailable `zygote_gone`, `launch_failed`.
+        """Fork a jail without a sandbox. Raise Unavailable `zygote_gone`, `launch_failed`.
 
-        `ahead` of need it is run warm, which takes longer now and makes its first uses quick.
+        With `ahead` it is warmed up, which takes longer now and makes its first uses quick.
         """
         self.forks += 1
         self._in_flight += 1
@@ -231,7 +231,7 @@ class ZygoteHandle:
                 self._idle.set()
 
     async def idle(self) -> None:
-        """Wait until no fork is in flight: one that is fails when its zygote is retired."""
+        """Wait until no fork is in flight: it would fail at the end of its zygote."""
         await self._idle.wait()
 
     async def retire(self) -> None:

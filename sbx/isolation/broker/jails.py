@@ -219,7 +219,7 @@ class BrokerJails:
         return min(self.dying.values()) - now if self.dying else None
 
     def _on_monitor_exit(self, jail: BrokerJail, started: spawn.Started) -> None:
-        """The monitor ended, and PID 1 and all of its namespace before it."""
+        """Handle the end of the monitor. PID 1 and its whole namespace ended before it."""
         jail.last_words, jail.killed = self.reap(started)
         if jail.info is not None:
             self._close_info(jail, started)

@@ -79,9 +79,9 @@ def is_target(target: object) -> bool:
 
 
 def open_source(source: str, expected: list[int] | None, *, read_only: bool) -> int:
-    """A directory of the host as a detached mount, for the caller to close.
+    """Return a directory of the host as a detached mount, which the caller closes.
 
-    Raises OSError, and Broken `path_replaced` when it is not the (device, inode) `expected`.
+    Raise OSError, and Broken `path_replaced` if it is not the (device, inode) `expected`.
     """
     tree = mounts.open_tree(source)
     try:
@@ -114,7 +114,7 @@ def begin(
     with one thread may call this. Raises OSError.
     """
     match = _TARGET.fullmatch(target)
-    assert match is not None  # `is_target` was asked
+    assert match is not None  # the caller checked `is_target`
     top, name = match[1], match[2]
 
     def act(report: socket.socket) -> None:
@@ -165,7 +165,7 @@ def _begin(act: Callable[[socket.socket], None]) -> Child:
 
 
 def end(child: Child, target: str) -> JailEnded:
-    """What became of a child that has ended; its fds are closed."""
+    """Return the outcome of a child that has ended, and close its fds."""
     _, status = os.waitpid(child.pid, 0)
     last_words, tree, masks = "", None, masking.Masks(0, False)
     with child.report as report:
@@ -214,7 +214,7 @@ def _error(code: int, last_words: str, target: str) -> SbxError | None:
 
 
 def refuse_without_namespaces() -> Unavailable:
-    """What an order gets where the broker has no power over the jail's mounts."""
+    """Return the error for a broker without rights over the jail's mounts."""
     return Unavailable(
         "this host lets the runtime have no namespaces of its own, so nothing can be mounted into "
         "a jail that lives",
@@ -252,7 +252,7 @@ class _FindsNothing:
 
 
 def _act(act: Callable[[socket.socket], None], report: socket.socket, parent: int) -> None:
-    """All it does. From `_enter` on no module is imported."""
+    """Run `act` in the child. After `_enter`, no module is imported."""
     code = _FAILED
     try:
         prctl.set_parent_death_signal(signal.SIGKILL)
@@ -273,7 +273,7 @@ def _act(act: Callable[[socket.socket], None], report: socket.socket, parent: in
 
 
 def _enter(pid1: int) -> int:
-    """Join the mount namespace of the jail; its root."""
+    """Join the mount namespace of the jail, and return its root."""
     finders: list[Any] = sys.meta_path
     finders[:] = [_FindsNothing()]
     namespaces.join(pid1, namespaces.Namespace.MOUNT)
@@ -281,8 +281,8 @@ def _enter(pid1: int) -> int:
 
 
 def _masked(tree: int, report: socket.socket, *, partly: bool, pin: bool) -> int:
-    """A clone of the tree in which sockets and FIFOs are covered: before it has a place where any
-    code could reach them. The broker gets it, too."""
+    """Return a clone of the tree with covered sockets and FIFOs, before any code can reach them.
+    The broker gets it, too."""
     namespaces.unshare(namespaces.Namespace.MOUNT)
     cover = masking.Cover(masking.make_cover(_ASIDE))
     place = f"{_ASIDE}/tree"
@@ -349,7 +349,7 @@ def _take_away(root: int, top: str, name: str, tree: int) -> None:
 
 
 def _unmount(mounted: int) -> None:
-    """By the directory itself: a path could lead elsewhere by now."""
+    """Unmount by the directory itself: a path could lead elsewhere by now."""
     os.fchdir(mounted)
     mounts.detach(".")
     os.chdir("/")

@@ -1,4 +1,4 @@
-"""The broker's process: how it is started, and the errors that it causes.
+"""The start of the broker's process, and the errors that it causes.
 
 A service that gives up root's rights starts it with `start_broker`, before it has an event loop;
 `BrokerConnection` starts it otherwise.
@@ -43,27 +43,27 @@ class BrokerProcess:
     watchdog: Watchdog
 
     def confine(self, granted: Mapping[str, Any]) -> None:
-        """Say what jails may be made of (`grants`), once and for good: before that it does nothing.
+        """Send the grants for jails (`grants`), once. Before that the broker does nothing.
 
-        To be called with root's rights still there, before anything hostile is heard.
+        Call this with root's rights, before the service reads hostile data.
         """
-        told = spawn.memory_file(json.dumps(granted).encode(), "grants")
+        grants = spawn.memory_file(json.dumps(granted).encode(), "grants")
         try:
             self.sock.settimeout(ORDER_S)
-            socket.send_fds(self.sock, [b'{"seq": 0, "do": "confine"}'], [told])
+            socket.send_fds(self.sock, [b'{"seq": 0, "do": "confine"}'], [grants])
             packet = self.sock.recv(PACKET_MAX)
         except OSError as error:
             raise broker_died() from error
         finally:
             self.sock.setblocking(False)
-            os.close(told)
+            os.close(grants)
         if not packet:
             raise broker_died()
-        if "error" in (said := json.loads(packet)):
-            raise revive(said["error"])
+        if "error" in (reply := json.loads(packet)):
+            raise revive(reply["error"])
 
     def close(self) -> None:
-        """End it, where nobody adopted it."""
+        """End a broker that was not adopted."""
         self.sock.close()
         watchdog.end(self.process, self.watchdog, END_S)
 
@@ -71,11 +71,10 @@ class BrokerProcess:
 def start_broker(
     *, bwrap: str | None = None, uids: tuple[int, int], groups: bool = True
 ) -> BrokerProcess:
-    """As `BrokerClient.start`, for a program that has no event loop yet and gives up its privileges
-    before it makes one: the broker gives it none of them back, whatever it is told. It does nothing
-    before `confine`. A watchdog keeps the right to kill the broker.
+    """Start a broker for a program that drops its privileges before it has an event loop.
 
-    Blocks for as long as the broker looks at the host, 30 s at most.
+    No order gives the privileges back. The broker does nothing before `confine`. A watchdog keeps
+    the right to kill it. Block while the broker probes the host, 30 s at most.
     """
     words = scope() if groups else []
     while True:
@@ -87,22 +86,22 @@ def start_broker(
             greeting = hello(bwrap, uids, groups, confined=True)
             ours.send(json.dumps({"seq": 0, "do": "hello", **greeting}).encode())
             packet = ours.recv(PACKET_MAX)
-            if packet and "ok" in (said := json.loads(packet)):
+            if packet and "ok" in (reply := json.loads(packet)):
                 ours.setblocking(False)
-                capabilities = Capabilities.from_json(said["ok"])
+                capabilities = Capabilities.from_json(reply["ok"])
                 return BrokerProcess(process, ours, capabilities, Watchdog(process))
-            error = revive(said["error"]) if packet else broker_died()
+            error = revive(reply["error"]) if packet else broker_died()
         except OSError:  # TimeoutError is one
             error = broker_died()
         ours.close()
         watchdog.end(process, None, END_S)
         if not words or error.code != "broker_died":
             raise error
-        words = []  # systemd-run could not: without a scope, and without cgroups
+        words = []  # systemd-run failed: continue without a scope and cgroups
 
 
 def start_process(its: int, prefix: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A session of its own, so that Ctrl-C in a terminal reaches the program and not the broker."""
+    """Start the process in a separate session, so that Ctrl-C in a terminal does not reach it."""
     environment = {
         name: os.environ[name]
         for name in ("LD_LIBRARY_PATH", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
@@ -133,7 +132,7 @@ def hello(
 
 
 def scope() -> list[str]:
-    """The words that give the broker a delegated cgroup of its own, where systemd has to do it."""
+    """Return the command prefix that gets a delegated cgroup from systemd, if that is needed."""
     return cgroups.scope_command(cgroups.probe()) or []
 
 

@@ -49,8 +49,8 @@ class BrokerSandbox:
 
     def make_spare(self) -> None:
         self.jails += 1
-        made = self.group.make_jail(str(self.jails))
-        self.spare = Group(made, made.limits())
+        group = self.group.make_jail(str(self.jails))
+        self.spare = Group(group, group.limits())
 
     def take_group(self) -> Group:
         if self.spare is None:
@@ -92,7 +92,7 @@ class BrokerSandboxes:
         self.confined = False
 
     def make(self, order: dict[str, Any], zygote_uids: Collection[int]) -> None:
-        """Answer as soon as the jails of the sandbox have a group and a uid, and then go on."""
+        """Reply as soon as the jails of the sandbox have a group and a uid, and then continue."""
         uid, become = order["uid"], None
         if self.as_root:
             uid = self.free_uid(zygote_uids) if uid is None else uid
@@ -200,6 +200,6 @@ def _network(pids: Sequence[int]) -> list[int] | None:
             continue
         seen = True
         loopback += interfaces.pop("lo", (0, 0))[1]
-        received += sum(one for one, _ in interfaces.values())
-        sent += sum(other for _, other in interfaces.values())
+        received += sum(counts[0] for counts in interfaces.values())
+        sent += sum(counts[1] for counts in interfaces.values())
     return [received, sent, loopback] if seen or not pids else None

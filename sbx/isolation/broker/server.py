@@ -152,7 +152,7 @@ class BrokerServer:
             return self._act(allowed, fds)
 
     def _act(self, order: dict[str, Any], fds: list[int]) -> dict[str, Any] | None:
-        """Obey one order. None: it is answered later, by the part that obeys it."""
+        """Obey one order. Return None if the reply follows later."""
         jails, sandboxes, zygotes = self._jails, self._sandboxes, self._zygotes
         match order["do"]:
             case "hello":
@@ -229,7 +229,7 @@ class BrokerServer:
         return capabilities.to_json()
 
     def _confine(self, fds: list[int]) -> dict[str, Any]:
-        """Note what the runtime may have. Never undone, and never widened."""
+        """Set the grants of the runtime. They are never undone, and never widened."""
         from sbx.isolation.broker.allowlist import BrokerAllowlist
 
         if not self._sandboxes.confined or self._confinement is not None:
@@ -269,7 +269,7 @@ class BrokerServer:
         self._loop.serving = False
 
     def _end(self) -> None:
-        """Everything ends with the broker, and within a bounded time."""
+        """End everything with the broker, within a bounded time."""
         for jail in self._jails.by_name.values():
             self._jails.kill(jail)
         for zygote in list(self._zygotes.by_name.values()):
@@ -333,17 +333,17 @@ def _look_at_disk(path: str) -> dict[str, Any]:
 
 
 def _layers(hierarchy: cgroups.Hierarchy) -> list[probe.Layer]:
-    """What the groups can limit, in the words of the other layers."""
-    found = hierarchy.capabilities
+    """Return the limits that cgroups can enforce, as layers."""
+    capabilities = hierarchy.capabilities
     layers = []
     for name in cgroups.CONTROLLERS:
-        if name in found.controllers:
-            detail = f"cgroup v{found.version}"
-            if name == "io" and found.version == 1:
+        if name in capabilities.controllers:
+            detail = f"cgroup v{capabilities.version}"
+            if name == "io" and capabilities.version == 1:
                 detail += ": direct and synchronous writes only, not those through the page cache"
             layers.append(probe.Layer(name, True, detail))
         else:
-            missing = found.missing[name]
+            missing = capabilities.missing[name]
             layers.append(
                 probe.Layer(name, False, "no cgroup limit", missing.cause, missing.remedy)
             )

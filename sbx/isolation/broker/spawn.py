@@ -1,4 +1,4 @@
-"""Start one bwrap: what it is handed, and the few steps between fork and exec."""
+"""Start one bwrap: its descriptors, and the few steps between fork and exec."""
 
 import os
 import signal
@@ -152,7 +152,7 @@ def start(order: SpawnRequest) -> int:
 
 
 def memory_file(content: bytes, name: str) -> int:
-    """An unnamed file with this content, ready to be read from its start. memfd_create(2)."""
+    """Return an unnamed file with this content, positioned at its start. memfd_create(2)."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     os.write(fd, content)
     os.lseek(fd, 0, os.SEEK_SET)

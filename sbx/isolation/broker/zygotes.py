@@ -66,7 +66,7 @@ class ZygoteProcess:
         return ours
 
     def read(self) -> tuple[bytes, list[int]]:
-        """What it says, with the fds it sends; b"" at its end."""
+        """Return its next packet with the fds; b"" at its end."""
         try:
             packet, fds, _, _ = socket.recv_fds(self.orders, _PACKET_MAX, 2)
         except OSError:
@@ -74,7 +74,7 @@ class ZygoteProcess:
         return packet, fds
 
     def jail_of(self, packet: bytes) -> tuple[str, str]:
-        """Which jail a packet is about, and why it could not be forked, if it could not."""
+        """Return the jail of a packet, and the error if the fork failed."""
         number, _, why = packet.partition(b" ")
         return self._forking.pop(number, ""), why.decode(errors="replace")
 
@@ -255,11 +255,11 @@ def start(
         undo.callback(ours.close)
         ours.setblocking(False)
         ours.send(json.dumps(order["prepare"]).encode())
-        made = _make_userns(become, uids)
+        userns_fd = _make_userns(become, uids)
         try:
-            started = spawn.start_zygote(order, its.fileno(), made, become)
+            started = spawn.start_zygote(order, its.fileno(), userns_fd, become)
         finally:
-            os.close(made)
+            os.close(userns_fd)
         undo.pop_all()
     return ZygoteProcess(order["zygote"], order["seq"], become and become[0], ours, started)
 
@@ -276,7 +276,7 @@ def enter(
     `order` is the broker's `enter`, `owners` the user namespace for its mapped mounts. Raises
     OSError, and Broken when a source is no longer what the runtime opened.
     """
-    told = {
+    packet_fields = {
         "ids": ids,
         "mounts": [mount["target"] for mount in order["mounts"]],
         "tmpfs": order["tmpfs"],
@@ -290,16 +290,16 @@ def enter(
         for mount in order["mounts"]:
             trees.append(_tree(mount, userns.of(mount["mapped"], owners)))
             opened.callback(os.close, trees[-1])
-        packet = json.dumps({**told, "groups": len(entries)}).encode()
+        packet = json.dumps({**packet_fields, "groups": len(entries)}).encode()
         socket.send_fds(setup, [packet], [*entries, *trees])
 
 
 def _tree(mount: Mapping[str, Any], owners: int | None) -> int:
-    """A detached mount of a directory or file of the host, not to be taken for another one."""
+    """Return a detached mount of a directory or file of the host, after a check of its identity."""
     tree = mounts.open_tree(mount["source"])
     try:
-        found = os.fstat(tree)
-        if mount["expected"] is not None and [found.st_dev, found.st_ino] != mount["expected"]:
+        status = os.fstat(tree)
+        if mount["expected"] is not None and [status.st_dev, status.st_ino] != mount["expected"]:
             raise bind_staging.replaced(mount["source"])
         mounts.restrict_tree(tree, read_only=not mount["writable"], userns=owners)
     except BaseException:
@@ -309,15 +309,15 @@ def _tree(mount: Mapping[str, Any], owners: int | None) -> int:
 
 
 def _make_userns(become: tuple[int, int] | None, uids: Sequence[range]) -> int:
-    """A user namespace in which the ids keep their numbers; an fd of it.
+    """Return an fd of a user namespace in which the ids keep their numbers.
 
-    bubblewrap itself can map one id only. The namespace's owner has to be who runs bubblewrap, so a
-    child makes it; its maps are written from here, where a root broker may map what it likes.
+    bubblewrap itself can map only one id. The user that runs bubblewrap must own the namespace, so
+    a child creates it. This process writes the maps, because a root broker may map any id.
     """
 
     def write_maps(pid: int) -> None:
         if become is not None:
-            namespaces.map_ranges(pid, [(one.start, len(one)) for one in uids])
+            namespaces.map_ranges(pid, [(span.start, len(span)) for span in uids])
 
     return userns.make(lambda: _enter_userns(become), write_maps)
 

@@ -66,8 +66,8 @@ _DELEGATED_CONTROLLERS = {"memory", "tasks", "cpu"}
 def open_hierarchy(
     capabilities: CgroupCapabilities, runtime_id: str, *, movable: Collection[int] = ()
 ) -> Hierarchy:
-    """The groups of a new runtime, by what was probed in this very process. Never fails for lack
-    of means: then it is a `NoHierarchy` and its capabilities name the cause.
+    """Return the groups of a new runtime, by the probe of this process. Without cgroups, return a
+    `NoHierarchy` whose capabilities name the cause.
 
     On v2 a group that hands its controllers down may hold no process: the caller moves itself to
     a leaf of its own, and with it those of `movable` (pids that belong to the caller and do not

@@ -1,4 +1,4 @@
-"""Control files of a cgroup file system: reading, writing, and what their text means. cgroups(7)
+"""Read, write and parse control files of a cgroup file system, see cgroups(7).
 
 Plain descriptors, because a refusal comes with write(2) itself: a buffered file would report it
 at flush or close, or, when dropped, never, and the process would run on without limits.
@@ -24,7 +24,7 @@ def read(path: str) -> str:
 
 
 def write(path: str, text: str) -> None:
-    """One write, refused or taken as a whole. Raises OSError that names the file and the text."""
+    """Write at once, so that Linux accepts all or nothing. Raise OSError with file and text."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())
@@ -35,7 +35,7 @@ def write(path: str, text: str) -> None:
 
 
 def open_all(paths: Iterable[str]) -> list[int]:
-    """Each file open for writing, all of them or none. Raises OSError."""
+    """Open all files for writing, or none. Raise OSError."""
     opened: list[int] = []
     try:
         for path in paths:
@@ -48,7 +48,7 @@ def open_all(paths: Iterable[str]) -> list[int]:
 
 
 def read_optional(path: str) -> str | None:
-    """The text, None where the kernel has no such file or the group is gone."""
+    """Return the text; None if Linux has no such file or the group is gone."""
     try:
         return read(path)
     except OSError as error:
@@ -59,7 +59,7 @@ def read_optional(path: str) -> str | None:
 
 
 def number(text: str | None) -> int | None:
-    """The number of a file with one; None for "max", for v1's way to say it, or for no file."""
+    """Return the number in a text; None for "max", for its forms of v1, or without a file."""
     if text is None or text.strip() in ("max", "-1"):
         return None
     value = int(text)
@@ -81,18 +81,18 @@ def fields_sum(text: str | None, *names: str) -> int | None:
 
 
 def pids(group: str) -> list[int]:
-    """The processes in a group; none when it is gone. Those of PID namespaces that cannot be seen
-    from here read as 0."""
+    """Return the processes in a group; none if it is gone. Processes of invisible PID namespaces
+    read as 0."""
     return [int(line) for line in (read_optional(f"{group}/cgroup.procs") or "").split()]
 
 
 def upwards(group: str, name: str) -> Iterator[str]:
-    """The text of one file in `group` and in each group above it, as far as there is one."""
+    """Yield the text of a file in `group` and in each group above it, as far as it exists."""
     while (text := read_optional(f"{group}/{name}")) is not None:
         yield text
         group = os.path.dirname(group)
 
 
 def tightest(group: str, name: str) -> int | None:
-    found = [value for text in upwards(group, name) if (value := number(text)) is not None]
-    return min(found, default=None)
+    limits = [value for text in upwards(group, name) if (value := number(text)) is not None]
+    return min(limits, default=None)

@@ -21,26 +21,27 @@ LONGEST_WAIT_S = 0.02
 
 
 def checked(name: str) -> str:
-    """The name, if it can be a part of a directory's name. Raises ValueError."""
+    """Return the name if it is valid in the name of a directory. Raise ValueError."""
     if not name or len(name) > 128 or not ALLOWED.issuperset(name):
         raise ValueError(f"{name!r} cannot name a cgroup: 1 to 128 letters, digits and '-_.'")
     return name
 
 
 def runtime_name(runtime_id: str) -> str:
-    """The group of a runtime carries who made it, so that a later one can tell it is dead."""
+    """Return the name of a runtime's group, with its process: a later runtime can detect its
+    end."""
     pid = os.getpid()
     return f"{RUNTIME_PREFIX}{checked(runtime_id)}-{pid}-{_start_time(pid)}"
 
 
 def make(paths: Iterable[str]) -> None:
-    made: list[str] = []
+    created: list[str] = []
     try:
         for path in paths:
             os.mkdir(path)
-            made.append(path)
+            created.append(path)
     except OSError:
-        for path in reversed(made):
+        for path in reversed(created):
             os.rmdir(path)
         raise
 
@@ -54,34 +55,33 @@ def below(group: str) -> list[str]:
 
 
 def pids(group: str) -> set[int]:
-    found = set(controlfile.pids(group))
+    members = set(controlfile.pids(group))
     for child in below(group):
-        found |= pids(child)
-    return found
+        members |= pids(child)
+    return members
 
 
 def kill(members: Callable[[], set[int]]) -> None:
-    """SIGKILL for all members, until a reading shows only such as were signalled before it.
+    """Send SIGKILL to all members, until a reading has only members that were signalled before.
 
-    That ends when they cannot fork any more, for which the caller has seen. Raises OSError(EBUSY)
-    if after many passes there are still new ones.
+    The caller must prevent new forks. Raise OSError(EBUSY) if new members keep appearing.
     """
     signalled: set[int] = set()
     for _ in range(KILL_PASSES):
-        found = members() - {0}  # 0: in a PID namespace that cannot be seen from here
-        if found <= signalled:
+        current = members() - {0}  # 0: in a PID namespace that cannot be seen from here
+        if current <= signalled:
             return
-        waiting = list(found)
+        waiting = list(current)
         for start in range(0, len(waiting), AT_ONCE):
             _signal(waiting[start : start + AT_ONCE], members)
-        signalled |= found
+        signalled |= current
     raise OSError(errno.EBUSY, "processes appear faster than they can be killed")
 
 
 def remove(paths: Iterable[str], wait: Callable[[float], None], deadline_s: float) -> None:
-    """Removes each directory with all below it as soon as no process is left in them.
+    """Remove each directory with all below it as soon as no process is left in them.
 
-    `wait(seconds)` returns when that may have changed. Raises TimeoutError.
+    `wait(seconds)` returns when that may have changed. Raise TimeoutError.
     """
     deadline = time.monotonic() + deadline_s
     for path in paths:
@@ -97,7 +97,7 @@ def remove(paths: Iterable[str], wait: Callable[[float], None], deadline_s: floa
 
 
 def wait_for_exit(members: Iterable[int], timeout_s: float) -> None:
-    """Returns when one of the processes has ended, or after `timeout_s`."""
+    """Return when one of the processes has ended, or after `timeout_s`."""
     poll = select.poll()
     handles = _hold(list(members)[:AT_ONCE])
     try:
@@ -107,24 +107,23 @@ def wait_for_exit(members: Iterable[int], timeout_s: float) -> None:
     finally:
         _close(handles)
     if ended or not handles:
-        time.sleep(0.0005)  # an ended process leaves its group a little later than its pidfd tells
+        time.sleep(0.0005)  # an ended process leaves its group a little after its pidfd is readable
 
 
 def sweep(bases: Iterable[str]) -> list[str]:
-    """Removes the groups of dead runtimes from each tree. Returns their names.
+    """Remove the groups of dead runtimes from each tree, and return their names.
 
-    Those with processes stay: what runs there outlived its runtime, and killing it is no business
-    of another one.
+    Groups with processes stay: another runtime must not kill the processes that outlived theirs.
     """
-    found: dict[str, list[str]] = {}
+    dead: dict[str, list[str]] = {}
     for base in bases:
         for path in below(base):
             name = path.rpartition("/")[2]
             if name.startswith(RUNTIME_PREFIX) and not _owner_lives(name):
-                found.setdefault(name, []).append(path)
+                dead.setdefault(name, []).append(path)
     return [
         name
-        for name, paths in sorted(found.items())
+        for name, paths in sorted(dead.items())
         if not any(pids(path) for path in paths) and all(_remove_tree(path) for path in paths)
     ]
 
@@ -189,6 +188,6 @@ def _owner_lives(name: str) -> bool:
 
 
 def _start_time(pid: int) -> int:
-    """In clock ticks since boot: with the pid it names a process for good. proc_pid_stat(5)"""
+    """Return the start in clock ticks since boot: with the pid it identifies a process."""
     _, _, after_name = controlfile.read(f"/proc/{pid}/stat").rpartition(")")
     return int(after_name.split()[19])

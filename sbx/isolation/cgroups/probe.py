@@ -1,4 +1,4 @@
-"""What this process may do with cgroups here, and why not more.
+"""The cgroup controllers that this process may use, and the reasons for missing ones.
 
     /proc/self/cgroup, mountinfo ──locate──► Layout ──look──► Facts ──decide──► CgroupCapabilities
 
@@ -27,7 +27,7 @@ DELEGATE = (
 
 
 class Missing(NamedTuple):
-    """Why a controller is not to be had: one sentence, and one about what to do."""
+    """The reason why a controller is not available, and the remedy, in one sentence each."""
 
     cause: str
     remedy: str
@@ -61,7 +61,7 @@ class OwnCgroup(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the trees are; v2 has the same place for all controllers, v1 also a cpuacct."""
+    """The places of the trees. v2 has one place for all controllers, v1 also a cpuacct."""
 
     version: int
     places: dict[str, OwnCgroup]
@@ -78,7 +78,7 @@ class CgroupFacts(NamedTuple):
 
 
 def probe() -> CgroupCapabilities:
-    """What the calling process may do, from reading alone: nothing is made or moved."""
+    """Return the capabilities of this process. Only read: create and move nothing."""
     layout = locate(_read_or_empty("/proc/self/cgroup"), _read_or_empty("/proc/self/mountinfo"))
     return decide(layout, look(layout))
 
@@ -86,27 +86,26 @@ def probe() -> CgroupCapabilities:
 def scope_command(
     capabilities: CgroupCapabilities, movable: Collection[int] = ()
 ) -> list[str] | None:
-    """The words to put before the broker's own command so that it gets a group where it can limit
-    memory, tasks and CPU; None when it needs none, or no systemd is there to ask.
+    """Return the command prefix that starts the broker in a group where it can limit memory, tasks
+    and CPU; None if it needs no prefix, or without systemd.
 
     `movable`: processes of the own group that the broker may move along, as in `open_hierarchy`.
-    The program that embeds sbx is not among them unless it says so, thus it gets a scope for the
-    broker. The prefix can still fail (status 1, for instance without a reachable D-Bus): then
-    start the broker without it. A scope is outside of the limits of the service it was asked for
-    in; only those of the user's or the system's slice hold.
+    By default the program that embeds sbx is not among them, so the broker gets a scope. The prefix
+    can fail (status 1, for example without a reachable D-Bus): then start the broker without it. A
+    scope is outside of the limits of the service; only those of the slice hold.
     """
     if capabilities.version != 2 or capabilities.scope is None:
         return None
-    wanted = {"memory", "tasks", "cpu"}
+    needed = {"memory", "tasks", "cpu"}
     alone = capabilities.at_root or set(capabilities.members) <= set(movable)
-    if alone and wanted <= capabilities.controllers.keys():
+    if alone and needed <= capabilities.controllers.keys():
         return None
     return list(capabilities.scope)
 
 
 def locate(cgroup: str, mountinfo: str) -> Layout:
-    """The trees that hold memory and tasks decide the version: on a hybrid host the unified tree
-    is there, but v1 has the controllers. `cgroup` and `mountinfo` are the texts in /proc/self."""
+    """Return the version with the memory and tasks controllers: a hybrid host has the unified tree,
+    but v1 has the controllers. `cgroup` and `mountinfo` are the texts in /proc/self."""
     own = _own_paths(cgroup)
     v1: dict[str, OwnCgroup] = {}
     v2: OwnCgroup | None = None
@@ -146,7 +145,7 @@ def look(layout: Layout) -> CgroupFacts:
 
 
 def decide(layout: Layout, facts: CgroupFacts) -> CgroupCapabilities:
-    """Which controllers there are, and a cause and a remedy for each of the others."""
+    """Return the available controllers, and a cause and a remedy for each missing one."""
     available: dict[str, str] = {}
     missing: dict[str, Missing] = {}
     for controller in CONTROLLERS:
@@ -213,7 +212,7 @@ def _why_missing_v2(controller: str, place: OwnCgroup, facts: CgroupFacts) -> Mi
 
 
 def handing_down(name: str, uid: int) -> str:
-    """The remedy for a group that is ours and lacks a controller."""
+    """Return the remedy for an own group without a controller."""
     if uid != 0:
         return DELEGATE
     return (
@@ -223,8 +222,8 @@ def handing_down(name: str, uid: int) -> str:
 
 
 def own_scope(scope: tuple[str, ...] | None) -> str:
-    """The remedy for the lack of a group of our own. The broker has asked systemd for one already
-    where there is a way to ask; a group that holds the program that embeds sbx is no use to it."""
+    """Return the remedy for a missing own group. The broker has asked systemd for one, if it runs.
+    The group of the program that embeds sbx cannot be used."""
     if scope is None:
         return (
             "run sbx where systemd can give it a scope; a user who is not logged in there needs"
@@ -238,7 +237,7 @@ def own_scope(scope: tuple[str, ...] | None) -> str:
 
 
 def _own_paths(cgroup: str) -> dict[str, str]:
-    """The own group's path for each controller of v1, and for "", which is v2."""
+    """Return the path of the own group for each controller of v1, and for "", which is v2."""
     own = {}
     for line in cgroup.splitlines():
         _, names, path = line.split(":", 2)
@@ -258,15 +257,15 @@ def _below(point: str, root: str, own: str | None) -> str | None:
 
 
 def _unescaped(text: str) -> str:
-    """mountinfo writes blank, tab, newline and backslash in octal."""
+    """Decode blank, tab, newline and backslash, which mountinfo writes in octal."""
     for code in ("040", "011", "012", "134"):
         text = text.replace("\\" + code, chr(int(code, 8)))
     return text
 
 
 def _without_leaf(path: str) -> str:
-    """A process that a broker took along into its leaf: what counts is the group where that
-    broker made its own, else every further runtime of the process would sit one level deeper."""
+    """Return the group above the leaf of a broker that moved this process. Otherwise every further
+    runtime of the process would be one level deeper."""
     runtime, _, leaf = path.rpartition("/")
     base, _, name = runtime.rpartition("/")
     return base if leaf == LEAF and name.startswith(RUNTIME_PREFIX) else path

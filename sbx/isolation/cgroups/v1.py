@@ -36,7 +36,7 @@ class V1Setting(NamedTuple):
 
 
 def sandbox_settings(limits: CgroupLimits, *, counts_swap: bool) -> list[V1Setting]:
-    """What to write for a sandbox, in this order: memory with swap may not be below memory."""
+    """Return the settings of a sandbox in order: memory with swap may not be below memory."""
     settings = []
     if limits.memory_max is not None:
         size = str(limits.memory_max)
@@ -67,7 +67,7 @@ def jail_settings(limits: CgroupLimits) -> list[V1Setting]:
 
 
 def open_v1(capabilities: CgroupCapabilities, runtime_id: str) -> "V1Hierarchy":
-    """Makes the runtime's group in each tree. Raises OSError, and leaves nothing behind then."""
+    """Create the runtime's group in each tree. Raise OSError, and then leave nothing behind."""
     own = dict(capabilities.controllers)
     if capabilities.cpuacct is not None:
         own["cpuacct"] = capabilities.cpuacct
@@ -96,10 +96,10 @@ class V1Group:
         return {controller: f"{path}/{name}" for controller, path in self.trees.items()}
 
     def pids(self) -> list[int]:
-        found: set[int] = set()
+        members: set[int] = set()
         for path in self.directories:
-            found |= groups.pids(path)
-        return sorted(found)
+            members |= groups.pids(path)
+        return sorted(members)
 
     def populated(self) -> bool:
         return bool(self.pids())
@@ -120,7 +120,7 @@ class V1Group:
         )
 
     def make_hierarchical(self) -> None:
-        """Before 5.11 a limit held for the groups below only where this was asked for."""
+        """Extend limits to the groups below, which is not the default before Linux 5.11."""
         file = f"{self.path}/memory.use_hierarchy"
         if (controlfile.read_optional(file) or "").strip() == "0":
             controlfile.write(file, "1")

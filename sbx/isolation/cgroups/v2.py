@@ -73,7 +73,7 @@ def sandbox_settings(limits: CgroupLimits, controllers: Collection[str]) -> list
 
 
 def memory_high(memory_max: int) -> int:
-    """Where linux begins to take pages back and to slow who takes more: just below the limit.
+    """Return the size at which Linux begins to reclaim pages and to slow processes down.
 
     Page cache is given back there before anybody is killed. But what cannot be given back, for
     which there is no swap, only gets slower and slower: by mm/memcontrol.c of 6.1 whoever takes
@@ -98,8 +98,8 @@ def jail_settings(limits: CgroupLimits, controllers: Collection[str]) -> list[V2
 def open_v2(
     capabilities: CgroupCapabilities, runtime_id: str, movable: Collection[int]
 ) -> "V2Hierarchy":
-    """Makes the runtime's group, moves the caller and `movable` below it and enables what there
-    is. Raises OSError, with everything where it was before."""
+    """Create the runtime's group, move the caller and `movable` below it, and enable the
+    controllers. Raise OSError, and then restore the previous state."""
     base = next(iter(capabilities.controllers.values()))
     hierarchy = V2Hierarchy(capabilities, base, groups.runtime_name(runtime_id))
     hierarchy.settle({os.getpid(), *movable})
@@ -313,14 +313,14 @@ class V2Jail(V2Group):
         )
 
     def _io_limits(self) -> tuple[IoLimit, ...]:
-        found = []
+        limits = []
         sandbox = os.path.dirname(self.path)
         for line in (controlfile.read_optional(f"{sandbox}/io.max") or "").splitlines():
             device, *pairs = line.split()
             values = dict(pair.split("=") for pair in pairs)
             read, write = (controlfile.number(values[key]) for key in ("rbps", "wbps"))
-            found.append(IoLimit(device, read, write))
-        return tuple(found)
+            limits.append(IoLimit(device, read, write))
+        return tuple(limits)
 
 
 def _apply(group: str, settings: list[V2Setting]) -> None:

@@ -54,15 +54,14 @@ class Filters(NamedTuple):
 
 
 def load_filters(machine: str) -> Filters:
-    """Read them all. Raises as `load_filter` does."""
     return Filters(*(load_filter(name, machine) for name in Filters._fields))
 
 
 def load_filter(name: str, machine: str) -> Filter:
-    """The filter `name` for a machine as os.uname names it.
+    """Return the filter `name` for a machine, as os.uname names it.
 
-    Raises CannotEnforce for a machine that no filter was built for, and Broken when the file is
-    not the one that was built: half a filter is one that allows the rest.
+    Raise CannotEnforce for a machine without filters, and Broken for a damaged file: a part of a
+    filter allows the rest.
     """
     if machine not in MACHINES:
         raise CannotEnforce(
@@ -87,7 +86,7 @@ def file_of(name: str, machine: str) -> Path:
 
 
 def _program(text: str) -> bytes:
-    """An instruction is 16 hexadecimal digits at the start of a line: struct sock_filter as is."""
+    """Parse the instructions: 16 hexadecimal digits at the start of a line are a sock_filter."""
     return b"".join(
         bytes.fromhex(line.split("#", 1)[0]) for line in text.splitlines() if line.strip()
     )

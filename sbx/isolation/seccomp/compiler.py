@@ -36,9 +36,9 @@ Span = tuple[int, bpf.Block]  # the first number of a range, and what to do up t
 def compile_filter(
     table: Iterable[Refuse | Notify], machine: str, only: Iterable[AllowSyscalls] | None = None
 ) -> bpf.Block:
-    """The program that enforces `table` on `machine`; with `only`, what neither names is ENOSYS.
+    """Return the program of `table` for `machine`. With `only`, calls of neither are ENOSYS.
 
-    Raises as `syscall_number`.
+    Raise the errors of `syscall_number`.
     """
     allowed = None if only is None else {n for n, _ in allowed_numbers(only, machine)}
     decided = {n: _rules(rules) for n, _, rules in _by_number(table, machine, allowed)}
@@ -71,14 +71,15 @@ def _by_number(
 
 
 def allowed_numbers(only: Iterable[AllowSyscalls], machine: str) -> list[tuple[int, str]]:
-    """Number and name of each call of an allowlist that `machine` has, in order."""
+    """Return the number and the name of each call of an allowlist that `machine` has, in order."""
     named = {name for group in only for name in group.calls.split()}
     numbered = ((number_of(name, machine), name) for name in named)
     return sorted((n, name) for n, name in numbered if n is not None)
 
 
 def number_of(name: str, machine: str) -> int | None:
-    """The number of a call; None where `machine` has none. ValueError for a name nobody has."""
+    """Return the number of a call; None if `machine` lacks it. Raise ValueError for no such
+    call."""
     if name in NEW_NUMBERS:
         return NEW_NUMBERS[name]
     numbers = {architecture: syscall_number(name, architecture) for architecture in AUDIT_ARCH}
@@ -90,7 +91,7 @@ def number_of(name: str, machine: str) -> int | None:
 def _spans(
     refused: dict[int, bpf.Block], machine: str, allowed: Container[int] | None
 ) -> list[Span]:
-    """All numbers from 0 up, with what to do; neighbours that agree are one span."""
+    """Return the actions of all numbers from 0 up. Equal neighbours are one span."""
     spans: list[Span] = []
 
     def add(first: int, block: bpf.Block) -> None:
@@ -114,7 +115,7 @@ def _search(spans: Sequence[Span]) -> bpf.Block:
 
 
 def _rules(rules: Iterable[Refuse | Notify]) -> bpf.Block:
-    """The rules of one call in the order of the table; the first that fits answers."""
+    """Return the rules of one call in the order of the table; the first match decides."""
     block: bpf.Block = []
     for rule in rules:
         refusal = [bpf.answer(_action(rule))]
@@ -131,7 +132,7 @@ def _action(rule: Refuse | Notify) -> int:
 
 
 def _test(test: Test, otherwise: int) -> bpf.Block:
-    """Go on with the next instruction when `test` holds, else skip `otherwise` of them."""
+    """Continue with the next instruction if `test` holds, else skip `otherwise` of them."""
     load = [bpf.load_argument(test.argument)]
     match test:
         case HasAny(_, bits):
@@ -152,7 +153,7 @@ def _test(test: Test, otherwise: int) -> bpf.Block:
 
 
 def _describe(rule: Refuse | Notify) -> str:
-    """A rule for a reader of the listing: `EPERM if argument 1 has any of 0o6000`."""
+    """Return a rule as text of the listing: `EPERM if argument 1 has any of 0o6000`."""
     conditions = " and ".join(f"argument {test.argument} {_condition(test)}" for test in rule.when)
     outcome = "notify" if isinstance(rule, Notify) else errorcode[rule.errno]
     return outcome + (f" if {conditions}" if conditions else "")
@@ -173,7 +174,7 @@ def _condition(test: Test) -> str:
 
 
 def listing(name: str, machine: str) -> str:
-    """What belongs into the file of filter `name` for `machine`. Raises as `compile_filter`."""
+    """Return the text of the file of filter `name` for `machine`."""
     program = compile_filter(TABLES[name], machine, ONLY.get(name))
     reviewed = ", ".join(f"{first} to {last}" for first, last in REVIEWED[machine])
     return "\n".join(
