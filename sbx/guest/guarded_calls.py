@@ -6,13 +6,13 @@ which is safe for all but modes: Landlock gives the caller no right to write to 
 
 import contextlib
 import errno
-import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sbx.guest import hard_links
+from sbx.guest.guarded_names import GuardedNames, item_of, protected
 from sbx.guest.guarded_paths import (
     AT_EMPTY_PATH,
     AT_REMOVEDIR,
@@ -31,9 +31,8 @@ from sbx.guest.guarded_paths import (
     own_view,
     signed,
 )
-from sbx.guest.path_rules import HEAD, Parts, PathRules, RuleMatch, leads_out
 from sbx.guest.quarantine_items import Items, recorded_name
-from sbx.linux import file_names, procfs, seccomp_notify
+from sbx.linux import procfs, seccomp_notify
 from sbx.linux.seccomp_notify import SyscallNotice
 
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
@@ -76,17 +75,12 @@ class GuardedCalls:
     link_prefixes   where an absolute symlink in the workspace may lead: read-only directories that
                     inside and the host have in common
     fifos           whether the jail may make FIFOs
-
-    The rules are in the file RULES, which the host replaces while the jail lives.
     """
 
     def __init__(self, walls: Mapping[str, Any]) -> None:
-        self._rules = PathRules((), ())
         self._paths = PathResolver(walls["root"])
+        self._names = GuardedNames(tuple(walls["link_prefixes"]))
         self._items = Items()
-        self._linked: set[tuple[int, int]] = set()  # protected files that have further names
-        self._rules_seen: tuple[int, int] | None = None  # inode and mtime
-        self._link_prefixes: tuple[str, ...] = tuple(walls["link_prefixes"])
         self._makes_fifos: bool = walls["fifos"]
         first, second = _At(None, 0), _At(0, 1)
         calls: dict[str, Callable[[SyscallNotice], Answer]] = {
@@ -120,114 +114,8 @@ class GuardedCalls:
 
     def perform(self, call: SyscallNotice) -> Answer:
         """Perform one call. Raise `Outside`, and OSError for the caller."""
-        self._take_rules()
+        self._names.refresh()
         return self._calls[call.number](call)
-
-    def _take_rules(self) -> None:
-        """Read the rules if the host has replaced them. Raise OSError EPERM without rules."""
-        try:
-            status = os.stat(RULES)
-            if (seen := (status.st_ino, status.st_mtime_ns)) == self._rules_seen:
-                return
-            with open(RULES, "rb") as file:
-                content = json.loads(file.read())
-            rules = PathRules.from_json(content["rules"])
-            linked = {(int(device), int(inode)) for device, inode in content["linked"]}
-        except (OSError, ValueError):
-            if self._rules_seen is None:
-                raise PermissionError(errno.EPERM, "the guard has no rules") from None
-            return  # the old rules stay in force
-        self._rules, self._linked, self._rules_seen = rules, linked, seen
-
-    # -- decisions ------------------------------------------------------------------------------
-
-    def _check(self, target: ResolvedPath, *, is_directory: bool = False) -> RuleMatch | None:
-        """Return the match if `target` would be new in the quarantine, None if it is free. Raise
-        OSError EROFS if it is protected."""
-        parts = target.parts
-        if target.name.casefold() == HEAD.casefold() and file_names.may_fold_case(target.parent):
-            parts = (*parts[:-1], HEAD)
-        match = self._rules.match(parts, target.exists, is_directory=is_directory)
-        if match is not None and not match.is_new:
-            raise _protected()
-        return match
-
-    def _check_existing(self, target: ResolvedPath, *, is_directory: bool = False) -> None:
-        """Raise OSError EROFS if the table protects a name that is to be linked, moved or removed.
-        A link to the quarantine is free."""
-        if target.item() is None and self._rules.match(
-            target.parts, target.exists, is_directory=is_directory
-        ):
-            raise _protected()
-
-    def _check_inode(self, status: os.stat_result) -> None:
-        """Raise OSError EROFS for a protected file, which may have a second name."""
-        if (status.st_dev, status.st_ino) in self._linked:
-            raise _protected()
-
-    def _check_link(self, link: str, parts: Parts) -> None:
-        """Check the text of a symlink that is about to be created at `parts`.
-
-        A symlink may not lead out of the workspace on the host: a program that follows it there
-        would be in a directory that this or another sandbox filled. Raise OSError EPERM.
-
-        It may not give a directory of the workspace a name that the table has as a parent either:
-        raise OSError EROFS. `bin/python` and `bin/pip` stay free, because an environment has them
-        as links to programs.
-        """
-        if link.startswith("/"):  # with `..` after a name that is a link, it can lead anywhere
-            is_below = any(link == top or link.startswith(f"{top}/") for top in self._link_prefixes)
-            if is_below and ".." not in link.split("/"):
-                return
-        elif not leads_out(link, parts):
-            if self._rules.is_parent(parts) and parts[-2:-1] != ("bin",):
-                raise _protected()
-            return
-        raise PermissionError(errno.EPERM, "a symlink would lead out of the directory")
-
-    def _check_above(self, target: ResolvedPath) -> None:
-        """Raise OSError EROFS if a protected file may later exist below this name.
-
-        A symlink or a directory with content would put another file in its place: `tools -> evil`
-        for `tools/check`.
-        """
-        parts = target.parts
-        if self._rules.is_above_alias(parts) or self._rules.is_import_name(parts):
-            raise _protected()
-
-    def _check_move(
-        self, source: ResolvedPath, destination: ResolvedPath, path_fd: int, status: os.stat_result
-    ) -> None:
-        """Check a move. The entries of a directory keep their meaning only if it stays in place.
-
-        Raise OSError EXDEV: mv(1) and others then copy the files, and each name is checked. Raise
-        EROFS above an alias.
-        """
-        if self._rules.is_above_alias(source.parts):
-            raise _protected()
-        self._check_above(destination)
-        if stat.S_ISLNK(status.st_mode) and _item_of(path_fd, status) is None:
-            self._check_link(os.readlink("", dir_fd=path_fd), destination.parts)
-        if not stat.S_ISDIR(status.st_mode):
-            return
-        if self._zone(source) != self._zone(destination):
-            raise OSError(errno.EXDEV, "into or out of a tree of packages")
-        # Independent of its entries now: another process could add a name after a look.
-        if self._rules.is_parent(destination.parts):
-            raise OSError(errno.EXDEV, "the table has names below this one")
-        if source.parts[:-1] == destination.parts[:-1]:
-            return
-        if ".git" in (*source.parts, *destination.parts):
-            raise OSError(errno.EXDEV, "inside a repository")
-        if len(source.parts) != len(destination.parts):
-            # A relative symlink below would lead elsewhere. Another context could make one during
-            # a search for them: so no directory ever changes its depth.
-            raise OSError(errno.EXDEV, "to another depth")
-
-    def _zone(self, target: ResolvedPath) -> tuple[bool, bool]:
-        """Return which scopes of the table apply below a directory."""
-        trees = [self._rules.is_package_tree(part) for part in target.parts]
-        return any(trees), trees[-1]
 
     # -- files ----------------------------------------------------------------------------------
 
@@ -260,8 +148,8 @@ class GuardedCalls:
             raise Outside
         if flags & os.O_CREAT and flags & os.O_EXCL:
             raise FileExistsError(errno.EEXIST, target.name)
-        self._check_existing(target)
-        self._check_inode(status)
+        self._names.check_existing(target)
+        self._names.check_inode(status)
         how = flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
         if not stat.S_ISREG(status.st_mode):
             return SlowOpen(os.dup(path_fd), how)
@@ -278,14 +166,14 @@ class GuardedCalls:
             if target is None:
                 return Opened(_open_own(path_fd, how), flags)
             with target:
-                self._check_existing(target)
-                self._check_inode(status)
+                self._names.check_existing(target)
+                self._names.check_inode(status)
                 return Opened(_reopen(path_fd, target, status, how), flags)
 
     def _create(self, call: SyscallNotice, target: ResolvedPath, flags: int, mode: int) -> Opened:
         mode = (mode & 0o7777 & ~_SET_ID) & ~procfs.umask(call.thread)
         how = flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        match = self._check(target)
+        match = self._names.check(target)
         if match is not None:
             return Opened(self._items.open(target, match, how, mode), flags)
         return Opened(os.open(target.name, how, mode, dir_fd=target.parent), flags)
@@ -296,7 +184,7 @@ class GuardedCalls:
         """Open a file without a name (O_TMPFILE) in a directory. Only linkat can give it a name."""
         inside = f"{path.rstrip('/')}/unnamed"
         with self._paths.target(call, at.directory, inside, follow=False) as target:
-            self._check(target)
+            self._names.check(target)
             mode = (mode & 0o7777 & ~_SET_ID) & ~procfs.umask(call.thread)
             return Opened(os.open(".", flags | os.O_CLOEXEC, mode, dir_fd=target.parent), flags)
 
@@ -307,8 +195,8 @@ class GuardedCalls:
             _closing(target.hold()) as path_fd,
         ):
             status = os.fstat(path_fd)
-            self._check_existing(target)
-            self._check_inode(status)
+            self._names.check_existing(target)
+            self._names.check_inode(status)
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
             flags = os.O_WRONLY | (0 if size else os.O_TRUNC)
@@ -322,7 +210,7 @@ class GuardedCalls:
             if target.mode() is not None:
                 raise FileExistsError(errno.EEXIST, target.name)
             mode = (mode & 0o1777) & ~procfs.umask(call.thread)
-            match = self._check(target, is_directory=True)
+            match = self._names.check(target, is_directory=True)
             if match is None:
                 os.mkdir(target.name, mode, dir_fd=target.parent)
             else:
@@ -330,8 +218,8 @@ class GuardedCalls:
 
     def _mknod(self, call: SyscallNotice, at: _At, mode: int) -> None:
         with self._name(call, at) as target:
-            if self._check(target) is not None or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-                raise _protected()
+            if self._names.check(target) is not None or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+                raise protected()
             if stat.S_ISFIFO(mode) and not self._makes_fifos:
                 raise PermissionError(errno.EACCES, "the policy does not allow FIFOs")
             permissions = (mode & 0o777) & ~procfs.umask(call.thread)
@@ -341,15 +229,15 @@ class GuardedCalls:
         link = self._paths.path(call, 0)
         with self._name(call, at) as target:
             if is_item(link):  # mv(1) creates a link to the quarantine again
-                match = self._check(target)
+                match = self._names.check(target)
                 if match is not None and match.name != recorded_name(link):
-                    raise _protected()
+                    raise protected()
                 os.symlink(link, target.name, dir_fd=target.parent)
                 return
-            if self._check(target) is not None or ".git" in target.parts:
-                raise _protected()
-            self._check_above(target)
-            self._check_link(link, target.parts)
+            if self._names.check(target) is not None or ".git" in target.parts:
+                raise protected()
+            self._names.check_above(target)
+            self._names.check_link(link, target.parts)
             os.symlink(link, target.name, dir_fd=target.parent)
 
     def _link(self, call: SyscallNotice, old: _At, new: _At, flags: int) -> None:
@@ -367,20 +255,14 @@ class GuardedCalls:
                 _closing(source.hold()) as path_fd,
             ):
                 status = os.fstat(path_fd)
-                self._check_existing(source, is_directory=stat.S_ISDIR(status.st_mode))
-                match = self._check(target)
+                self._names.check_existing(source, is_directory=stat.S_ISDIR(status.st_mode))
+                match = self._names.check(target)
                 if match is not None:
                     self._items.copy(source, target, match)
                     return
-                self._check_linked(path_fd, status)
-                self._check_above(target)
+                self._names.check_linked(path_fd, status)
+                self._names.check_above(target)
                 hard_links.link(path_fd, target)
-
-    def _check_linked(self, path_fd: int, status: os.stat_result) -> None:
-        """Raise OSError for a symlink: at another depth it would lead elsewhere."""
-        self._check_inode(status)
-        if stat.S_ISLNK(status.st_mode) and _item_of(path_fd, status) is None:
-            raise PermissionError(errno.EPERM, "a hard link to a symlink")
 
     def _link_descriptor(self, descriptor: str, target: ResolvedPath) -> None:
         """Give a name to a file of O_TMPFILE, as linkat(2) describes it without a capability."""
@@ -391,10 +273,10 @@ class GuardedCalls:
                 raise OSError(errno.EXDEV, "two mounts") from None
             if source is not None:
                 with source:
-                    self._check_existing(source)
-            self._check_linked(path_fd, os.fstat(path_fd))
-            if self._check(target):
-                raise _protected()
+                    self._names.check_existing(source)
+            self._names.check_linked(path_fd, os.fstat(path_fd))
+            if self._names.check(target):
+                raise protected()
             hard_links.link(path_fd, target)
 
     def _rename(self, call: SyscallNotice, old: _At, new: _At, flags: int) -> None:
@@ -410,18 +292,18 @@ class GuardedCalls:
             is_directory = stat.S_ISDIR(status.st_mode)
             if flags & _RENAME_NOREPLACE and destination.mode() is not None:
                 raise FileExistsError(errno.EEXIST, destination.name)
-            self._check_existing(source, is_directory=is_directory)
-            self._check_inode(status)
+            self._names.check_existing(source, is_directory=is_directory)
+            self._names.check_inode(status)
             item = destination.item()
-            match = None if item else self._check(destination, is_directory=is_directory)
+            match = None if item else self._names.check(destination, is_directory=is_directory)
             if flags & _RENAME_EXCHANGE:
                 raise OSError(errno.EINVAL, "not supported in a directory of the host")
             # The link of an item is moved itself, and leads nowhere on the host at its new place.
-            moved = _item_of(fd, status)
+            moved = item_of(fd, status)
             if match is not None and moved is not None and match.name != recorded_name(moved):
-                raise _protected()
+                raise protected()
             if item is None and (match is None or moved is not None):
-                self._check_move(source, destination, fd, status)
+                self._names.check_move(source, destination, fd, status)
                 if match is None and len(source.parts) == len(destination.parts):
                     _rename(source, destination)
                 else:
@@ -437,7 +319,7 @@ class GuardedCalls:
             if mode is None:
                 raise FileNotFoundError(errno.ENOENT, target.name)
             item = target.item()
-            self._check_existing(target, is_directory=stat.S_ISDIR(mode))
+            self._names.check_existing(target, is_directory=stat.S_ISDIR(mode))
             if item is not None and is_directory:
                 os.rmdir(item)
                 os.unlink(target.name, dir_fd=target.parent)
@@ -500,8 +382,8 @@ class GuardedCalls:
                     mode |= 0o700
                 if target is not None:
                     stack.enter_context(target)
-                    self._check_existing(target, is_directory=is_directory)
-                    self._check_inode(status)
+                    self._names.check_existing(target, is_directory=is_directory)
+                    self._names.check_inode(status)
                     if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
                         if stat.S_IMODE(status.st_mode) == mode & 0o1777:
                             return
@@ -538,14 +420,6 @@ def _rename(source: ResolvedPath, destination: ResolvedPath) -> None:
     )
 
 
-def _item_of(path_fd: int, status: os.stat_result) -> str | None:
-    """Return the item that the symlink of an O_PATH descriptor leads to; None for anything else."""
-    if not stat.S_ISLNK(status.st_mode):
-        return None
-    link = os.readlink("", dir_fd=path_fd)
-    return link if is_item(link) else None
-
-
 @contextlib.contextmanager
 def _closing(fd: int) -> Iterator[int]:
     """Close the descriptor at the end."""
@@ -553,7 +427,3 @@ def _closing(fd: int) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-def _protected() -> OSError:
-    return OSError(errno.EROFS, "a program of the host obeys this name")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sbx.guest import guarded_calls
+from sbx.guest import guarded_names
 from sbx.guest.guarded_calls import GuardedCalls
 from sbx.guest.path_rules import PathRules
 from sbx.linux.seccomp_notify import SyscallNotice
@@ -18,7 +18,7 @@ NO_CALL = SyscallNotice(1, 1, -1, ())  # of a number that the guard does not per
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(guarded_calls, "RULES", str(tmp_path / "rules.json"))
+    monkeypatch.setattr(guarded_names, "RULES", str(tmp_path / "rules.json"))
     return tmp_path / "rules.json"
 
 
@@ -43,10 +43,10 @@ def test_a_guard_follows_new_rules_and_keeps_those_it_has(file: Path) -> None:
         write(file, rules, linked)
         with pytest.raises(KeyError):
             calls.perform(NO_CALL)
-        assert calls._rules.to_json() == rules.to_json()
-        assert calls._linked == {tuple(identity) for identity in linked}
+        assert calls._names._rules.to_json() == rules.to_json()
+        assert calls._names._linked == {tuple(identity) for identity in linked}
     for remove in (lambda: file.write_text("{"), file.unlink):
         remove()
         with pytest.raises(KeyError):
             calls.perform(NO_CALL)
-        assert calls._rules.to_json() == later.to_json()
+        assert calls._names._rules.to_json() == later.to_json()

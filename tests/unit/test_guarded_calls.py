@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from sbx.guest import guarded_calls, guarded_paths, quarantine_items
+from sbx.guest import guarded_calls, guarded_names, guarded_paths, quarantine_items
 from sbx.guest.guarded_calls import Answer, GuardedCalls, Opened, SlowOpen
 from sbx.guest.guarded_paths import AT_EMPTY_PATH, AT_FDCWD, AT_REMOVEDIR, Outside
 from sbx.linux import file_names
@@ -79,7 +79,7 @@ def caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Caller:
         ("RECORDS", "/records"),
         ("RULES", "/rules.json"),
     ):
-        for module in (guarded_calls, guarded_paths, quarantine_items):
+        for module in (guarded_calls, guarded_names, guarded_paths, quarantine_items):
             monkeypatch.setattr(module, name, f"{quarantine}{below}", raising=False)
     item = re.compile(re.escape(f"{quarantine}/items/") + "([0-9a-f]{16})")
     monkeypatch.setattr(guarded_paths, "_ITEM", item)

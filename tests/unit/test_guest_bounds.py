@@ -5,7 +5,8 @@ import pytest
 pytest.importorskip("IPython")
 
 from sbx.guest.frames import FrameError
-from sbx.guest.kernel.shell import bounded, cut, describe, error_content
+from sbx.guest.kernel.display import bounded, cut
+from sbx.guest.kernel.errors import describe, error_content
 
 
 def test_a_bundle_within_the_limit_is_left_alone() -> None:

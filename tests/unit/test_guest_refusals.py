@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from sbx.guest.kernel.error_hints import reason
+from sbx.guest.kernel.errors import reason
 
 
 def refused(number: int, *names: str) -> OSError:

@@ -3,8 +3,10 @@
 setup            turns a sealed process into a kernel: `start`, `serve`
 loop             reads requests, runs cells, writes replies
 shell            the IPython shell, its limits and its completions
+lean_shell       IPython without the work that most cells do not need
+display          the values that cells show, as frames
 output           stdout, stderr and descriptors 1 and 2 as frames, in order
 comms            Jupyter's comms over frames
 system_commands  `!command`
-error_hints      explains an error that a wall caused
+errors           the errors of cells, and the walls that caused them
 """

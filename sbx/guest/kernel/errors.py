@@ -1,0 +1,125 @@
+"""The errors of cells: the content of an `error` frame, and the wall that caused an error.
+
+Linux only gives a number for a call that a wall refused. `reason` explains it to the reader of the
+cell's error, and names the alternatives that the policy allows. This is help for the user, like the
+import rules. The policy was probably the reason, but not certainly: a file may also lack a
+permission bit.
+"""
+
+import errno
+import os
+import traceback
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from sbx.guest.kernel.display import cut
+
+_MESSAGE_MAX = 64 * 1024
+_TRACEBACK_MAX = 512 * 1024
+_LINES_MAX = 10_000
+# Files of the frames above user code in a traceback.
+_AROUND = ("/IPython/", "/sbx/guest/", "/comm/base_comm.py")
+_HANDLER_FILE = os.path.join(os.path.dirname(__file__), "loop.py")
+_READ_ONLY = (
+    "Only /workspace and /tmp can be written to; files that the user uploaded are read-only and"
+    " stay unchanged: work on a copy."
+)
+_COMPUTING_ONLY = (
+    "The policy of this sandbox allows no processes, no new sockets, no shared memory or message"
+    " queues of System V or POSIX, and no links or devices; threads are fine, and files can be"
+    " written in /workspace and /tmp."
+)
+_DENIED = frozenset((errno.EPERM, errno.EACCES, errno.ENOSYS))
+_OF_AN_UPLOAD = frozenset((errno.EPERM, errno.EACCES, errno.EXDEV))
+_UPLOADS = ("/workspace/uploads/temparea", "/uploads")
+_CHAIN_MAX = 8
+
+
+def error_content(etype: type, evalue: Any, lines: list[str] | None = None) -> dict[str, Any]:
+    """Return the content of an `error` frame, also for errors whose own str() fails."""
+    try:
+        message = str(evalue)
+    except Exception:  # noqa: BLE001 - user code
+        message = "<the error's own __str__ failed>"
+    if lines is None:
+        lines = [f"{etype.__name__}: {message}"]
+    return {
+        "ename": etype.__name__,
+        "evalue": cut(message, _MESSAGE_MAX),
+        "traceback": _bounded_lines([str(line) for line in lines]),
+    }
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """Return `error_content` with a plain traceback, for an error that IPython did not show."""
+    if isinstance(error, UsageError):
+        return error_content(type(error), error)
+    below = error.__traceback__
+    while below and any(part in below.tb_frame.f_code.co_filename for part in _AROUND):
+        below = below.tb_next
+    try:
+        lines = traceback.format_exception(type(error), error, without_handler(below))
+    except Exception:  # noqa: BLE001 - user code
+        return error_content(type(error), error)
+    return error_content(type(error), error, [line.rstrip("\n") for line in lines])
+
+
+def _bounded_lines(lines: list[str]) -> list[str]:
+    if sum(map(len, lines)) <= _TRACEBACK_MAX and len(lines) <= _LINES_MAX:
+        return lines
+    # The end has the error, the beginning the place in the cell.
+    part = _TRACEBACK_MAX // 8
+    return [cut(line, part) for line in (*lines[:3], "…", *lines[-4:])]
+
+
+def without_handler(below: types.TracebackType | None) -> types.TracebackType | None:
+    """Return a traceback without our signal handler at its end. Jupyter's handler is in C and shows
+    no frame."""
+    frames = []
+    while below is not None:
+        frames.append(below)
+        below = below.tb_next
+    while len(frames) > 1 and frames[-1].tb_frame.f_code.co_filename == _HANDLER_FILE:
+        frames.pop()
+    result = None
+    for frame in reversed(frames):
+        result = types.TracebackType(result, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return result
+
+
+def reason(error: BaseException, *, processes: bool) -> str | None:
+    """Return the explanation of an error by which Linux refused a call; None for any other error.
+
+    `processes`: whether the policy lets a cell start processes.
+    """
+    for cause in _chain(error):
+        if not isinstance(cause, OSError):
+            continue
+        if cause.errno == errno.EROFS or (cause.errno in _OF_AN_UPLOAD and _names_an_upload(cause)):
+            return _READ_ONLY
+        if cause.errno in _DENIED and not processes:
+            return _COMPUTING_ONLY
+    return None
+
+
+def _names_an_upload(error: OSError) -> bool:
+    paths = (error.filename, error.filename2)
+    return any(
+        os.path.abspath(path).startswith(_UPLOADS) for path in paths if isinstance(path, str)
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and its causes: a library wraps the PermissionError in its own error."""
+    for _ in range(_CHAIN_MAX):
+        if error is None:
+            return
+        yield error
+        wrapped = getattr(error, "reason", None)  # used by urllib
+        if isinstance(wrapped, BaseException):
+            error = wrapped
+        else:
+            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
