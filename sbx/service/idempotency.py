@@ -131,7 +131,7 @@ class IdempotencyCache:
             raise _conflict(
                 "this call was made before and has been done; its reply was too long to be kept",
                 key,
-                "look for what it did, as in the history of the sandbox",
+                "look for its effect, as in the history of the sandbox",
                 code="reply_not_kept",
             )
         return kept.status, kept.body
@@ -148,7 +148,7 @@ async def _of_other(call: _Call, deadline: float, key: str) -> Reply | None:
     left = deadline - asyncio.get_running_loop().time()
     done, _ = await asyncio.wait({call.done}, timeout=max(0.0, left))
     if not done:
-        raise _conflict("the first call with this key still goes on", key, "ask again later")
+        raise _conflict("the first call with this key is still in progress", key, "ask again later")
     return call.done.result()
 
 

@@ -71,17 +71,10 @@ class Sandboxes:
         self._recording = recording
         self.index = SandboxIndex(settings)
         self.kernels = KernelLimit(settings.kernels_max, settings.kernels_per_owner, self.every)
-        self.open_limit = OpenFilesLimit()
+        self.open_limit = open_limit = OpenFilesLimit()
+        make_room, budgets = self.kernels.make_room, FrameBudgets()
         self._dependencies = ServiceDependencies(
-            store,
-            clock,
-            runtime,
-            settings,
-            self.kernels.make_room,
-            workspaces.by_id,
-            self.open_limit,
-            FrameBudgets(),
-            audit,
+            store, clock, runtime, settings, make_room, workspaces.by_id, open_limit, budgets, audit
         )
         self._store = store
         self._clock = clock

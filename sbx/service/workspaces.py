@@ -106,7 +106,7 @@ class Workspaces:
             raise errors.Unavailable(
                 f"there are {self._per_owner} workspaces of this owner, and there may be no more",
                 code="too_many_workspaces",
-                hint="delete some that are not needed any more",
+                hint="delete some that are no longer needed",
                 details={"limit": self._per_owner, "retry_after_s": _RETRY_AFTER_S},
             )
 

@@ -98,8 +98,8 @@ def test_mapping_that_fails_holds_nothing(projects: Path, granted: Grant) -> Non
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        (None, "no plain path"),
-        ("{top}/../p", "no plain path"),
+        (None, "not a plain path"),
+        ("{top}/../p", "not a plain path"),
         ("/etc", "none of the directories"),
         ("{top}x", "none of the directories"),
         ("{top}/missing", "cannot be shown: .*No such file"),

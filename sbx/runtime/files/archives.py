@@ -271,7 +271,7 @@ def _told(line: str, path: str, limits: ArchiveLimits) -> dict[str, Any]:
             raise limits.exceeded(report.get("limit"))
         case "not_an_archive":
             raise errors.BadRequest(
-                "what was sent is no archive that can be read, or not all of one",
+                "the data is not a readable archive, or not a complete one",
                 code="not_an_archive",
                 hint="send a tar, tar.gz, tar.bz2, tar.xz or zip",
             )

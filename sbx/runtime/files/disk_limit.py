@@ -56,7 +56,7 @@ _SCAN_MAX_S = 3.2  # of a tree so deep, or so wide, that 0.4 s did not do
 # The two ways to limit the size of a conversation's files: the quota of Linux, or our measurements.
 #
 # Decided once for each opening of the files: a quota takes root's broker and a file system that has
-# them, and the setting `disk_quota` says whether less will do.
+# them, and the setting `disk_quota` decides whether a weaker way is enough.
 WATCHED = (
     "watched: looked at every 0.5 s of a run, sooner when the disk fills, and the kernel killed;"
     " until then a writer of 1 GB/s may leave about 0.3 GB too much, and another 1 GB where walking"

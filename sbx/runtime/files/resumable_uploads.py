@@ -111,7 +111,7 @@ class Partials:
             self._found(id)
             if offset != partial.offset:
                 raise errors.Conflict(
-                    f"the upload goes on at {partial.offset}, not at {offset}",
+                    f"the upload continues at {partial.offset}, not at {offset}",
                     code="wrong_offset",
                     hint="send the piece that begins there",
                     details={"offset": partial.offset},
@@ -222,7 +222,7 @@ class Partials:
             raise errors.NotFound(
                 "there is no such upload on its way",
                 code="upload_not_found",
-                hint="it was finished, aborted or forgotten: begin it anew",
+                hint="it was finished, aborted or forgotten: begin it again",
             )
         return partial
 

@@ -128,7 +128,7 @@ def _closed() -> errors.Closed:
 
 def _not_found(checkpoint_id: str) -> errors.NotFound:
     return errors.NotFound(
-        f"there is no checkpoint {checkpoint_id[:80]!r} any more",
+        f"the checkpoint {checkpoint_id[:80]!r} does not exist",
         code="checkpoint_not_found",
         hint="only the last few are kept, while their conversation is open",
     )

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 _TRIES = 3  # to restore a copy that live code writes to
 _RETRY_S = 300.0  # until a project that could not be copied is tried again
 _OVER = ClosedReason("the command", "its jail is gone")
-_RENEWED = RunError("KernelStopped", "the copy of the project that it ran on was made anew", "")
+_RENEWED = RunError("KernelStopped", "the copy of the project that it ran on was replaced", "")
 # git would write to its index for `git status` or `git diff` alone, which would then be a change to
 # ask about: on a copy every file looks touched.
 COMMAND_ENV = {

@@ -121,7 +121,7 @@ class BoxState:
     user allowed commands, and Python had variables that are lost."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    project_id: str = ""  # also while its box is made
+    project_id: str = ""  # also while its sandbox is created
     box: Box | None = None
     spec: BoxSpec | None = None
     uploads: ProjectUploads | None = None
@@ -190,14 +190,14 @@ class ProjectBoxes:
                 del self._states[key]
 
     def commands_allowed(self, key: Key) -> bool:
-        """Whether a person has allowed the commands of this conversation."""
+        """Return whether the user has allowed the commands of this conversation."""
         state = self._states.get(key)
         if state is None:
             return False
         return state.allowed or (state.box is not None and state.box.commands_allowed)
 
     async def forget(self, key: Key) -> None:
-        """Close the box of a conversation, used or not; a next one knows nothing of it."""
+        """Close the sandbox of a conversation, even if it is in use, and forget its state."""
         state = self._states.pop(key, None)
         if state is not None:
             async with state.lock:
@@ -215,7 +215,7 @@ class ProjectBoxes:
 
     @asynccontextmanager
     async def leaving(self, project_id: str) -> AsyncIterator[None]:
-        """No box of this project is used meanwhile, and none is there afterwards. Raises Conflict
+        """Close all sandboxes of this project, and open none meanwhile. Raise Conflict
         `project_in_use`."""
         self._leaving[project_id] += 1
         try:
@@ -235,7 +235,7 @@ class ProjectBoxes:
             if not self._leaving[project_id]:
                 del self._leaving[project_id]
 
-    # -- one box ------------------------------------------------------------------------------
+    # -- one sandbox --------------------------------------------------------------------------
 
     async def _box(
         self,
@@ -246,7 +246,7 @@ class ProjectBoxes:
         uploads: Conversation | None,
     ) -> Box:
         if self._closed or self._states.get(key) is not state:
-            raise errors.Closed("the conversation was closed meanwhile", hint="begin it anew")
+            raise errors.Closed("the conversation was closed meanwhile", hint="begin it again")
         if state.project_id != project.id:
             await self._shut_for_another(state)
             state.project_id, state.allowed, state.lost = project.id, False, False

@@ -91,7 +91,7 @@ class CodeChanges:
 
 
 class _CopyFiles:
-    """The files of the copy; uploads and results are those of the box."""
+    """The files of the copy; uploads and results are those of the sandbox."""
 
     def __init__(
         self,

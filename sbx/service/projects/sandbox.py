@@ -307,7 +307,7 @@ class ProjectFiles(WorkspaceFiles):
 
 def replaced(directory: Path) -> errors.Denied:
     return errors.Denied(
-        f"{directory} is not what it was: a symlink, or another one, took its place",
+        f"{directory} was replaced by a symlink or by another directory",
         code="not_granted",
         hint="put the directory back, or change the project",
     )

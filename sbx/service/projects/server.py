@@ -145,7 +145,7 @@ class ProjectServer:
             case calls.Open():
                 return await self._open(request)
         if opened is None:
-            raise errors.Closed("the sandbox of this project is closed", hint="begin it anew")
+            raise errors.Closed("the sandbox of this project is closed", hint="begin it again")
         match request:
             case calls.Close(of):
                 self._opened.pop(of, None)
