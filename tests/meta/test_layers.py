@@ -30,8 +30,6 @@ ONLY: dict[str, set[str]] = {  # tighter than their row
     "client": {"protocol", "aio", "event_log", "run_methods", "errors"},
 }
 NEVER = {"agent": {"runtime"}, "api": {"store"}}  # an agent receives its sandbox as an argument
-# Packages whose modules still import one another in a cycle. The list only becomes shorter.
-CYCLES_NOT_YET = {"guest"}
 ROW = {name: number for number, row in enumerate(ROWS) for name in row}
 SYSCALLS = {"ctypes", "fcntl"}
 FACES = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}  # they may import anything
@@ -73,10 +71,7 @@ def test_modules_import_their_own_package_and_lower_rows() -> None:
 
 def test_imports_form_no_cycle() -> None:
     """Imports in functions and below `TYPE_CHECKING` count."""
-    modules = structure.modules_in_cycles()
-    packages = {module.split(".")[1] for module in modules}
-    assert packages <= CYCLES_NOT_YET, "\n".join(modules)
-    assert packages == CYCLES_NOT_YET, "remove the others from CYCLES_NOT_YET"
+    assert not structure.modules_in_cycles()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The process that runs the user's cells: one IPython shell, its frames and its output.
 
 setup            turns a sealed process into a kernel: `start`, `serve`
+config           the start configuration of a kernel
 loop             reads requests, runs cells, writes replies
 shell            the IPython shell, its limits and its completions
 lean_shell       IPython without the work that most cells do not need

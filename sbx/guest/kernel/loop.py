@@ -38,9 +38,9 @@ from IPython.utils.tokenutil import token_at_cursor
 from sbx.guest.frames import FrameError, FrameReader, FrameWriter, RawFrame
 from sbx.guest.import_rules import ImportRules
 from sbx.guest.kernel import comms
+from sbx.guest.kernel.config import KernelConfig
 from sbx.guest.kernel.errors import describe
 from sbx.guest.kernel.output import OutputWriter
-from sbx.guest.kernel.setup import KernelConfig
 from sbx.guest.kernel.shell import SandboxShell, evaluated
 
 _CHUNK = 65536  # larger buffers are mapped and unmapped for every read: 30 µs

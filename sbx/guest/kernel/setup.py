@@ -1,4 +1,4 @@
-"""The start configuration of a kernel, and the call that turns a sealed process into one.
+"""The calls that turn a sealed process into a kernel.
 
 Importing this module imports neither IPython nor asyncio. On the cold path the supervisor's process
 loads it before the seal, and both are imported only after it, in `serve`.
@@ -8,36 +8,15 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from sbx.guest.kernel.config import KernelConfig as KernelConfig
 
 if TYPE_CHECKING:
     from sbx.guest.kernel.loop import KernelLoop
     from sbx.guest.kernel.shell import SandboxShell
-
-
-@dataclass(frozen=True, slots=True)
-class KernelConfig:
-    """The `kernel` part of the boot frame: `KernelConfig(**frame["kernel"])`."""
-
-    preload: Sequence[str] = ()
-    """Modules to import before the first cell; `ready` names those that fail."""
-    import_rules: Mapping[str, Any] | None = None
-    """`{"allow": [names] or None, "forbid": [names]}`; see `sbx.guest.import_rules`."""
-    processes: bool = True
-    walls: bool = True
-    """Whether to explain an error by the walls around the kernel."""
-    user: str = "sandbox"
-    home: str = "/workspace"
-    cwd: str = "/workspace"
-    output_max: int | None = None
-    """Bytes that a run may output if its request has no limit; None is unlimited."""
-    mime_max: int = 8 * 1024 * 1024
-    """Bytes of one rich output; a note replaces larger output."""
-    planted: Mapping[str, str] | None = None
-    """Files to create below /tmp before the first cell: path and content."""
 
 
 class ImportedKernel(NamedTuple):

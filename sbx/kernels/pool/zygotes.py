@@ -41,7 +41,7 @@ class Key:
 
     `uid` is the host uid that its jails need, if it is not in the broker's range. `walls` returns
     the walls of the policy, for jails to rehearse. The walls of a jail may be narrower, so keys
-    that differ only in that are equal. `identities` identifies the files behind the paths of the plan,
+    that differ only in that are equal. `identities` are those of the files of the plan,
     because a zygote keeps the files that it has. `unfit` is the reason why this request, unlike
     others of the same key, cannot use a forked kernel; empty if it can.
     """
