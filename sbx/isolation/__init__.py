@@ -1,6 +1,7 @@
 """The walls: probe → plan → argv → broker.
 
-    probe       what this host can do, layer by layer; cause and remedy of each missing layer
+    probe       the capabilities of this host, with cause and remedy of each missing layer
+    launch_plan    the values of a launch: paths, mounts, walls, LaunchPlan, ZygotePlan
     plan        plan(policy, capabilities, paths) -> LaunchPlan: pure; refuses an impossible plan;
                 zygote_plan(…) -> ZygotePlan: what all jails of a policy have in common
     argv        bwrap_argv(plan), zygote_argv(plan): pure; the security boundary as a list of words

@@ -1,9 +1,9 @@
-"""What this host can do, layer by layer, found by trying.
+"""The capabilities of this host, layer by layer, found by trial.
 
 Runs inside the broker, so that the program which embeds sbx starts no child for it. Each layer is
 tried the way a jail will use it, because sysctls and versions lie: AppArmor, container filters and
-masked /proc all show only in the attempt. What fails is explained by `explain`, a pure function
-over what was read, so that each known host (see users' reports of bubblewrap on Ubuntu 24.04, in
+masked /proc all show only in the attempt. `explain` explains failures; it is a pure function of the
+facts about the host, so that each known host (see users' reports of bubblewrap on Ubuntu 24.04, in
 Docker, on old kernels) is a test case.
 """
 

@@ -115,7 +115,7 @@ async def set_changes(store: Store, chat_id: str, setting: ChangesSetting) -> No
 
 
 async def in_projects(store: Store, sandbox_id: str) -> list[ChatRow]:
-    """Those that came through this sandbox, and work in a project."""
+    """Return the chats of this sandbox that work in a project."""
     rows = await store.rows(
         f"SELECT {_CHAT} FROM chats WHERE sandbox_id = ? AND project_id IS NOT NULL",  # noqa: S608
         sandbox_id,
@@ -124,7 +124,7 @@ async def in_projects(store: Store, sandbox_id: str) -> list[ChatRow]:
 
 
 async def delete(store: Store, chat_id: str) -> bool:
-    """Whether there was one."""
+    """Return whether the chat existed."""
     return await store.write(
         lambda on: on.execute("DELETE FROM chats WHERE id = ?", (chat_id,)).rowcount == 1
     )

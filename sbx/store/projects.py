@@ -62,7 +62,7 @@ def _refuse_shared(on: sqlite3.Connection, row: ProjectRow) -> None:
 
 
 def delete(on: sqlite3.Connection, owner: str, project_id: str) -> bool:
-    """With its chats and its rules; whether there was one."""
+    """Delete a project with its chats and rules. Return whether it existed."""
     gone = on.execute("DELETE FROM projects WHERE id = ? AND owner = ?", (project_id, owner))
     return gone.rowcount == 1
 

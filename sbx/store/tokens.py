@@ -9,7 +9,7 @@ from sbx.store import Store, record, values
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """The bounds of a token. None is no bound."""
+    """The bounds of a token. None does not limit."""
 
     id: str
     owner: str

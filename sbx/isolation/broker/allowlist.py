@@ -1,8 +1,8 @@
-"""What a confined runtime may have of its broker, and the check of every order against it.
+"""The grants of a confined runtime, and the check of every order against them.
 
-A service that dropped root's rights has a broker that kept them. Before it drops, it says once what
-the jails of its policies are made of (`grants`, made from real plans). Whoever takes the service
-over later can order nothing else: the broker looks at each word of bwrap, at the command, the
+A service that dropped root's rights has a broker that kept them. Before that, it sends the grants
+for the jails of its policies once (`grants`, from real plans). An attacker that takes the service
+over later can order nothing else: the broker checks each argument of bwrap, the command, the
 filter, the files and the source of every mount, and refuses with Denied `not_granted`.
 
     options     the skeleton of bwrap's words is one of those that a plan has; only mounts, files
@@ -18,9 +18,10 @@ filter, the files and the source of every mount, and refuses with Denied `not_gr
                 settings name, of an owner whom they name. Opened beneath them with no symlink on
                 the way, held open, and mounted with what lies below it at its place in /workspace
 
-What it can still do: start jails of any granted kind with any code, limits and variables inside,
-so without a policy's narrower limits and second filter; mix what several policies show; show a jail
-the files of any sandbox, which it can read and write itself; give a jail what it has open itself;
+A hostile runtime can still do this: start jails of any granted kind with any code, limits and
+variables inside, so without a policy's narrower limits and second filter; mix the mounts of several
+policies; show a jail the files of any sandbox, which it can read and write itself; pass its own
+open files to a jail;
 show a granted project without the path guard and its quarantine; set the disk quota of any
 conversation; leave the sockets uncovered that lie in a directory which a policy mounts; and, in
 jails of the cold path, leave out Landlock and rlimits, which the boot frame brings. Such a jail has

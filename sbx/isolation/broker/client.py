@@ -65,8 +65,8 @@ class BrokerClient(BrokerConnection):
         await self.order("map_owner", sandbox=name, source=source, expected=expected)
 
     async def look_at_disk(self, path: str) -> None:
-        """Learn whether conversations below this directory can have a hard quota, and on which disk
-        they lie; `capabilities` says so from then on, and `disk` is "MAJOR:MINOR" or None."""
+        """Set `capabilities` and `disk` for the data directory: whether conversations below it can
+        have a hard quota, and the "MAJOR:MINOR" of their disk or None."""
         reply = await self.order("look_at_disk", path=path)
         assert self.capabilities is not None
         self.disk = reply["device"]
@@ -81,8 +81,8 @@ class BrokerClient(BrokerConnection):
         return bool(reply["charged"])
 
     async def drop_sandbox(self, name: str) -> None:
-        """Kill what is left of a sandbox and remove its cgroup, which goes later where a jail takes
-        long to die. A broker that is gone did so."""
+        """Kill the jails of a sandbox and remove its cgroup, later if a jail takes long to die. A
+        broker that ended did this already."""
         if self.alive:
             await self.order("drop_sandbox", sandbox=name)
 
@@ -169,8 +169,8 @@ class BrokerClient(BrokerConnection):
     ) -> None:
         """Let a parked jail that was given its plan into a sandbox: cgroup, host uid, files.
 
-        `identities` as in `launch`. Raises Broken when a source was replaced, and what the broker
-        met; the jail ends then, and is not to be used again in any case.
+        `identities` as in `launch`. Raise Broken if a source was replaced, and errors of the
+        broker. The jail then ends, and cannot be used again.
         """
         assert jail.zygote is not None
         plan = jail.plan

@@ -1,29 +1,26 @@
-"""One more directory in a jail that lives: mounted by a child of the broker, which ends after it.
+"""Mount a directory into a live jail, by a child of the broker that ends after it.
 
-    the broker   opens the source as a detached mount: nosuid, nodev, read-only unless it is said
-                 otherwise, with all that is mounted below it
+    the broker   opens the source as a detached mount with all mounts below it: nosuid, nodev, and
+                 by default read-only
     the child    covers the host's sockets and FIFOs below it (`masking`), in a mount namespace that
                  no other process is in, and hands a clone of all that to the broker
-    the child    joins the jail's mount namespace by the pidfd of its PID 1, and puts the mount in
-                 place. There every path is what the jail made of it: so it walks with openat2, no
-                 symlink and nothing above the root, and looks afterwards whether the mount can be
-                 reached by the path that was meant. Should somebody have renamed a directory in
-                 between, it is taken away again
+    the child    joins the jail's mount namespace by the pidfd of its PID 1, and attaches the mount.
+                 The jail controls every path there, so the child uses openat2 without symlinks and
+                 below the root, and then checks that the path leads to the mount. If a directory
+                 was renamed meanwhile, it removes the mount
 
-`begin_masks` starts another child, for the directories of the host that a jail begins with: it
-covers what lies in them before any code of a user runs.
+`begin_masks` starts another child, for the directories of the host at the start of a jail: it
+covers their sockets before user code runs.
 
-The broker keeps the mount open, and what is detached is that very mount, wherever it is by then: a
-directory of the workspace can be renamed by another jail that has it, and what is mounted on it in
-this one goes along.
+The broker keeps the mount open and detaches exactly that mount, wherever it is by then: another
+jail with the same workspace can rename a directory, and mounts on it move along.
 
 Two places may be a target. `/mnt/NAME` is on a tmpfs that the child makes there at first, and which
-nothing inside can write to. `/workspace/shared/NAME` is a directory that must be there; Landlock's
-rule for the workspace covers what is mounted below it, so there it can be written to.
+nothing inside can write to. `/workspace/shared/NAME` is a directory that must exist; Landlock's
+rule for the workspace covers mounts below it, so these can be writable.
 
-After setns(2) nothing is imported: a module found then would be one of the jail's files, run with
-the broker's rights. The child has few seconds, after which linux ends it, and it ends with the
-broker.
+After setns(2) nothing is imported: the module would be a file of the jail, run with the broker's
+rights. Linux ends the child after a few seconds, and it ends with the broker.
 """
 
 import errno
@@ -66,8 +63,8 @@ class Child(NamedTuple):
 
 
 class JailEnded(NamedTuple):
-    """What became of a child. `tree` is the fd of the tree that it attached, where that is not the
-    one it was given; `masks` what it has covered."""
+    """The outcome of a child. `tree` is the fd of the attached tree, if that is not the original
+    one; `masks` counts the covered sockets."""
 
     error: SbxError | None
     tree: int | None
@@ -107,11 +104,11 @@ def begin(
     partly: bool = False,
     pin: bool = False,
 ) -> Child:
-    """Start the child: it attaches the `tree` at the target, or takes away what it attached there.
+    """Start the child: it attaches the `tree` at the target, or detaches it there.
 
-    With `mask` it covers sockets and FIFOs before; where it cannot cover all of them it attaches
+    With `mask` it covers sockets and FIFOs first. If it cannot cover all of them, it attaches
     nothing, unless `partly`. `pin`: code inside may write there. `pid1` is a pidfd. Only a process
-    with one thread may call this. Raises OSError.
+    with one thread may call this. Raise OSError.
     """
     match = _TARGET.fullmatch(target)
     assert match is not None  # the caller checked `is_target`
@@ -243,7 +240,7 @@ def gone() -> Broken:
 
 
 class _Refused(Exception):
-    """Its argument is the exit code."""
+    """Carry the exit code of the child as its argument."""
 
 
 class _FindsNothing:
@@ -338,7 +335,7 @@ def _take_away(root: int, top: str, name: str, tree: int) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        # not mounted any more: whoever removes a mount point on the host unmounts it here
+        # no longer mounted: the removal of a mount point on the host unmounts it here
     if top == TOP:
         place = _open(root, TOP)
         mounts.set_read_only(place, on=False)

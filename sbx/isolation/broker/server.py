@@ -1,11 +1,11 @@
 """The broker: the one process that holds namespaces, mounts, cgroups and the right to choose uids.
 
-A program that embeds sbx must not be changed by it (no unshare, no signal handler, no fork beside
-its threads), and a process that parses HTTP needs no privilege. So the runtime starts this process
-once, with `python -I -S`, and asks it for everything that needs a privilege or a fork. It has one
+sbx must not change a program that embeds it (no unshare, no signal handler, no fork with other
+threads), and a process that parses HTTP needs no privilege. So the runtime starts this process
+once, with `python -I -S`, and sends it every order that needs a privilege or a fork. It has one
 thread and imports the standard library only.
 
-It talks on a SOCK_SEQPACKET socket, its fd 0: one JSON object a packet.
+Its fd 0 is a SOCK_SEQPACKET socket: one JSON object per packet.
 
     → {"seq": n, "do": "hello", "runtime": pid, "bwrap": path|null, "uids": [first, count],
        "groups": bool, "id": str, "confined": bool}                        ← capabilities
@@ -42,7 +42,7 @@ It talks on a SOCK_SEQPACKET socket, its fd 0: one JSON object a packet.
     → {"seq": n, "do": "detach", "jail": id, "target"}                    ← {}
     → {"seq": n, "do": "unlinked", "jail": id, "device": st_dev}          ← {"bytes", "files"}
     → {"seq": n, "do": "counters", "jail": id}  ← {"oom_kills", "pids_max_hits"}
-    → {"seq": n, "do": "kill", "jail": id}      ← {}; the `gone` event says when it is over
+    → {"seq": n, "do": "kill", "jail": id}      ← {}; the event `gone` follows at its end
     ← {"seq": n, "ok": {…}}  or  {"seq": n, "error": {"code", "message", "hint", "details"}}
     ← {"event": "gone", "jail": id, "stderr": text, "oom_kills": n, "pids_max_hits": n}
     ← {"event": "zygote_gone", "zygote": id, "why": text}; the jails it forked live on
@@ -51,11 +51,11 @@ It ends when that socket does or when the runtime's process does, whichever is s
 child of the runtime may keep the socket open), never by a parent-death signal: those fire when a
 *thread* of the parent ends. Everything it started ends with it.
 
-A `confined` runtime is one that has fewer rights than its broker, a service that dropped root's:
-whoever takes it over is not to get them back here. No uid outside of the range is given then, no
-other bwrap is started than the one that was found first, and nothing is done before `confine`, once
-and before the rights are dropped, has said what jails may be made of. `confinement` checks every
-order against that, and says what such a runtime can still do.
+A `confined` runtime has fewer rights than its broker, because the service dropped root's: an
+attacker that takes it over must not get them back here. The broker then gives no uid outside of the
+range, starts only the bwrap that it found first, and does nothing before `confine`, which sends the
+grants for jails once, before the rights are dropped. `allowlist` checks every order against them,
+and lists the remaining powers of such a runtime.
 """
 
 import json

@@ -196,7 +196,7 @@ def _limit_shares() -> None:
     carries the limits that a jail of the fast path sets in its own."""
     ids = os.geteuid(), os.getegid()
     namespaces.unshare(namespaces.Namespace.USER)
-    prctl.set_dumpable(True)  # else its files in /proc are root's
+    prctl.set_dumpable(True)  # otherwise root owns its files in /proc
     namespaces.map_ids_to_self(*ids)
     shares.limit_inotify()
 

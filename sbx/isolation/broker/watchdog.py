@@ -9,8 +9,8 @@ does not help: Linux checks the rights of the parent that ends, which are the dr
 
 The service writes one byte to have the process killed at once. If it closes the pipe, or ends, the
 process has `GRACE_S` to end by itself. The watchdog ends with the process that it watches. It knows
-no other process and reads nothing else, so a service in foreign hands gains only what it may do
-already: end its broker.
+no other process and reads nothing else, so an attacker in the service gains only a right that
+the service has already: to end its broker.
 """
 
 import os

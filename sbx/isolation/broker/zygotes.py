@@ -1,4 +1,4 @@
-"""Zygotes as the broker sees them: how one is started, and what is sent to it and to its jails.
+"""Zygotes of the broker: their start, and the messages to them and to their jails.
 
 `sbx.guest.start.zygote` and `sbx.guest.start.fork_child` have the two protocols. Until a jail has
 entered a sandbox only our own code runs on the other side; still nothing here waits for it.
@@ -149,7 +149,7 @@ class Zygotes:
         return {}
 
     def _on_exit(self, zygote: ZygoteProcess) -> None:
-        """Its PID 1 has ended: the zygote and every jail that it forked before it."""
+        """Handle the end of its PID 1. The zygote and all its jails ended before it."""
         last_words, _ = self._jails.reap(zygote.started)
         os.close(zygote.started.info_fd)
         self.end(zygote, "PID 1 of its namespace ended")
@@ -244,11 +244,10 @@ class Zygotes:
 def start(
     order: Mapping[str, Any], become: tuple[int, int] | None, uids: Sequence[range]
 ) -> ZygoteProcess:
-    """Start a zygote by the broker's order `start_zygote`, told what to prepare.
+    """Start a zygote by the order `start_zygote`, which has its preparations.
 
-    `become` is the host uid and gid that it runs as, `uids` the host uids that its jails may get;
-    without `become` they can only have the broker's own. Raises OSError, with nothing left but what
-    `staging.clear` removes.
+    `become` is its host uid and gid, `uids` are the host uids that its jails may get; without
+    `become` they only get the broker's own. Raise OSError; `bind_staging.clear` removes the rest.
     """
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ExitStack() as undo, its:
@@ -271,10 +270,10 @@ def enter(
     group: cgroups.JailGroup,
     owners: int | None,
 ) -> None:
-    """Send a parked jail all that makes it one of a sandbox: its ids, its group, its files.
+    """Send a parked jail its ids, its group and its files, so that it joins a sandbox.
 
-    `order` is the broker's `enter`, `owners` the user namespace for its mapped mounts. Raises
-    OSError, and Broken when a source is no longer what the runtime opened.
+    `order` is the order `enter`, `owners` the user namespace for its mapped mounts. Raise OSError,
+    and Broken if a source was replaced.
     """
     packet_fields = {
         "ids": ids,

@@ -1,4 +1,4 @@
-"""cgroups: what the jails of a sandbox may use together, and how they are killed.
+"""cgroups: the common limits of the jails of a sandbox, and their end.
 
     probe() ──► CgroupCapabilities ──► scope_command()            in the runtime, before the broker
     probe() ──► CgroupCapabilities ──► open_hierarchy() ──► Hierarchy          in the broker
@@ -14,8 +14,8 @@ controller) and `NoHierarchy` (limits nothing, and reports so). `probe` decides 
 and a remedy for everything that is missing. A limit whose controller is missing is left out:
 compare `Hierarchy.capabilities.missing` with the policy before, `JailGroup.limits()` after.
 
-Everything is synchronous and for one single-threaded process, the broker; nothing is cached that
-the kernel knows better. Failures of the kernel's files are OSError. Imports only the standard
+Everything is synchronous and for one single-threaded process, the broker; it caches nothing that
+Linux can report. Failures of the kernel's files are OSError. Imports only the standard
 library, and little of that.
 """
 

@@ -17,7 +17,7 @@ class IoLimit(NamedTuple):
 
 
 class CgroupLimits(NamedTuple):
-    """What all jails of a sandbox may use together; None is unlimited.
+    """The common limits of all jails of a sandbox; None is unlimited.
 
     `memory_max` in bytes counts anonymous memory, page cache, tmpfs and shm, and swap: nothing is
     swapped out beyond it. `tasks_max` counts processes and threads, the first one too.
@@ -33,8 +33,8 @@ class CgroupLimits(NamedTuple):
 class CgroupEvents(NamedTuple):
     """Counters of one jail that only grow: read before and after, and compare.
 
-    `oom_kills` is above what it was when a process of this jail was killed for memory, whichever
-    group's limit was hit; on v2 it is no count of processes. `pids_max_hits` grows when a fork or
+    `oom_kills` rises when a process of this jail is killed for memory, whichever group's limit was
+    hit; on v2 it does not count processes. `pids_max_hits` grows when a fork or
     a new thread of this jail was refused.
     """
 
@@ -43,7 +43,7 @@ class CgroupEvents(NamedTuple):
 
 
 class CgroupUsage(NamedTuple):
-    """What one jail, or a whole sandbox, uses now; None where this machine does not tell.
+    """The use of one jail, or of a whole sandbox, now; None if this machine does not report it.
 
     Bytes, tasks, seconds. Memory charged before a process entered stays where it was charged.
     `memory_pinned` is the part of `memory` that Linux cannot reclaim without swap: anonymous

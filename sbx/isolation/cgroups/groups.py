@@ -1,4 +1,4 @@
-"""Group directories: their names, who lives in them, killing, removing. The same on v1 and v2.
+"""Group directories on v1 and v2: their names and processes, kill and removal.
 
 A process is never signalled by a remembered number: it is held by a pidfd first and then looked
 up in its group again, so that a number reused meanwhile cannot hit a stranger.

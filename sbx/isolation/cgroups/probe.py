@@ -34,8 +34,8 @@ class Missing(NamedTuple):
 
 
 class CgroupCapabilities(NamedTuple):
-    """What the calling process may do. `controllers` maps each word of a policy that can be
-    limited to the directory of the process's own group; `missing` has the others."""
+    """The capabilities of this process. `controllers` maps each limit of a policy to the directory
+    of the process's own group; `missing` has the limits that are not available."""
 
     version: int  # 2, 1, or 0 without cgroups
     controllers: dict[str, str]
@@ -43,7 +43,7 @@ class CgroupCapabilities(NamedTuple):
     cpuacct: str | None = None  # v1: the own group where CPU time is counted
     members: tuple[int, ...] = ()  # v2: processes in the own group, the caller too
     at_root: bool = False  # v2: the own group is the machine's root, which may hold processes
-    scope: tuple[str, ...] | None = None  # starts a command in a scope of its own, by systemd
+    scope: tuple[str, ...] | None = None  # starts a command in a separate scope, by systemd
 
     def without(self, controller: str, missing: Missing) -> "CgroupCapabilities":
         left = {name: path for name, path in self.controllers.items() if name != controller}
@@ -70,7 +70,9 @@ class Layout(NamedTuple):
 class CgroupFacts(NamedTuple):
     uid: int
     writable: frozenset[str] = frozenset()  # places where groups may be made and processes moved
-    controllers: frozenset[str] = frozenset()  # v2: what the own group may hand down
+    controllers: frozenset[str] = (
+        frozenset()
+    )  # v2: the controllers that the own group may hand down
     members: tuple[int, ...] = ()
     at_root: bool = False
     container: bool = False

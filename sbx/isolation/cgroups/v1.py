@@ -7,8 +7,8 @@ Measured on linux 6.18, where limits sit on the sandbox's group and processes in
   fork counts in ``pids.events`` of the forking group alone. So the jail's own files attribute.
 - Moving a process by ``cgroup.procs`` waits for an RCU grace period, unless another such move was
   made just before: 7 ms. Moving the calling thread by ``tasks`` does not: 0.35 ms for four trees.
-- There is no oom.group: of a jail that is out of memory one process dies, and what waits for it
-  hangs. ``cgroup.event_control`` tells of it just before, also when the limit is one further up.
+- There is no oom.group: one process of a jail that is out of memory dies, and those that wait for
+  it hang. ``cgroup.event_control`` reports it just before, also if the limit is further up.
 - A group's blkio throttle does not hold for the groups below it: 2 MiB of direct writes at 1 MiB/s
   took 14 ms with the limit on the sandbox's group and 2.0 s with it on the jail's.
 - A CPU quota above an outer group's is EINVAL on v1 (v2 takes it and the tighter one holds).
@@ -157,7 +157,7 @@ class V1Group:
             outer = _cpu_quota(os.path.dirname(group))
             if outer is None or outer * CPU_PERIOD_US > int(setting.text):
                 raise
-            # An outer group is tighter than what was asked for, and holds
+            # The limit of an outer group is lower, and holds
 
 
 class V1Hierarchy:

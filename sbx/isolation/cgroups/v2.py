@@ -1,6 +1,6 @@
 """cgroup v2: one tree, in a group that was delegated to us or is root's.
 
-    {own group}                   controllers enabled for what is below: may hold no process
+    {own group}                   controllers enabled for groups below: may hold no process
       sbx-{runtime}-…/
         sup/                      the broker
         box-{sandbox}/            the limits of a sandbox
@@ -236,7 +236,7 @@ class V2Group:
         except FileNotFoundError:
             return
         try:
-            # Polling tells what changed since the last read: no change is missed in between
+            # poll reports changes since the last read: no change is missed in between
             if controlfile.field(os.read(descriptor, 4096).decode(), "populated") == 1:
                 poll = select.poll()
                 poll.register(descriptor, select.POLLPRI)
