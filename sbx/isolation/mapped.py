@@ -65,7 +65,7 @@ class MappedProjects:
             raise denied(f"{source} is not mapped at {target}")
         parent, _, name = below[1:].rpartition("/")
         if name in ("", ".", ".."):
-            raise denied(f"{source} is no plain path")
+            raise denied(f"{source} is not a plain path")
         above = _beneath(fd, parent or ".")
         stack.callback(os.close, above)
         return f"/proc/self/fd/{above}/{name}"
