@@ -61,8 +61,8 @@ class FrameBudget:
         return self._all.at(asyncio.get_running_loop().time()) > BURST
 
     @property
-    def held(self) -> int:
-        """The number of channels that are not read now."""
+    def paused_count(self) -> int:
+        """Return how many channels the host does not read now."""
         return len(self._paused)
 
     def spend(self, reader: BudgetReader, units: float) -> None:
