@@ -62,7 +62,6 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
     is_strict = policy.filter == "strict"
     if paths.guard is not None and "landlock" in weaker:
         raise _cannot(capabilities.layer("landlock"), "landlock", "the path guard")
-    workspace = (WORKSPACE,) if paths.guard is None else (ITEMS,)
     return LaunchPlan(
         bwrap=capabilities.bwrap,
         options=capabilities.bwrap_options,
@@ -75,7 +74,7 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
         seal=Seal(
             landlock="landlock" not in weaker,
             read=("/",),
-            write=(*workspace, "/tmp", "/dev/shm", *own_home),
+            write=(WORKSPACE if paths.guard is None else ITEMS, "/tmp", "/dev/shm", *own_home),
             devices=tuple(f"/dev/{name}" for name in _DEVICES),
             rlimits=_rlimits(
                 policy, weaker, own_uid=capabilities.root and not paths.host_directory

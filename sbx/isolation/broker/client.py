@@ -75,7 +75,7 @@ class BrokerClient(BrokerConnection):
     async def charge(self, path: str, *, bytes_max: int, inodes_max: int) -> bool:
         """Give a conversation's directory a hard quota; False for one that is too old to count.
 
-        Raises Broken where linux refuses.
+        Raises Broken where Linux refuses.
         """
         reply = await self.order("charge", path=path, bytes_max=bytes_max, inodes_max=inodes_max)
         return bool(reply["charged"])

@@ -1,6 +1,6 @@
 """cgroup v1: a tree for each controller, so a jail is a group in each of them.
 
-Measured on linux 6.18, where limits sit on the sandbox's group and processes in the jail's:
+Measured on Linux 6.18, where limits sit on the sandbox's group and processes in the jail's:
 
 - An OOM kill counts in ``memory.oom_control`` (oom_kill) of the victim's own group alone, neither
   in the group whose limit was hit nor in a sibling; ``memory.failcnt`` stays 0 in both. A refused
@@ -13,7 +13,7 @@ Measured on linux 6.18, where limits sit on the sandbox's group and processes in
   took 14 ms with the limit on the sandbox's group and 2.0 s with it on the jail's.
 - A CPU quota above an outer group's is EINVAL on v1 (v2 takes it and the tighter one holds).
 
-linux Documentation/admin-guide/cgroup-v1.
+Linux Documentation/admin-guide/cgroup-v1.
 """
 
 import contextlib
@@ -216,7 +216,7 @@ class V1Sandbox(V1Group):
                 controlfile.write(f"{self.path}/cgroup.event_control", f"{notices} {watched}")
             finally:
                 os.close(watched)
-        except FileNotFoundError:  # a linux without the files of v1's memory controller
+        except FileNotFoundError:  # a Linux without the files of v1's memory controller
             os.close(notices)
             return None
         except OSError:

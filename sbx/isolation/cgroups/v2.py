@@ -10,7 +10,7 @@ A group either holds processes or hands controllers down ("no internal processes
 leaf `sup`. It also keeps a systemd scope alive: the scope is removed, with all that is in it,
 when its last process leaves.
 
-Measured on linux 6.1 with systemd 252: a write to ``cgroup.subtree_control`` with a process in
+Measured on Linux 6.1 with systemd 252: a write to ``cgroup.subtree_control`` with a process in
 the group is EBUSY; a controller not handed down from above is ENOENT, an unknown one EINVAL, and
 one bad name would fail a whole write, thus one a write. An OOM kill counts in ``memory.events``
 of the jail (and of all groups above it). Where a fork counts that a group above refused changed
@@ -20,7 +20,7 @@ in 6.11 (read in its source, not measured); the jail has the limit as well, so i
 Entering waits for an RCU grace period unless another process moved just before: 17 to 22 ms. v1's
 way around it does not exist here (``cgroup.threads`` moves within one domain only); what does is
 to be born in the group, clone3(2) with CLONE_INTO_CGROUP and a descriptor of `V2Jail.path`.
-linux Documentation/admin-guide/cgroup-v2.rst
+Linux Documentation/admin-guide/cgroup-v2.rst
 """
 
 import errno

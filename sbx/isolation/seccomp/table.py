@@ -2,11 +2,11 @@
 `allowlist`, which knows only the calls of ALLOWLIST.
 
 `default` is a block list with a ceiling: it must run numpy, pip, node, java, git and gcc, so it
-names what is dangerous; and whatever a later linux adds is ENOSYS until somebody has looked at it
+names what is dangerous; and whatever a later Linux adds is ENOSYS until somebody has looked at it
 and moved REVIEWED. The errno is part of the design: ENOSYS where libraries then try the older call,
-EPERM where nothing legitimate asks, and linux's own answer for "not built in" where there is one.
+EPERM where nothing legitimate asks, and Linux's own answer for "not built in" where there is one.
 
-Every argument looked at here is an `int` or smaller in linux, which ignores the high word of the
+Every argument looked at here is an `int` or smaller in Linux, which ignores the high word of the
 register; so do the tests. What a pointer leads to cannot be seen by a filter at all: calls that
 take their flags from memory (clone3, openat2) can only be refused whole.
 """
@@ -32,8 +32,8 @@ from sbx.isolation.seccomp.rules import (
     Refuse,
 )
 
-# The calls that were looked at, newest mseal (linux 6.10). Numbers in the gaps count as new: linux
-# does fill them (335 became uretprobe in 6.11, on x86_64 only; since 6.14 linux asks no filter
+# The calls that were looked at, newest mseal (Linux 6.10). Numbers in the gaps count as new: Linux
+# does fill them (335 became uretprobe in 6.11, on x86_64 only; since 6.14 Linux asks no filter
 # about it). x32 calls lie far above.
 REVIEWED = {
     "x86_64": ((0, 334), (424, 462)),
@@ -53,7 +53,7 @@ NEW_NUMBERS = {
 }
 
 
-# Names of bits and values, as in linux's own headers; equal on x86_64 and aarch64.
+# Names of bits and values, as in Linux's own headers; equal on x86_64 and aarch64.
 CLONE_THREAD = 0x00010000
 CLONE_NEW_ANY = 0x7E020000  # NS CGROUP UTS IPC USER PID NET; TIME is unknown to clone(2)
 O_CREAT, O_TMPFILE_BIT = 0o100, 0o20000000
@@ -105,7 +105,7 @@ DEFAULT = (
     # ── Set-id files: a jail owns the files it makes, and a person on the host may run them ──
     Refuse("chmod fchmod", EPERM, "makes a file set-id", (HasAny(1, SET_ID_BITS),)),
     Refuse("fchmodat fchmodat2", EPERM, "makes a file set-id", (HasAny(2, SET_ID_BITS),)),
-    # Without one of the two flags linux ignores the mode, and plain callers leave garbage there.
+    # Without one of the two flags Linux ignores the mode, and plain callers leave garbage there.
     Refuse(
         "open",
         EPERM,
@@ -123,7 +123,7 @@ DEFAULT = (
     Refuse("mknod", EPERM, "makes a regular file too, set-id", (HasAny(1, SET_ID_BITS),)),
     Refuse("mknodat", EPERM, "makes a regular file too, set-id", (HasAny(2, SET_ID_BITS),)),
     Refuse("mq_open", EPERM, "creates a file, on another file system", (HasAny(2, SET_ID_BITS),)),
-    # mkdir and mkdirat need no rule: linux drops these bits of their mode. Neither does umask,
+    # mkdir and mkdirat need no rule: Linux drops these bits of their mode. Neither does umask,
     # which only takes bits away; and every other call that sets a mode is one of the above.
     # ── Device nodes: 0:0 (a whiteout) needs no capability, and confuses who copies the tree ──
     Refuse("mknod", EPERM, "device; a FIFO is fine", (In(1, (S_IFCHR, S_IFBLK), S_IFMT),)),
