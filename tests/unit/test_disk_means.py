@@ -35,7 +35,9 @@ MOUNTINFO = """\
 
 
 def with_layer(layer: Layer, **told: object) -> Capabilities:
-    plain = {name: getattr(layer, name) for name in ("name", "available", "detail", "cause", "remedy")}
+    plain = {
+        name: getattr(layer, name) for name in ("name", "available", "detail", "cause", "remedy")
+    }
     disk = {"kind": "xfs", "source": "/dev/sda", "device": "8:0", **told}
     return project_quota.with_disk(HOST, {"layer": plain, **disk}, "/data")
 
