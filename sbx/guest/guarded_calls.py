@@ -358,40 +358,11 @@ class GuardedCalls:
             finally:
                 if base is not None:
                     os.close(base)
-        self._set_mode(fd, mode, by_path=bool(path))
+        _set_mode(self._paths, self._names, fd, mode, by_path=bool(path))
 
     def _fchmod(self, call: SyscallNotice, mode: int) -> None:
-        self._set_mode(
-            open_path(f"/proc/{call.thread}/fd/{signed(call.arguments[0])}"), mode, by_path=False
-        )
-
-    def _set_mode(self, fd: int, mode: int, *, by_path: bool) -> None:
-        with _closing(fd), contextlib.ExitStack() as stack:
-            own = f"/proc/self/fd/{fd}"
-            path, status = os.readlink(own), os.fstat(fd)
-            is_directory = stat.S_ISDIR(status.st_mode)
-            # Without the right to search a directory, the guard could not see its entries.
-            is_needed = path in (QUARANTINE, ITEMS) or path.startswith((RECORDS, RULES))
-            if is_needed or self._paths.below(path) == ():
-                raise PermissionError(errno.EPERM, "the guard needs this mode")
-            if stat.S_ISLNK(status.st_mode):
-                raise OSError(errno.EOPNOTSUPP, "a symlink has no mode")
-            with contextlib.suppress(Outside):
-                target = self._paths.target_of(fd)
-                if is_directory:
-                    mode |= 0o700
-                if target is not None:
-                    stack.enter_context(target)
-                    self._names.check_existing(target, is_directory=is_directory)
-                    self._names.check_inode(status)
-                    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-                        if stat.S_IMODE(status.st_mode) == mode & 0o1777:
-                            return
-                        if not by_path:  # the caller's descriptor would stay with the other names
-                            raise OSError(errno.EROFS, "the file has further names")
-                        separate = stack.enter_context(_closing(hard_links.separate(fd, target)))
-                        own = f"/proc/self/fd/{separate}"
-            os.chmod(own, mode & 0o1777)
+        fd = open_path(f"/proc/{call.thread}/fd/{signed(call.arguments[0])}")
+        _set_mode(self._paths, self._names, fd, mode, by_path=False)
 
 
 def _reopen(path_fd: int, target: ResolvedPath, status: os.stat_result, flags: int) -> int:
@@ -404,6 +375,38 @@ def _reopen(path_fd: int, target: ResolvedPath, status: os.stat_result, flags: i
         with _closing(hard_links.separate(path_fd, target, empty=empty)) as copy:
             return _open_own(copy, flags)
     return _open_own(path_fd, flags)
+
+
+def _set_mode(
+    paths: PathResolver, names: GuardedNames, fd: int, mode: int, *, by_path: bool
+) -> None:
+    """Set the mode of a node by its O_PATH descriptor, and close the descriptor."""
+    with _closing(fd), contextlib.ExitStack() as stack:
+        own = f"/proc/self/fd/{fd}"
+        path, status = os.readlink(own), os.fstat(fd)
+        is_directory = stat.S_ISDIR(status.st_mode)
+        # Without the right to search a directory, the guard could not see its entries.
+        is_needed = path in (QUARANTINE, ITEMS) or path.startswith((RECORDS, RULES))
+        if is_needed or paths.below(path) == ():
+            raise PermissionError(errno.EPERM, "the guard needs this mode")
+        if stat.S_ISLNK(status.st_mode):
+            raise OSError(errno.EOPNOTSUPP, "a symlink has no mode")
+        with contextlib.suppress(Outside):
+            target = paths.target_of(fd)
+            if is_directory:
+                mode |= 0o700
+            if target is not None:
+                stack.enter_context(target)
+                names.check_existing(target, is_directory=is_directory)
+                names.check_inode(status)
+                if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                    if stat.S_IMODE(status.st_mode) == mode & 0o1777:
+                        return
+                    if not by_path:  # the caller's descriptor would stay with the other names
+                        raise OSError(errno.EROFS, "the file has further names")
+                    separate = stack.enter_context(_closing(hard_links.separate(fd, target)))
+                    own = f"/proc/self/fd/{separate}"
+        os.chmod(own, mode & 0o1777)
 
 
 def _open_own(path_fd: int, flags: int) -> int:

@@ -17,10 +17,10 @@ _INTERRUPT = """
 import os, socket, sys
 sys.path.insert(0, sys.argv[1])
 from sbx.guest import frames
-from sbx.guest.supervisor import pid1
+from sbx.guest.supervisor import children, pid1
 kernel_pid, kernel_fd = map(int, sys.argv[2:])
 supervising = pid1.Supervisor(
-    socket.socketpair()[0], kernel_pid, {}, pid1.OomScore()
+    socket.socketpair()[0], kernel_pid, {}, children.OomScore()
 )
 supervising.watch_kernel(kernel_fd)
 supervising._obey(frames.RawFrame("interrupt", {}))

@@ -52,7 +52,7 @@ from sbx.guest.guarded_calls import GuardedCalls
 from sbx.guest.guarded_paths import QUARANTINE
 from sbx.guest.kernel import setup
 from sbx.guest.start import lockdown
-from sbx.guest.supervisor import pid1
+from sbx.guest.supervisor import children, pid1
 from sbx.linux import (
     capabilities,
     landlock,
@@ -122,7 +122,7 @@ def become_supervisor(fds: Sequence[int], view: MountView, *, ahead: bool) -> No
         kernels = LandlockDomain.of(view.walls, scope_signals=True)
         if ahead:
             _rehearse_entry(view)
-        oom = pid1.OomScore()
+        oom = children.OomScore()
         kernel_pid = int(_hear(word, b"join"))
         socket.send_fds(word, [b"namespaces"], [kernels.fileno()] if kernels is not None else [])
         if kernels is not None:
@@ -471,8 +471,8 @@ def become_kernel(
         word.send(b"join %d" % os.getpid())
         domain_fd = _hear_fd(word, b"namespaces")  # made while the shell was warmed
         namespaces.join(supervisor_fd, _OWN)
-        oom = pid1.OomScore()
-        oom.set(pid1.OOM_KERNEL)
+        oom = children.OomScore()
+        oom.set(children.OOM_KERNEL)
         oom.close()
         domain = LandlockDomain.of(walls, scope_signals=True, ruleset_fd=domain_fd)
         if ahead:

@@ -20,7 +20,7 @@ sys.path.insert(0, __file__.rpartition("/sbx/guest/")[0])
 
 from sbx.guest import frames
 from sbx.guest.start import lockdown
-from sbx.guest.supervisor import pid1
+from sbx.guest.supervisor import children, pid1
 
 _NO_WALLS: dict[str, Any] = {"landlock": False, "unix_filter": None}
 
@@ -32,14 +32,14 @@ def main(control_fd: int, kernel_fd: int) -> NoReturn:
     if boot is None:
         os._exit(0)
     lockdown.close_all_but((control_fd, kernel_fd))
-    oom = pid1.OomScore()
+    oom = children.OomScore()
     supervisor = os.getpid()
     kernel_pid = os.fork()
     if kernel_pid == 0:
         oom.close()
         control.close()
         os.setsid()
-        pid1.end_with(supervisor)
+        children.end_with(supervisor)
         pid1.become_kernel(kernel_sock, boot.content)
     kernel_sock.close()
     serving = pid1.Supervisor(control, kernel_pid, _NO_WALLS, oom, ends_groups=True)
