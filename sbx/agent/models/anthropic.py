@@ -8,7 +8,7 @@ import msgspec
 
 from sbx.agent.messages import Image, Message, Response, Stop, TokenUsage, ToolCall
 from sbx.agent.models import sanitize
-from sbx.agent.models.sdk_model import ResponseBuilder, SdkModelBase, read
+from sbx.agent.models.sdk_model import ResponseBuilder, SdkModel, read
 from sbx.agent.tools import schema_formats
 from sbx.agent.tools.tool import ToolDefinition
 
@@ -21,7 +21,7 @@ _STOPS: dict[str, Stop] = {
 Json = dict[str, Any]
 
 
-class AnthropicModel(SdkModelBase):
+class AnthropicModel(SdkModel):
     """A model behind the messages API; see SdkModel."""
 
     sdk, client, error = "anthropic", "AsyncAnthropic", "AnthropicError"

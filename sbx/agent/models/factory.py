@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from sbx.agent.models import Model
 from sbx.agent.models.anthropic import AnthropicModel
 from sbx.agent.models.openai import OpenAIModel
-from sbx.agent.models.sdk_model import SdkModelBase
+from sbx.agent.models.sdk_model import SdkModel
 from sbx.agent.settings import AgentSettings
 
-_KINDS: Mapping[str, type[SdkModelBase]] = {"openai": OpenAIModel, "anthropic": AnthropicModel}
+_KINDS: Mapping[str, type[SdkModel]] = {"openai": OpenAIModel, "anthropic": AnthropicModel}
 _NO_KEY = "no-key-is-needed"  # Ollama and vLLM need no key, but the SDKs require one
 
 

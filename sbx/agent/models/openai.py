@@ -13,14 +13,14 @@ import msgspec
 from sbx.agent.messages import Image, Message, Response, Stop, TokenUsage, ToolCall
 from sbx.agent.models import sanitize
 from sbx.agent.models.failures import bad_answer
-from sbx.agent.models.sdk_model import ResponseBuilder, SdkModelBase, read
+from sbx.agent.models.sdk_model import ResponseBuilder, SdkModel, read
 from sbx.agent.tools import schema_formats
 from sbx.agent.tools.tool import ToolDefinition
 
 Json = dict[str, Any]
 
 
-class OpenAIModel(SdkModelBase):
+class OpenAIModel(SdkModel):
     """A model behind the chat completions API of OpenAI or another server; see SdkModel."""
 
     sdk, client, error = "openai", "AsyncOpenAI", "OpenAIError"

@@ -78,7 +78,7 @@ class ResponseBuilder(ABC):
     def response(self) -> Response: ...
 
 
-class SdkModelBase(ABC):
+class SdkModel(ABC):
     """A Model of one server, reached with an SDK.
 
     A `base_url` of None means the URL of the provider. `timeout_s` is the maximum time of one
