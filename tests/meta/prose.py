@@ -26,8 +26,8 @@ HABITS = {
     "say, said": r"\b(?:says?|said)\b",
     "nobody, somebody, anybody": r"\b(?:no|some|any)body\b",
     "who without a noun": r"\bwhoever\b|(?:^|[.:;,(] |\b(?:and|by|for|of|to|or|from|with) )who\b",
-    # `None` is a value of Python.
-    "negated nouns": r"\b(?:is|are|was|were) (?:no|(?-i:none))\b",
+    # "No longer" is an adverb, and `None` is a value of Python.
+    "negated nouns": r"\b(?:is|are|was|were) (?:no(?! longer)|(?-i:none))\b",
     "possessives apart": (
         r"\bof (?:ours|theirs|its own|their own|his own|mine|yours)\b|\ba person's\b"
     ),

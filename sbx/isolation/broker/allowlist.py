@@ -244,7 +244,7 @@ class BrokerAllowlist:
         """Check the arguments of bwrap and the command, except for the sources."""
         args = order["args"]
         if not all(isinstance(item, str) and "\0" not in item for item in args):
-            raise _denied("an option of bwrap is no plain text")
+            raise _denied("an option of bwrap is not plain text")
         words = take_apart(args)
         if words.skeleton not in grant.skeletons:
             raise _denied("the options of bwrap are not those of a jail")
@@ -287,7 +287,7 @@ class BrokerAllowlist:
             if index >= 0 and stack is not None and source.startswith(f"{self._data}/"):
                 shown, opened = self._open(source, stack)
             elif not source.startswith("/"):
-                raise _denied(f"{source} is no path")
+                raise _denied(f"{source} is not a path")
             if (verb, shown, target) not in grant.binds:
                 raise _denied(f"no policy shows {source} at {target}")
             if index >= 0:
@@ -363,13 +363,13 @@ def _named() -> Iterator[None]:
 
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _denied("that is no name of a jail")
+        raise _denied("that is not the name of a jail")
 
 
 def _check_variables(variables: Iterable[tuple[Any, Any]]) -> None:
     for name, value in variables:
         if not isinstance(value, str) or "\0" in value or not _VARIABLE_NAME.fullmatch(name):
-            raise _denied("that is no variable")
+            raise _denied("that is not a variable")
 
 
 def _check_all(items: Iterable[Any], granted: Iterable[Any], what: str) -> None:

@@ -260,7 +260,7 @@ def _told(line: str, path: str, limits: ArchiveLimits) -> dict[str, Any]:
         case "not_found":
             raise not_found(path)
         case "not_a_directory":
-            raise invalid_path("not_a_directory", f"'{path}' is no directory")
+            raise invalid_path("not_a_directory", f"'{path}' is not a directory")
         case "not_permitted":
             raise errors.Denied(
                 f"'{path}' or something in it does not permit that",
