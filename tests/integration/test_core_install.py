@@ -133,7 +133,7 @@ def test_missing_extra_is_one_sentence(
 ) -> None:
     (tmp_path / ".env").write_text("SBX_AGENT_MODEL_NAME=m\nSBX_AGENT_API_KEY=k\n")
     done = run(python, "-m", "sbx", *words, cwd=tmp_path)
-    feature = "a model of openai" if words[0] == "agent" else f"sbx {words[0]}"
+    feature = "a model of openai" if extra == "agent" else f"sbx {words[0]}"
     sentence = f"{feature} needs packages that are not installed"
     assert done.stderr == f"error: {sentence}; run: pip install 'sbx[{extra}]'\n"
     assert (done.returncode, done.stdout) == (3, "")
