@@ -22,7 +22,7 @@ from sbx.agent.history import StoredHistory
 from sbx.agent.messages import Message, Response, ToolCall
 from sbx.agent.models import TextDelta
 from sbx.agent.tools.tool import ToolDefinition
-from sbx.aio import SystemClock
+from sbx.aio import Clock
 from sbx.protocol.agent import AgentRunEnd, StepEnd, ToolEnd
 from sbx.store import Store, chats
 from sbx.store.chats import ChatRow
@@ -102,7 +102,7 @@ async def _agent(
         store, ChatRow(f"chat-{number}", "me", f"talk-{number}", "me", "bench", 0.0, 0.0)
     )
     model = _Thinking()
-    return Agent(box, model, history=StoredHistory(Messages(store, SystemClock()), chat.id)), model
+    return Agent(box, model, history=StoredHistory(Messages(store, Clock()), chat.id)), model
 
 
 BENCHES = (Bench("agent_step", "ms", 5.0, _agent_step, rounds=1000, quick_rounds=200),)

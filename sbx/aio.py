@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from sbx import errors
@@ -150,16 +150,8 @@ def check_process(pid: int, what: str = "sandbox") -> None:
         )
 
 
-class Clock(Protocol):
-    """Seconds of the epoch, and waiting for them to pass."""
-
-    def now(self) -> float: ...
-
-    async def sleep(self, seconds: float) -> None: ...
-
-
-class SystemClock:
-    """The host's own."""
+class Clock:
+    """Seconds of the epoch, and waiting for them to pass. Tests derive one that they move."""
 
     def now(self) -> float:
         return time.time()

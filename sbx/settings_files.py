@@ -51,7 +51,7 @@ def read_users(config: Path | None) -> tuple[Path, str] | None:
     if (text := read(path)) is not None:
         return path, text
     if config is not None:
-        raise NotFound(f"there is no file {config}", hint="name the file with the settings")
+        raise NotFound(f"file {config} does not exist", hint="name the file with the settings")
     return None
 
 

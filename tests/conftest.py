@@ -44,7 +44,7 @@ from shared_services import (  # noqa: F401  # fixtures
     client,
     served,
     service,
-    shared_house,
+    shared_application,
     shared_service,
 )
 
@@ -58,7 +58,7 @@ SETTLE_S = 60.0
 _LOOK_S = 0.05
 _PR_SET_CHILD_SUBREAPER = 36
 _brokers: dict[int, str] = {}  # pid: how the names of its cgroups end
-_CI_EXAMPLES = 50
+_CI_EXAMPLES = 30
 _FULL_EXAMPLES = 1_000
 _FULL_PROPERTY_TIMEOUT_S = 1_800
 
@@ -208,13 +208,13 @@ class SharedRuntime:
 
     _DESCRIPTORS = 5  # the socket of the broker, the data directory, its lock, two directories
     _OF_A_PARKED_KERNEL = 2  # two sockets
-    _OF_A_BERTH = 5  # those of its kernel, and three directories
+    _OF_A_PREWARMED_KERNEL = 5  # those of its kernel, and three directories
     _OF_A_ZYGOTE = 3  # bwrap, PID 1, the zygote
     _OF_A_KERNEL = 2  # PID 1 and the kernel
 
     def __init__(self) -> None:
         self.runtime: Runtime | None = None
-        self.of_its_house = 0  # descriptors of the service that has this runtime, where one does
+        self.of_its_service = 0  # descriptors of the service that has this runtime, where one does
 
     async def started(self) -> Runtime:
         if self.runtime is None:
@@ -255,8 +255,8 @@ class SharedRuntime:
         assert self.runtime._resources is not None
         pools = self.runtime._resources.starter._pools.values()
         parked = self._OF_A_PARKED_KERNEL * sum(len(pool._parked) for pool in pools)
-        berths = self._OF_A_BERTH * sum(len(pool._berths) for pool in pools)
-        return self._DESCRIPTORS + self.of_its_house + parked + berths
+        prewarmed = self._OF_A_PREWARMED_KERNEL * sum(len(pool._prewarmed) for pool in pools)
+        return self._DESCRIPTORS + self.of_its_service + parked + prewarmed
 
     def surplus(self, processes: dict[int, str]) -> list[str]:
         """Its processes, if they are more than its zygotes and parked kernels have."""
@@ -281,9 +281,9 @@ class Lasting:
         self.services: list[int] = []  # pids of `sbx serve`, each with all it started
 
     @contextmanager
-    def house(self, runtime: Runtime, descriptors: int) -> Iterator[None]:
+    def in_process(self, runtime: Runtime, descriptors: int) -> Iterator[None]:
         kept = SharedRuntime()
-        kept.runtime, kept.of_its_house = runtime, descriptors
+        kept.runtime, kept.of_its_service = runtime, descriptors
         self.runtimes.append(kept)
         try:
             yield

@@ -2,8 +2,10 @@
 
 import asyncio
 
+from sbx.aio import Clock
 
-class FakeClock:
+
+class FakeClock(Clock):
     """The runtime's `Clock`; `advance` moves it and wakes whoever slept until then."""
 
     def __init__(self, now: float = 1_000_000.0) -> None:

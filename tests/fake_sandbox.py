@@ -16,7 +16,7 @@ class FakeFiles:
 
     async def read_bytes(self, path: str) -> bytes:
         if path not in self.content:
-            raise NotFound(f"there is no {path}", code="file_not_found")
+            raise NotFound(f"{path} does not exist", code="file_not_found")
         return self.content[path]
 
     async def write(self, path: str, content: str | bytes) -> int:

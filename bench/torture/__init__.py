@@ -5,7 +5,7 @@ replies.
     oracle.py       the checker: records in, findings out; pure
     growth.py       slopes of memory and descriptors for each life of the service; pure
     plan.py         which fault strikes when; pure
-    house.py        the service process, its small file system, its restarts
+    service_process.py  the service process, its small file system, its restarts
     faults.py       the faults
     wire.py         one HTTP call and its record
     looks.py        requests that only look

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 
 from bench.torture import model
-from bench.torture.house import House
 from bench.torture.ledger import NEVER_SENT, Act
 from bench.torture.looks import Credential, counters, history, read_file, use
+from bench.torture.service_process import ServiceUnderTest
 from bench.torture.wire import Json, Wire
 
 _PATHS = 8  # of a sandbox, in use at once
@@ -69,7 +69,7 @@ class Client:
 
     def __init__(
         self,
-        house: House,
+        service: ServiceUnderTest,
         http: httpx.AsyncClient,
         number: int,
         random: Random,
@@ -77,8 +77,8 @@ class Client:
         *,
         pause_s: float,
     ) -> None:
-        self._wire = Wire(house, http, number)
-        self._house = house
+        self._wire = Wire(service, http, number)
+        self._service = service
         self._number = number
         self._random = random
         self._credentials = credentials
@@ -104,7 +104,7 @@ class Client:
             (3, self._delete_sandbox),
         ]
         weights, acts = zip(*works, strict=True)
-        while self._house.now() < until:
+        while self._service.now() < until:
             box = self._box or await self._create_sandbox()
             if box is None:
                 await asyncio.sleep(_DOWN_S)

@@ -19,10 +19,10 @@ from bench.torture import model
 from bench.torture.clients import Client, Credentials, over_tcp
 from bench.torture.faults import Injector
 from bench.torture.growth import Growth, growth
-from bench.torture.house import House, disk
 from bench.torture.ledger import Ledger
 from bench.torture.oracle import Finding, findings, summary
 from bench.torture.plan import plan
+from bench.torture.service_process import ServiceUnderTest, disk
 from bench.torture.survey import Traces, descriptors_left, left_behind, survey, works_again
 from sbx.linux.descriptors import raise_nofile_limit
 from sbx.linux.prctl import set_child_subreaper
@@ -85,13 +85,13 @@ async def torture(seconds: float, seed: int, *, clients: int, pause_s: float) ->
         with disk() as place:
             log = Path(tempfile.mkdtemp(prefix="sbx-torture-log-")) / "log"
             async with model.serving() as model_url:
-                house = House(ledger, place, log, model_url)
-                before = Traces.now(house)
+                service = ServiceUnderTest(ledger, place, log, model_url)
+                before = Traces.now(service)
                 try:
-                    await _run(house, seconds, seed, clients, pause_s)
+                    await _run(service, seconds, seed, clients, pause_s)
                 except TimeoutError:
                     ledger.left.append(f"a service that does not answer within {_HEALED_S:g} s")
-                ledger.left += await left_behind(house, before)
+                ledger.left += await left_behind(service, before)
     finally:
         set_child_subreaper(False)
     result = findings(ledger)
@@ -102,42 +102,49 @@ async def torture(seconds: float, seed: int, *, clients: int, pause_s: float) ->
     return _report(ledger, result, seed, seconds, str(log.parent) if result else None)
 
 
-async def _run(house: House, seconds: float, seed: int, clients: int, pause_s: float) -> None:
+async def _run(
+    service: ServiceUnderTest, seconds: float, seed: int, clients: int, pause_s: float
+) -> None:
     """Work under faults, heal, survey, restart and survey again; then end."""
-    serving = asyncio.create_task(house.run())
+    serving = asyncio.create_task(service.run())
     try:
-        await _ready(house)
-        began = house.now()
+        await _ready(service)
+        began = service.now()
         credentials = Credentials()
         async with asyncio.TaskGroup() as group:
             until = began + seconds
-            injector = Injector(house, Random(seed))
+            injector = Injector(service, Random(seed))
             group.create_task(injector.carry_out(plan(seed, seconds), began, seconds))
             for number in range(clients):
-                group.create_task(_client(house, number, seed, until, credentials, pause_s))
-        await _ready(house)
-        await survey(house, clients, credentials)
-        await works_again(house)
-        await house.restart()
-        await _ready(house)
-        await survey(house, clients, credentials)
-        house.ledger.left += await descriptors_left(house)
+                group.create_task(_client(service, number, seed, until, credentials, pause_s))
+        await _ready(service)
+        await survey(service, clients, credentials)
+        await works_again(service)
+        await service.restart()
+        await _ready(service)
+        await survey(service, clients, credentials)
+        service.ledger.left += await descriptors_left(service)
     finally:
-        await house.close()
+        await service.close()
         await serving
 
 
-async def _ready(house: House) -> None:
+async def _ready(service: ServiceUnderTest) -> None:
     async with asyncio.timeout(_HEALED_S):
-        await house.ready.wait()
+        await service.ready.wait()
 
 
 async def _client(
-    house: House, number: int, seed: int, until: float, credentials: Credentials, pause_s: float
+    service: ServiceUnderTest,
+    number: int,
+    seed: int,
+    until: float,
+    credentials: Credentials,
+    pause_s: float,
 ) -> None:
-    async with house.client(tcp=over_tcp(number)) as http:
+    async with service.client(tcp=over_tcp(number)) as http:
         random = Random(f"{seed}-{number}")
-        await Client(house, http, number, random, credentials, pause_s=pause_s).work(until)
+        await Client(service, http, number, random, credentials, pause_s=pause_s).work(until)
 
 
 def _report(

@@ -12,9 +12,9 @@ from random import Random
 
 import psutil
 
-from bench.torture.house import House
 from bench.torture.ledger import Struck
 from bench.torture.plan import ENDING, Fault, is_calm
+from bench.torture.service_process import ServiceUnderTest
 
 _AT_ONCE = 2
 _READY_S = 60.0  # for a process that a fault can strike
@@ -33,8 +33,8 @@ class Impossible(Exception):
 class Injector:
     """Strikes as a plan says."""
 
-    def __init__(self, house: House, random: Random) -> None:
-        self._house = house
+    def __init__(self, service: ServiceUnderTest, random: Random) -> None:
+        self._service = service
         self._random = random
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._stopping = asyncio.Lock()  # SIGCONT of one fault would end that of another one
@@ -45,22 +45,22 @@ class Injector:
         Left out: a fault that is so late that the run has ended, or the calm part has begun."""
         async with asyncio.TaskGroup() as group:
             for fault in plan:
-                await asyncio.sleep(max(0.0, since + fault.at - self._house.now()))
+                await asyncio.sleep(max(0.0, since + fault.at - self._service.now()))
                 await self._at_once.acquire()
-                at = self._house.now() - since
+                at = self._service.now() - since
                 if at > seconds or (fault.kind in ENDING and is_calm(at, seconds)):
                     self._at_once.release()
                     continue
                 group.create_task(self._strike(fault))
 
     async def _strike(self, fault: Fault) -> None:
-        began, note = self._house.now(), ""
+        began, note = self._service.now(), ""
         try:
             async with asyncio.timeout(_READY_S):
-                while not self._house.ready.is_set():
-                    await self._house.ready.wait()
+                while not self._service.ready.is_set():
+                    await self._service.ready.wait()
                     await asyncio.sleep(_WORK_S)  # a service that does nothing survives everything
-            began = self._house.now()
+            began = self._service.now()
             await self._act(fault.kind)(fault.for_s)
         except TimeoutError:
             note = "the service was not ready"
@@ -68,7 +68,7 @@ class Injector:
             note = str(error) or type(error).__name__
         finally:
             self._at_once.release()
-        self._house.ledger.faults.append(Struck(fault.kind, began, self._house.now(), note))
+        self._service.ledger.faults.append(Struck(fault.kind, began, self._service.now(), note))
 
     def _act(self, kind: str) -> Callable[[float], Awaitable[None]]:
         return {
@@ -88,32 +88,32 @@ class Injector:
     # -- the service and its broker ---------------------------------------------------------------
 
     async def _kill(self, _: float) -> None:
-        self._house.expect("kill")
-        os.kill(self._house.pid, signal.SIGKILL)
+        self._service.expect("kill")
+        os.kill(self._service.pid, signal.SIGKILL)
 
     async def _terminate(self, _: float) -> None:
-        await self._house.restart()
+        await self._service.restart()
 
     async def _broker_kill(self, _: float) -> None:
         broker = self._broker()
-        self._house.expect("broker_kill")
+        self._service.expect("broker_kill")
         broker.kill()
 
     async def _broker_silent(self, _: float) -> None:
-        """The service has to notice, to end and to be started again: `House` looks at that."""
+        """The service must notice it, end and start again. `ServiceUnderTest` checks this."""
         async with self._stopping:
             broker = self._broker()
-            self._house.expect("broker_silent")
+            self._service.expect("broker_silent")
             broker.suspend()
 
     async def _broker_pause(self, for_s: float) -> None:
         async with self._stopping:
-            if not self._house.ready.is_set():
+            if not self._service.ready.is_set():
                 raise Impossible("the service ends already")
             await _paused([self._broker()], for_s)
 
     def _broker(self) -> psutil.Process:
-        if (broker := self._house.broker()) is None:
+        if (broker := self._service.broker()) is None:
             raise Impossible("the service has no broker")
         return broker
 
@@ -135,9 +135,9 @@ class Injector:
     # -- what the service uses up -----------------------------------------------------------------
 
     async def _disk_full(self, for_s: float) -> None:
-        if not self._house.disk.small:
+        if not self._service.disk.small:
             raise Impossible("no small file system, which takes root")
-        filler = self._house.disk.filler
+        filler = self._service.disk.filler
         with self._excuse("disk_full"), filler.open("wb", buffering=0) as file:
             try:
                 async with asyncio.timeout(for_s):
@@ -150,7 +150,7 @@ class Injector:
                 filler.unlink()
 
     async def _store_locked(self, for_s: float) -> None:
-        path = self._house.disk.data / "store.sqlite"
+        path = self._service.disk.data / "store.sqlite"
         with self._excuse("store_locked"):
             place = f"file:{path}?mode=rw"
             store = sqlite3.connect(place, uri=True, timeout=0, isolation_level=None)
@@ -168,13 +168,13 @@ class Injector:
         """Connections that send nothing, which come again when the service closes them."""
         async with asyncio.TaskGroup() as group:
             for _ in range(_CONNECTIONS):
-                group.create_task(self._silent(self._house.now() + for_s))
+                group.create_task(self._silent(self._service.now() + for_s))
 
     async def _silent(self, until: float) -> None:
-        while self._house.now() < until:
+        while self._service.now() < until:
             try:
-                async with asyncio.timeout(max(0.0, until - self._house.now())):
-                    reader, writer = await asyncio.open_connection(*self._house.tcp)
+                async with asyncio.timeout(max(0.0, until - self._service.now())):
+                    reader, writer = await asyncio.open_connection(*self._service.tcp)
                     try:
                         await reader.read()
                     finally:
@@ -184,7 +184,7 @@ class Injector:
 
     async def _few_descriptors(self, for_s: float) -> None:
         """Let the service open only a few files more than it has."""
-        pid = self._house.pid
+        pid = self._service.pid
         with self._excuse("few_descriptors"), ExitStack() as undo:
             before = _limits(pid)
             few = len(os.listdir(f"/proc/{pid}/fd")) + _SPARE_FILES
@@ -194,11 +194,11 @@ class Injector:
 
     @contextmanager
     def _excuse(self, name: str) -> Iterator[None]:
-        self._house.excuses.add(name)
+        self._service.excuses.add(name)
         try:
             yield
         finally:
-            self._house.excuses.discard(name)
+            self._service.excuses.discard(name)
 
 
 async def _paused(processes: Sequence[psutil.Process], for_s: float) -> None:

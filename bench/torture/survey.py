@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 
 from bench.torture.clients import Credentials, over_tcp, session, talk_of
-from bench.torture.house import House
 from bench.torture.ledger import SURVEY, Act
 from bench.torture.looks import counters, history, read_file, use
+from bench.torture.service_process import ServiceUnderTest
 from bench.torture.wire import Wire
 
 _AT_ONCE = 8
@@ -24,11 +24,11 @@ _SETTLE_S = 20.0
 _FDS_SLACK = 40  # the pool, the zygotes and the store of a service that has worked
 
 
-async def survey(house: House, clients: int, credentials: Credentials) -> None:
+async def survey(service: ServiceUnderTest, clients: int, credentials: Credentials) -> None:
     """Read everything back. The records are those of client SURVEY."""
-    async with house.client() as unix, house.client(tcp=True) as tcp:
-        wires = {False: Wire(house, unix, SURVEY), True: Wire(house, tcp, SURVEY)}
-        acts = list(house.ledger.acts)
+    async with service.client() as unix, service.client(tcp=True) as tcp:
+        wires = {False: Wire(service, unix, SURVEY), True: Wire(service, tcp, SURVEY)}
+        acts = list(service.ledger.acts)
         boxes = {
             act.seen: wires[over_tcp(act.client)]
             for act in acts
@@ -48,7 +48,7 @@ async def survey(house: House, clients: int, credentials: Credentials) -> None:
         await asyncio.gather(*(at_once(look) for look in looks))
         sessions = {
             act.seen
-            for act in house.ledger.acts
+            for act in service.ledger.acts
             if act.kind == "session.get" and act.outcome == "done"
         }
         await _sandboxes(sessions, wires[False], wires[True])
@@ -75,7 +75,7 @@ async def _box(wire: Wire, box: str, paths: set[str]) -> None:
 async def _chat(wire: Wire, number: int) -> None:
     """The answers in the messages of a conversation, and the counters of its code."""
     conversation, target = session(number)[2], talk_of(number)
-    if not any(act.kind == "chat" and act.target == target for act in wire.house.ledger.acts):
+    if not any(act.kind == "chat" and act.target == target for act in wire.service.ledger.acts):
         return
     name = target.partition("/")[0]
     path = f"/v1/sandboxes/{name}"
@@ -97,7 +97,7 @@ async def _chat(wire: Wire, number: int) -> None:
         if (cursor := page.seen["next_cursor"]) is None:
             break
         params = {"limit": _PAGE, "cursor": cursor}
-    wire.house.ledger.acts.append(
+    wire.service.ledger.acts.append(
         Act("messages", target, SURVEY, page.began, page.ended, page.status, page.code, seen=texts)
     )
 
@@ -123,15 +123,15 @@ async def _sandboxes(sessions: set[str], *wires: Wire) -> None:
             params = {"limit": "100", "cursor": page.seen["next_cursor"]}
         ids = [sandbox for sandbox in ids if sandbox not in sessions]
         record = Act("sandboxes", "", SURVEY, page.began, page.ended, page.status, seen=ids)
-        wire.house.ledger.acts.append(record)
+        wire.service.ledger.acts.append(record)
 
 
-async def works_again(house: House) -> None:
+async def works_again(service: ServiceUnderTest) -> None:
     """Run a cell in new sandboxes: a service that has healed does it at the first try."""
-    async with house.client() as http:
-        wire = Wire(house, http, SURVEY)
+    async with service.client() as http:
+        wire = Wire(service, http, SURVEY)
         for number in range(_FINAL_RUNS):
-            key = f"survey{number}-{house.pid}"
+            key = f"survey{number}-{service.pid}"
             box = await wire.call(
                 "sandbox.create",
                 f"?{key}",
@@ -160,20 +160,20 @@ async def works_again(house: House) -> None:
             await wire.call("sandbox.delete", box.seen, "DELETE", top)
 
 
-async def descriptors_left(house: House) -> list[str]:
+async def descriptors_left(service: ServiceUnderTest) -> list[str]:
     """Descriptors of the service that remain after every sandbox was deleted."""
-    async with house.client() as unix, house.client(tcp=True) as tcp:
+    async with service.client() as unix, service.client(tcp=True) as tcp:
         for http in (unix, tcp):
             while items := (await http.get("/v1/sandboxes")).json()["items"]:
                 for sandbox in items:
                     (await http.delete(f"/v1/sandboxes/{sandbox['id']}")).raise_for_status()
-    most, end = house.first_fds + _FDS_SLACK, house.now() + _SETTLE_S
-    while len(_fds(house.pid)) > most and house.now() < end:  # noqa: ASYNC110
+    most, end = service.first_fds + _FDS_SLACK, service.now() + _SETTLE_S
+    while len(_fds(service.pid)) > most and service.now() < end:  # noqa: ASYNC110
         await asyncio.sleep(0.2)
-    if len(targets := _fds(house.pid)) <= most:
+    if len(targets := _fds(service.pid)) <= most:
         return []
     kinds = Counter(map(_kind, targets)).most_common(5)
-    return [f"{len(targets)} descriptors, {house.first_fds} at the start: {kinds}"]
+    return [f"{len(targets)} descriptors, {service.first_fds} at the start: {kinds}"]
 
 
 def _kind(target: str) -> str:
@@ -199,12 +199,12 @@ def _paths_of(acts: list[Act], box: str) -> set[str]:
 # -- the host, when the service has ended ----------------------------------------------------------
 
 
-async def left_behind(house: House, before: "Traces") -> list[str]:
+async def left_behind(service: ServiceUnderTest, before: "Traces") -> list[str]:
     """Whatever of the service is still on the host a while after its end."""
-    end = house.now() + _SETTLE_S
+    end = service.now() + _SETTLE_S
     while True:
-        left = [*Traces.now(house).since(before), *_unknown(house.disk.data)]
-        if not left or house.now() > end:
+        left = [*Traces.now(service).since(before), *_unknown(service.disk.data)]
+        if not left or service.now() > end:
             return left
         await asyncio.sleep(0.2)
 
@@ -216,9 +216,9 @@ class Traces:
         self._lines = lines
 
     @classmethod
-    def now(cls, house: House) -> "Traces":
+    def now(cls, service: ServiceUnderTest) -> "Traces":
         """Those there are now. Processes that lost their parent are this one's: it reaps them."""
-        return cls({*_processes(), *_mounts(), *_cgroups(house.brokers)})
+        return cls({*_processes(), *_mounts(), *_cgroups(service.brokers)})
 
     def since(self, before: "Traces") -> list[str]:
         return sorted(self._lines - before._lines)

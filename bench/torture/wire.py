@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from bench.torture.house import House
 from bench.torture.ledger import CUT, LATE, NEVER_SENT, Act
+from bench.torture.service_process import ServiceUnderTest
 
 DEADLINE_S = 60.0
 Json = dict[str, Any]
@@ -29,7 +29,7 @@ class _Reply:
 class Wire:
     """The calls of one client. Every method records its act and returns it."""
 
-    house: House
+    service: ServiceUnderTest
     http: httpx.AsyncClient
     client: int
 
@@ -87,7 +87,7 @@ class Wire:
     async def _recorded(
         self, kind: str, target: str, key: str
     ) -> AsyncIterator[tuple[_Reply, list[Act]]]:
-        began, reply, done = self.house.now(), _Reply(), list[Act]()
+        began, reply, done = self.service.now(), _Reply(), list[Act]()
         try:
             async with asyncio.timeout(DEADLINE_S):
                 yield reply, done
@@ -103,14 +103,14 @@ class Wire:
                 target,
                 self.client,
                 began,
-                self.house.now(),
+                self.service.now(),
                 status=reply.status,
                 code=reply.code,
                 key=key,
                 seen=reply.seen,
             )
         )
-        self.house.ledger.acts += done
+        self.service.ledger.acts += done
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[Json]:

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from sbx.agent.tools.approval_rules import ApprovalRule, matches, rule_for
 from sbx.agent.tools.tool import Arguments
-from sbx.aio import Clock, SystemClock, run_to_completion
+from sbx.aio import Clock, run_to_completion
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
 from sbx.protocol.approvals import (
     ABORT,
@@ -102,7 +102,7 @@ class Approvals:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._records = _in_memory() if records is None else records
-        self._clock: Clock = clock or SystemClock()
+        self._clock: Clock = clock or Clock()
         self._timeout_s = timeout_s
         # Weak: a caller that no longer waits is forgotten; the records keep the call.
         self._waiting: WeakValueDictionary[str, Pending] = WeakValueDictionary()
@@ -212,7 +212,7 @@ class Approvals:
         may not create a rule: the rule would outlive the token, and it would apply to a project
         outside the bounds. If this raises, nothing is decided.
         """
-        approval = await self._records.of_id(tool_call_id)
+        approval = await self._records.get(tool_call_id)
         if approval is None or not reach.covers(approval):
             raise _unknown(tool_call_id)
         now, by = self._clock.now(), by or reach.owner
@@ -285,7 +285,7 @@ class Approvals:
         """Revoke a rule at once. Return whether that is already recorded. Raise NotFound."""
         recorded = await run_to_completion(self._records.drop_rule(rule_id, reach))
         if recorded is None:
-            raise NotFound(f"there is no rule {rule_id}", code="rule_not_found")
+            raise NotFound(f"rule {rule_id} does not exist", code="rule_not_found")
         return recorded
 
     # -- for those who wait ------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pathlib import Path
 from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.history import MessageHistory, StoredHistory, repair_history
 from sbx.agent.sandbox import ToolSandbox
-from sbx.aio import SystemClock, in_thread
+from sbx.aio import Clock, in_thread
 from sbx.client import Client
 from sbx.errors import BadRequest, Conflict, NotFound
 from sbx.protocol.changes import ChangesMode, ChangesSetting
@@ -35,7 +35,7 @@ from sbx.store.chats import ChatRow
 from sbx.store.messages import Messages
 
 OWNER = "local"
-CLOCK = SystemClock()
+CLOCK = Clock()
 _HERE = "chat"  # agent id of these rows; for a conversation in a service it is the sandbox id
 _LONG_S = 30 * 86_400.0  # keep the variables while the user is away
 _LIST_MAX = 500
@@ -112,7 +112,7 @@ async def listed(directory: Path) -> list[tuple[ChatRow, str]]:
     """Return the stored conversations, the last used first, each with its first message."""
     conversations = []
     async with _store(directory) as store:
-        for row in await chats.of_owner(store, OWNER, limit=_LIST_MAX):
+        for row in await chats.list_for_owner(store, OWNER, limit=_LIST_MAX):
             first = await _history_of(store, row).messages(limit=1)
             conversations.append((row, first[0].message.content if first else ""))
     return conversations
@@ -334,12 +334,12 @@ async def _stored(store: Store, conversation_id: str, *, there: bool) -> ChatRow
     if conversation_id:
         match = next(iter(await chats.named(store, OWNER, conversation_id)), None)
     else:
-        rows = await chats.of_owner(store, OWNER)
+        rows = await chats.list_for_owner(store, OWNER)
         match = next((row for row in rows if _is_there(row) == there), None)
     if match is None:
         which = conversation_id or "to continue"
         raise NotFound(
-            f"there is no conversation {which}",
+            f"conversation {which} does not exist",
             code="no_conversation",
             hint="sbx chat --list shows the stored conversations",
         )

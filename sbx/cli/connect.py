@@ -111,7 +111,7 @@ def for_each(
     return exits.for_error(failed[0][1]) if failed else exits.Exit.OK
 
 
-def of_sandbox(sandbox_id: str, *rest: str) -> str:
+def sandbox_path(sandbox_id: str, *rest: str) -> str:
     """Return the URL path of a sandbox, or of a part of it. Ids and names may hold any text."""
     return "/v1/sandboxes/" + "/".join(_part(part) for part in (not_empty(sandbox_id), *rest))
 
@@ -123,7 +123,7 @@ def not_empty(sandbox_id: str) -> str:
     return sandbox_id
 
 
-def of_admin(*parts: str) -> str:
+def admin_path(*parts: str) -> str:
     """Return a URL path that only the operator may use."""
     return "/v1/admin/" + "/".join(_part(part) for part in parts)
 

@@ -28,7 +28,7 @@ def list_contexts(
     key: connect.Key = None,
 ) -> int:
     """List the contexts of a conversation, `default` first."""
-    path = connect.of_sandbox(sandbox_id, "conversations", conversation, "contexts")
+    path = connect.sandbox_path(sandbox_id, "conversations", conversation, "contexts")
     reply = connect.ask(socket, key, lambda client: client.request("GET", path))
     if as_json:
         output.document({"contexts": reply["items"], "limit": reply["limit"]})

@@ -148,7 +148,7 @@ def _check_file(path: str) -> None:
             hint="use -r",
         )
     if not os.path.exists(path):
-        raise NotFound(f"there is no file {path}", code="file_not_found", hint="check the path")
+        raise NotFound(f"file {path} does not exist", code="file_not_found", hint="check the path")
     if not os.path.isfile(path):
         raise BadRequest(f"{path} is not a regular file", hint="copy it to a file first")
 

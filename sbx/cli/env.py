@@ -86,9 +86,9 @@ def create(
 
     from sbx.cli.env_progress import create_with_progress
     from sbx.environments.create import EnvironmentSpec
-    from sbx.environments.requirements import of_words
+    from sbx.environments.requirements import parse_words
 
-    parsed = [*of_words(packages or []), *_of_files(requirements or [])]
+    parsed = [*parse_words(packages or []), *_parse_files(requirements or [])]
     if not timeout > 0:
         raise BadRequest("--timeout must be more than 0 seconds")
     request = EnvironmentSpec(name, tuple(parsed), python, installer.value, build, timeout)
@@ -234,8 +234,8 @@ def _refuse_if_used(name: str, policies: list[str], processes: list[int]) -> Non
         )
 
 
-def _of_files(files: list[Path]) -> list["PackageRequirement"]:
-    from sbx.environments.requirements import of_file
+def _parse_files(files: list[Path]) -> list["PackageRequirement"]:
+    from sbx.environments.requirements import parse_file
 
     requirements: list[PackageRequirement] = []
     for file in files:
@@ -250,7 +250,7 @@ def _of_files(files: list[Path]) -> list["PackageRequirement"]:
             ) from None
         if len(data) > _FILE_MAX:
             raise BadRequest(f"{file} is larger than 1 MiB", code="invalid_requirement")
-        requirements += of_file(data.decode(errors="replace"), file.name)
+        requirements += parse_file(data.decode(errors="replace"), file.name)
     return requirements
 
 

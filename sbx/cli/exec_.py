@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from sbx.cli import command, connect, exits, output, terminal
-from sbx.cli.run import LanguageOption, ScriptArguments, code_of, language_for, variables
+from sbx.cli.run import (
+    CodeOption,
+    EventsOption,
+    FileArgument,
+    LanguageOption,
+    ResultOption,
+    ScriptArguments,
+    ShellOption,
+    TimeoutOption,
+    code_of,
+    language_for,
+    variables,
+)
 from sbx.cli.terminal import InputLines
 from sbx.errors import BadRequest, NotFound, SbxError, TooLarge
 from sbx.protocol.contexts import DEFAULT_CONTEXT
@@ -27,16 +39,10 @@ _STDIN_MAX = 1 << 20  # stdin is part of the JSON body of the request
 
 def execute(
     sandbox_id: connect.Id,
-    file: Annotated[
-        str | None, typer.Argument(help="A file of code; - for stdin.", metavar="FILE")
-    ] = None,
+    file: FileArgument = None,
     args: ScriptArguments = None,
-    code: Annotated[
-        str | None, typer.Option("--code", "-c", help="The code itself.", metavar="CODE")
-    ] = None,
-    shell: Annotated[
-        bool, typer.Option("--shell", help="Run a bash script instead of Python.")
-    ] = False,
+    code: CodeOption = None,
+    shell: ShellOption = False,
     language: LanguageOption = None,
     conversation: connect.Conversation = "default",
     context: Annotated[
@@ -45,13 +51,7 @@ def execute(
             help="The kernel of the conversation; created if it does not exist.", metavar="NAME"
         ),
     ] = "default",
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            help="The time limit; default and maximum: limits.wall_time of the policy.",
-            metavar="SECONDS",
-        ),
-    ] = None,
+    timeout: TimeoutOption = None,
     cwd: Annotated[
         str | None,
         typer.Option(help="For a command or script: the working directory.", metavar="DIR"),
@@ -75,13 +75,8 @@ def execute(
             "-i its stdin stays open, for sbx command write.",
         ),
     ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the whole result as one JSON document, at the end."),
-    ] = False,
-    as_events: Annotated[
-        bool, typer.Option("--events", help="Print each event as it occurs, as a line of JSON.")
-    ] = False,
+    as_json: ResultOption = False,
+    as_events: EventsOption = False,
     socket: connect.Socket = None,
     key: connect.Key = None,
 ) -> int:

@@ -19,7 +19,7 @@ def extend(
 ) -> int:
     """Extend the lifetime of a sandbox."""
     request = {"extend_by": connect.whole_seconds(by, "TIME")}
-    path = connect.of_sandbox(sandbox_id, "extend_ttl")
+    path = connect.sandbox_path(sandbox_id, "extend_ttl")
     box = connect.ask(socket, key, lambda client: client.request("POST", path, json=request))
     if as_json:
         output.document(box)

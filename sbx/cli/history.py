@@ -56,7 +56,7 @@ def history(
     params |= {"exec_type": kind} if kind else {}
     params |= {"success_only": "true"} if succeeded else {}
     params |= {"tags": tags} if tags else {}
-    path = connect.of_sandbox(sandbox_id, "history")
+    path = connect.sandbox_path(sandbox_id, "history")
     reply = connect.ask(socket, key, lambda client: client.request("GET", path, params=params))
     if as_json:
         output.document(reply)
@@ -78,10 +78,10 @@ def _show_run(
     key: str | None,
 ) -> int:
     async def request(client: "Client") -> Any:
-        entry = await client.request("GET", connect.of_sandbox(sandbox_id, "history", run))
+        entry = await client.request("GET", connect.sandbox_path(sandbox_id, "history", run))
         if not any(value is not None for value in changes.values()):
             return entry
-        path = connect.of_sandbox(sandbox_id, "history", entry["id"])
+        path = connect.sandbox_path(sandbox_id, "history", entry["id"])
         return await client.request("PATCH", path, json=dict(changes))
 
     entry = connect.ask(socket, key, request)

@@ -21,7 +21,7 @@ def inspect(
 
     The command reads the walls back from Linux now. --json has all details, such as the namespaces.
     """
-    path = connect.of_sandbox(sandbox_id, "inspect")
+    path = connect.sandbox_path(sandbox_id, "inspect")
     document = connect.ask(socket, key, lambda client: client.request("GET", path))
     if as_json:
         output.document(document)

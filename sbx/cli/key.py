@@ -76,7 +76,7 @@ def print_list(
     collection: str, columns: Columns, as_json: bool, socket: str | None, key: str | None
 ) -> int:
     """Print all keys or all tokens, with a column for their state."""
-    path = connect.of_admin(collection)
+    path = connect.admin_path(collection)
     entries = connect.ask(socket, key, lambda client: client.request("GET", path))["items"]
     if as_json:
         output.document({collection: entries})
@@ -96,7 +96,7 @@ def _state(entry: Mapping[str, Any]) -> str:
 def revoke(
     collection: str, revoked_id: str, as_json: bool, socket: str | None, key: str | None
 ) -> int:
-    path = connect.of_admin(collection, revoked_id)
+    path = connect.admin_path(collection, revoked_id)
     reply = connect.ask(socket, key, lambda client: client.request("DELETE", path))
     # The reply has a body if the revocation is not recorded yet.
     body = {"revoked": revoked_id, **(reply or {})}

@@ -67,7 +67,7 @@ def logs(
 
 
 async def _events(client: "Client", sandbox_id: str) -> list[dict[str, Any]]:
-    path = connect.of_sandbox(sandbox_id, "events")
+    path = connect.sandbox_path(sandbox_id, "events")
     params: dict[str, Any] = {"limit": _PAGE}
     events: list[dict[str, Any]] = []
     while True:
@@ -80,7 +80,7 @@ async def _events(client: "Client", sandbox_id: str) -> list[dict[str, Any]]:
 
 async def _runs(client: "Client", sandbox_id: str, count: int) -> list[dict[str, Any]]:
     """Return at most `count` of the last runs. A page may be short if its runs have much output."""
-    path = connect.of_sandbox(sandbox_id, "history")
+    path = connect.sandbox_path(sandbox_id, "history")
     runs: list[dict[str, Any]] = []
     while len(runs) < count:
         params = {"limit": count - len(runs), "offset": len(runs)}
@@ -103,7 +103,7 @@ async def _poll_runs(client: "Client", sandbox_id: str, seen: set[str], show: An
 
 
 async def _unseen(client: "Client", sandbox_id: str, seen: set[str]) -> list[dict[str, Any]]:
-    path = connect.of_sandbox(sandbox_id, "history")
+    path = connect.sandbox_path(sandbox_id, "history")
     fresh: list[dict[str, Any]] = []
     while True:
         params = {"limit": _PAGE, "offset": len(fresh)}

@@ -35,7 +35,7 @@ def mount(
     service. --write needs a policy with shared = true and host_executables = "allow", and an
     existing directory in /workspace/shared of the sandbox.
     """
-    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "mounts")
+    path = connect.admin_path("sandboxes", connect.not_empty(sandbox_id), "mounts")
     if source is None:
         reply = connect.ask(socket, key, lambda client: client.request("GET", path))
         return _listed(reply["items"], as_json=as_json)
@@ -55,7 +55,7 @@ def unmount(
     key: connect.Key = None,
 ) -> int:
     """Unmount a directory. Files in it that are open stay open."""
-    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "mounts")
+    path = connect.admin_path("sandboxes", connect.not_empty(sandbox_id), "mounts")
     request = {"target": target}
     connect.ask(socket, key, lambda client: client.request("DELETE", path, params=request))
     output.outcome({"unmounted": target}, one_line(target), as_json=as_json)

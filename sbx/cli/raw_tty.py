@@ -10,7 +10,6 @@ import sys
 import termios
 import tty
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 from sbx.cli.terminal import STDIN, STDOUT
@@ -66,12 +65,7 @@ class RawTty:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.restore()
         with suppress(OSError):
             os.write(self._end_guard, b"!")

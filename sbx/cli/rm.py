@@ -38,7 +38,7 @@ def rm(
             _confirm(len(ids), as_json=as_json)
 
     async def removed(client: "Client", sandbox_id: str) -> None:
-        await client.request("DELETE", connect.of_sandbox(sandbox_id))
+        await client.request("DELETE", connect.sandbox_path(sandbox_id))
 
     return connect.for_each("removed", ids or [], removed, as_json, socket, key)
 

@@ -22,6 +22,26 @@ _GRACE_S = 0.4  # from Ctrl-C to SIGKILL: the jail must be gone within a second
 _KILLED_S = 0.5  # from SIGKILL until the command stops waiting for the run's last event
 _PYTHON = "python"
 
+FileArgument = Annotated[
+    str | None, typer.Argument(help="A file of code; - for stdin.", metavar="FILE")
+]
+CodeOption = Annotated[
+    str | None, typer.Option("--code", "-c", help="The code itself.", metavar="CODE")
+]
+ShellOption = Annotated[bool, typer.Option("--shell", help="Run a bash script instead of Python.")]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        help="The time limit; default and maximum: limits.wall_time of the policy.",
+        metavar="SECONDS",
+    ),
+]
+ResultOption = Annotated[
+    bool, typer.Option("--json", help="Print the whole result as one JSON document, at the end.")
+]
+EventsOption = Annotated[
+    bool, typer.Option("--events", help="Print each event as it occurs, as a line of JSON.")
+]
 LanguageOption = Annotated[
     str | None,
     typer.Option(
@@ -39,27 +59,15 @@ ScriptArguments = Annotated[
 
 
 def run(
-    file: Annotated[
-        str | None, typer.Argument(help="A file of code; - for stdin.", metavar="FILE")
-    ] = None,
+    file: FileArgument = None,
     args: ScriptArguments = None,
-    code: Annotated[
-        str | None, typer.Option("--code", "-c", help="The code itself.", metavar="CODE")
-    ] = None,
-    shell: Annotated[
-        bool, typer.Option("--shell", help="Run a bash script instead of Python.")
-    ] = False,
+    code: CodeOption = None,
+    shell: ShellOption = False,
     language: LanguageOption = None,
     policy: Annotated[
         str, typer.Option(help="The name or the file of a policy.", metavar="POLICY")
     ] = "default",
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            help="The time limit; default and maximum: limits.wall_time of the policy.",
-            metavar="SECONDS",
-        ),
-    ] = None,
+    timeout: TimeoutOption = None,
     upload: Annotated[
         list[Path] | None,
         typer.Option(
@@ -90,13 +98,8 @@ def run(
             metavar="DIR",
         ),
     ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the whole result as one JSON document, at the end."),
-    ] = False,
-    as_events: Annotated[
-        bool, typer.Option("--events", help="Print each event as it occurs, as a line of JSON.")
-    ] = False,
+    as_json: ResultOption = False,
+    as_events: EventsOption = False,
 ) -> int:
     """Run code in a new sandbox, and stream its output.
 
@@ -251,7 +254,7 @@ def code_of(file: str | None, code: str | None) -> tuple[str, bool]:
                 data = source.read(_READ_MAX + 1)
     except FileNotFoundError:
         raise NotFound(
-            f"there is no file {name}",
+            f"file {name} does not exist",
             code="file_not_found",
             hint="check the path; to pass code, use -c CODE",
         ) from None

@@ -108,7 +108,7 @@ def shell(
 
 
 def _list(socket: str | None, key: str | None, where: tuple[str, str], *, as_json: bool) -> int:
-    path = connect.of_sandbox(where[0], "conversations", where[1], "terminals")
+    path = connect.sandbox_path(where[0], "conversations", where[1], "terminals")
     terminals = connect.ask(socket, key, lambda client: client.request("GET", path))["items"]
     if as_json:
         output.document({"terminals": terminals})
@@ -146,7 +146,7 @@ def _opened(
 ) -> int:
     async def work(client: "Client") -> dict[str, Any]:
         terminal = await _terminals(client, where).open(**opening)
-        path = connect.of_sandbox(where[0], "conversations", where[1], "terminals", terminal.id)
+        path = connect.sandbox_path(where[0], "conversations", where[1], "terminals", terminal.id)
         body: dict[str, Any] = await client.request("GET", path)
         return body
 

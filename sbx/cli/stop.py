@@ -20,6 +20,6 @@ def stop(
     """
 
     async def stopped(client: "Client", sandbox_id: str) -> None:
-        await client.request("POST", connect.of_sandbox(sandbox_id, "stop"))
+        await client.request("POST", connect.sandbox_path(sandbox_id, "stop"))
 
     return connect.for_each("stopped", ids, stopped, as_json, socket, key)

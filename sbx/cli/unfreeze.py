@@ -15,7 +15,7 @@ def unfreeze(
     This command is for the operator of the service. sbx logs shows which credential was used, and
     where.
     """
-    path = connect.of_admin("sandboxes", connect.not_empty(sandbox_id), "unfreeze")
+    path = connect.admin_path("sandboxes", connect.not_empty(sandbox_id), "unfreeze")
     reply = connect.ask(socket, key, lambda client: client.request("POST", path))
     if as_json:
         output.document(reply)

@@ -5,7 +5,6 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from types import TracebackType
 from typing import Any, Self
 
 from sbx import errors
@@ -35,12 +34,7 @@ class ServiceRequests:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def request(

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from sbx import errors
@@ -165,12 +164,7 @@ class RemoteSandbox:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property

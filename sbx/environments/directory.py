@@ -305,7 +305,7 @@ def _exists(name: str, directory: int) -> bool:
 
 def _not_found(name: str) -> NotFound:
     return NotFound(
-        f"there is no environment {name}",
+        f"environment {name} does not exist",
         code="environment_not_found",
         hint="`sbx env list` shows all environments",
     )

@@ -20,7 +20,7 @@ from packaging.version import InvalidVersion, Version
 
 from sbx.aio import in_thread
 from sbx.environments.pythons import Python
-from sbx.environments.requirements import LockFile, lock_text, locked, of_words
+from sbx.environments.requirements import LockFile, lock_text, locked, parse_words
 from sbx.environments.step_runner import StepOutput, StepRunner
 from sbx.errors import Unavailable
 
@@ -105,7 +105,7 @@ class Uv(Installer):
         try:
             return lock_text(locked(output.out.decode()))
         except ValueError as error:
-            raise _unlockable(f"there is no hash for {error}") from None
+            raise _unlockable(f"{error} has no hash") from None
 
     async def install(self, steps: StepRunner, python: Path, lock: Path) -> None:
         output = await steps.run(
@@ -135,7 +135,7 @@ async def choose(choice: Choice, python: Python, steps: StepRunner, *, build: bo
     if installer is not None:
         return installer
     raise Unavailable(
-        f"there is no {'pip or uv' if choice == 'auto' else choice} to install packages with",
+        f"{'pip or uv' if choice == 'auto' else choice}, which installs packages, was not found",
         code="installer_unavailable",
         hint=f"install one: {python.executable} -m ensurepip, or put uv on PATH",
     )
@@ -193,10 +193,10 @@ def _of_report(report: Any) -> list[LockFile]:
         hashes = info.get("archive_info", {}).get("hashes", {})
         strong = [kind for kind in ("sha256", "sha512", "sha384") if kind in hashes]
         if not strong:
-            raise _unlockable(f"there is no hash for {name} {version}")
+            raise _unlockable(f"{name} {version} has no hash")
         direct = item.get("is_direct") is True
         text = f"{name} @ {info['url']}" if direct else f"{name}=={Version(version)}"
-        of_words([text])  # checks the metadata, which the author of the package controls
+        parse_words([text])  # checks the metadata, which the author of the package controls
         hashed = f"{strong[0]}:{hashes[strong[0]]}"
         packages.append(LockFile(canonicalize_name(name), text, (hashed,)))
     return packages

@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -24,27 +26,37 @@ def own_interpreter() -> Interpreter:
     return interpreter_of(sys.executable, (sys.prefix, sys.base_prefix, sys.exec_prefix))
 
 
+async def ask_python(
+    path: str, question: str, *, env: Mapping[str, str] | None = None
+) -> tuple[int, bytes, bytes]:
+    """Run this code in another Python of the host. Return its exit code, stdout and stderr. Raise
+    OSError, and TimeoutError after 20 s."""
+    process = await asyncio.create_subprocess_exec(
+        path,
+        *("-I", "-c", question),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=env,
+        cwd="/",
+    )
+    try:
+        async with asyncio.timeout(_ASK_SECONDS):
+            output, complaint = await process.communicate()
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return process.returncode, output, complaint
+
+
 async def interpreter_at(path: str) -> Interpreter:
     """Return the environment of another Python on the host. Raise PolicyError if it does not
     run."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            path,
-            "-I",
-            "-c",
-            _ASK,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={},
-        )
-        try:
-            async with asyncio.timeout(_ASK_SECONDS):
-                output, complaint = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        code, output, complaint = await ask_python(path, _ASK, env={})
         has_ipython, executable, *prefixes = json.loads(output)
     except (OSError, ValueError, TimeoutError) as error:
         raise PolicyError(
@@ -52,7 +64,7 @@ async def interpreter_at(path: str) -> Interpreter:
             code="interpreter_unavailable",
             hint="name a Python executable that has ipykernel installed",
         ) from error
-    if process.returncode != 0:
+    if code != 0:
         raise PolicyError(
             f"the policy's interpreter {path} failed: {complaint.decode(errors='replace')[:200]}",
             code="interpreter_unavailable",

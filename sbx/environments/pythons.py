@@ -12,6 +12,7 @@ from pathlib import Path
 
 from platformdirs import user_data_path
 
+from sbx.environments.interpreter import ask_python
 from sbx.errors import BadRequest, Unavailable
 
 OLDEST = (3, 11)  # as in pyproject.toml
@@ -26,7 +27,6 @@ free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 venv = importlib.util.find_spec("venv") is not None
 print(json.dumps([sys.implementation.name, list(sys.version_info[:3]), base, free, venv, pip]))
 """
-_ASK_SECONDS = 20.0
 _AT_ONCE = 4
 _MOST = 100
 _VERSION = re.compile(r"\d+(\.\d+){0,2}")
@@ -159,31 +159,12 @@ async def _named(path: str) -> Python:
 
 async def _probe(path: str) -> Python | None:
     try:
-        process = await asyncio.create_subprocess_exec(
-            path,
-            "-I",
-            "-c",
-            _ASK,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            cwd="/",
-        )
-    except OSError:
-        return None
-    try:
-        async with asyncio.timeout(_ASK_SECONDS):
-            output, _ = await process.communicate()
+        _, output, _ = await ask_python(path, _ASK)
         implementation, version, base, free, has_venv, pip = json.loads(output)
         numbers = (int(version[0]), int(version[1]), int(version[2]))
         return Python(numbers, str(base), implementation, free, has_venv, str(pip))
-    except (TimeoutError, ValueError, IndexError, TypeError):
+    except (OSError, TimeoutError, ValueError, IndexError, TypeError):
         return None
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
 
 
 def _fit(python: Python) -> Python:

@@ -43,12 +43,12 @@ class LockFile:
     hashes: tuple[str, ...]
 
 
-def of_words(words: Iterable[str]) -> list[PackageRequirement]:
+def parse_words(words: Iterable[str]) -> list[PackageRequirement]:
     """Parse the PACKAGE arguments of a command. Raise BadRequest `invalid_requirement`."""
     return [_parse_requirement(word, "", where=f"{word!a}") for word in words]
 
 
-def of_file(text: str, name: str) -> list[PackageRequirement]:
+def parse_file(text: str, name: str) -> list[PackageRequirement]:
     """Parse a requirements file. Raise BadRequest `invalid_requirement`, with the line."""
     requirements: list[PackageRequirement] = []
     for number, line in _lines(text):
@@ -77,7 +77,7 @@ def refuse_sources(requirements: Iterable[PackageRequirement]) -> None:
 
 def with_kernel(requirements: Sequence[PackageRequirement]) -> list[PackageRequirement]:
     """Return the requirements for the resolver, with those of the kernel."""
-    return [*requirements, *of_words([KERNEL])]
+    return [*requirements, *parse_words([KERNEL])]
 
 
 def locked(text: str) -> list[LockFile]:

@@ -182,7 +182,7 @@ def _bwrap(path: str | None) -> tuple[frozenset[str], Layer]:
         cause = "bwrap is in none of " + ", ".join(_BWRAP_PLACES)
         return frozenset(), Layer("bwrap", False, "not found", cause, remedy)
     if not os.access(path, os.X_OK):
-        cause = f"there is no bwrap at {path}, where the settings say it is"
+        cause = f"the settings name the bwrap {path}, which does not exist"
         mend = f"correct SBX_BWRAP, or unset it; where bubblewrap is missing, {remedy}"
         return frozenset(), Layer("bwrap", False, path, cause, mend)
     code, output, _ = _run([path, "--version"])
@@ -201,7 +201,7 @@ def _namespaces(
     bwrap: str | None, options: frozenset[str], host: HostFacts, become: Sequence[int] | None
 ) -> Layer:
     if bwrap is None:
-        return Layer("namespaces", False, "not tried", "there is no bwrap", "install bubblewrap")
+        return Layer("namespaces", False, "not tried", "bwrap was not found", "install bubblewrap")
     code, _, stderr = _try_bwrap(bwrap, _NAMESPACES, options, become)
     if code == 0:
         return Layer("namespaces", True, "user mount pid net ipc uts cgroup")

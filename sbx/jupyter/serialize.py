@@ -132,7 +132,7 @@ def completed(reply: frames.CompleteReply, code: str) -> dict[str, Any]:
 
 def inspected(reply: frames.InspectReply) -> dict[str, Any]:
     """Return the reply. Raise frames.Malformed."""
-    return {"status": "ok", "found": reply.found, **_bundle(reply.data, reply.metadata)}
+    return {"status": "ok", "found": reply.is_found, **_bundle(reply.data, reply.metadata)}
 
 
 def is_complete(reply: frames.IsCompleteReply) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from sbx.errors import Broken
 from sbx.kernels import frames
-from sbx.kernels.budget import FrameBudget
 
 _log = logging.getLogger(__name__)
 _QUEUED_FRAMES_MAX = 256
@@ -29,6 +29,113 @@ _MANY = 64  # frames in one read
 _UNIT = 1 << 13  # bytes that take about as long as a small frame, for a budget
 _UNIT_OF_VALUES = 1 << 6  # values at the maximum depth that take as long as a small frame
 _UNREAD_MAX = 64 << 20  # bytes that the inside has not read: many times the largest request
+UNITS_PER_S = 10_000.0  # a small frame is one unit, and takes about 33 µs
+BURST = 1_000.0
+_BUSY = 100.0  # units, above which a channel counts as busy
+_BUSY_PER_S = UNITS_PER_S / 16  # of one channel, above which it becomes busy
+_TICK_S = 0.005
+
+
+class Level:
+    """Units that drain at a rate."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._units = 0.0
+        self._at = 0.0
+
+    def at(self, now: float) -> float:
+        """Return the units that are left now."""
+        self._units = max(0.0, self._units - (now - self._at) * self._per_s)
+        self._at = now
+        return self._units
+
+    def add(self, units: float, now: float) -> None:
+        self._units = self.at(now) + units
+
+
+class FrameBudget:
+    """One budget of frames for all channels of one owner, on one event loop.
+
+    The event loop reads the frames of every kernel. `Channel` limits each kernel, but an owner may
+    have many. A budget limits all channels of one owner together to about a third of the event
+    loop. When it is used up, the channels that send more than half of the average stop being read.
+    They continue one after the other, the one that sent least lately first. A kernel that sends
+    little is never held back, also when its neighbours flood.
+    """
+
+    def __init__(self) -> None:
+        self._all = Level(UNITS_PER_S)
+        self._each: dict[Channel, Level] = {}
+        self._paused: set[Channel] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def used_up(self) -> bool:
+        """Return whether busy channels are held back, or would be."""
+        return self._all.at(asyncio.get_running_loop().time()) > BURST
+
+    @property
+    def paused_count(self) -> int:
+        """Return how many channels the host does not read now."""
+        return len(self._paused)
+
+    def spend(self, channel: "Channel", units: float) -> None:
+        """Record frames. Hold back the busy channels when the budget is used up."""
+        now = asyncio.get_running_loop().time()
+        level = self._each.get(channel)
+        if level is None:
+            level = self._each[channel] = Level(_BUSY_PER_S)
+        level.add(units, now)
+        self._all.add(units, now)
+        if self.used_up:
+            self._hold_back(now)
+
+    def leave(self, channel: "Channel") -> None:
+        """Forget a channel. It is not let go."""
+        self._each.pop(channel, None)
+        self._paused.discard(channel)
+
+    def _hold_back(self, now: float) -> None:
+        fair = self._fair(now)
+        for channel, level in self._each.items():
+            if channel not in self._paused and level.at(now) > fair:
+                self._paused.add(channel)
+                channel.hold_back()
+        self._tick_later(now)
+
+    def _fair(self, now: float) -> float:
+        """Return the level up to which a channel is not held back."""
+        levels = [units for level in self._each.values() if (units := level.at(now)) > 0]
+        return max(_BUSY, sum(levels) / len(levels) / 2) if levels else _BUSY
+
+    def _tick_later(self, now: float) -> None:
+        if self._paused and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(now + _TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        """Let the next channel be read. It is held back again by its own frames."""
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        fair = self._fair(now)
+        ready = {channel for channel in self._paused if self._each[channel].at(now) <= fair}
+        if self._paused and self._all.at(now) <= BURST:
+            ready.add(min(self._paused, key=lambda channel: self._each[channel].at(now)))
+        for channel in ready:
+            self._paused.discard(channel)
+            channel.release()
+        self._tick_later(now)
+
+
+class FrameBudgets:
+    """The budgets of a service, by owner. A budget lives as long as a sandbox refers to it."""
+
+    def __init__(self) -> None:
+        self._budgets: WeakValueDictionary[str, FrameBudget] = WeakValueDictionary()
+
+    def of(self, owner: str) -> FrameBudget:
+        """Return the budget of this owner."""
+        return self._budgets.setdefault(owner, FrameBudget())
 
 
 class ChannelClosed(Exception):

@@ -144,7 +144,7 @@ class CompleteReply(ReplyFrame):
 
 class InspectReply(ReplyFrame):
     status: str
-    found: bool
+    is_found: bool = msgspec.field(name="found")
     data: dict[str, msgspec.Raw]
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
 

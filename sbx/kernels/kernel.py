@@ -28,8 +28,7 @@ from sbx.isolation.masking import Masks
 from sbx.isolation.process_state import own_namespaces
 from sbx.isolation.receipt import Receipt, read_again
 from sbx.kernels import frames
-from sbx.kernels.budget import FrameBudget
-from sbx.kernels.channel import Channel, ChannelClosed
+from sbx.kernels.channel import Channel, ChannelClosed, FrameBudget
 from sbx.kernels.command import KernelDied
 from sbx.kernels.guest import Guest
 from sbx.protocol.runs import Cause
@@ -200,6 +199,12 @@ class Kernel(Guest):
         self._in_turn = True
         self._becomes_busy()
         await self._post_request(kind, content, self._turn)
+
+    async def interrupt(self) -> None:
+        """Interrupt the request. Has no effect on a dead kernel."""
+        with contextlib.suppress(ChannelClosed):
+            self._cells.post("interrupt", {}, self._turn)
+        await super().interrupt()
 
     async def rehearse(self) -> None:
         """Run a cell that does nothing, so that the pages a first cell writes are already copied.

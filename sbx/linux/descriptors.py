@@ -3,6 +3,7 @@
 import fcntl
 import os
 import resource
+from typing import Self
 
 
 class closing:  # noqa: N801  # like contextlib.closing
@@ -18,6 +19,25 @@ class closing:  # noqa: N801  # like contextlib.closing
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
+
+
+class OwnedDescriptor:
+    """An object that owns the descriptor `fd` until `close` or the end of a `with` block."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def close(self) -> None:
+        """Close the descriptor. A second call does nothing."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def duplicate_above(fd: int, lowest: int) -> int:

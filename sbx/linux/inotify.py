@@ -14,6 +14,7 @@ import struct
 from dataclasses import dataclass
 
 from sbx.linux import libc
+from sbx.linux.descriptors import OwnedDescriptor
 
 MODIFY = 0x002
 ATTRIB = 0x004
@@ -43,11 +44,11 @@ class Event:
     name: bytes
 
 
-class Inotify:
+class Inotify(OwnedDescriptor):
     """A queue of events. `fd` is readable while the queue has events. Reading never blocks."""
 
     def __init__(self) -> None:
-        self.fd = libc.call("inotify_init1", os.O_CLOEXEC | os.O_NONBLOCK)
+        super().__init__(libc.call("inotify_init1", os.O_CLOEXEC | os.O_NONBLOCK))
 
     def add(self, directory: int, mask: int) -> int:
         """Watch the directory of the fd `directory` (O_PATH is enough); return the watch.
@@ -77,9 +78,3 @@ class Inotify:
             position += length
             events.append(Event(watch, mask, name))
         return events
-
-    def close(self) -> None:
-        """Close the queue. A second call does nothing."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1

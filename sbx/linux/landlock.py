@@ -21,9 +21,10 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntFlag
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from sbx.linux import libc
+from sbx.linux.descriptors import OwnedDescriptor
 
 _NR_CREATE_RULESET, _NR_ADD_RULE, _NR_RESTRICT_SELF = 444, 445, 446  # on every architecture
 _CREATE_RULESET_VERSION = 1
@@ -146,7 +147,7 @@ def handled_by(version: int) -> FileRights:
     return rights
 
 
-class Ruleset:
+class Ruleset(OwnedDescriptor):
     """A domain that is being built. Add rules one by one; `enter` puts them in force.
 
     Restrictions that this Linux is too old for are left out, and are missing from `domain`. A
@@ -176,19 +177,20 @@ class Ruleset:
             self.domain = domain = domain._replace(handled=domain.handled & only)
         self._handled = int(domain.handled)  # an IntFlag takes 5 µs and 20 pages for an `&`
         if ruleset_fd is not None:
-            self._fd = ruleset_fd
+            super().__init__(ruleset_fd)
             return
         attributes = _Ruleset(domain.handled, domain.handled_tcp, domain.scoped)
-        self._fd = libc.syscall(
+        fd = libc.syscall(
             "landlock_create_ruleset",
             _NR_CREATE_RULESET,
             ctypes.byref(attributes),
             ctypes.sizeof(attributes),  # an older Linux accepts more fields if they are 0
             0,
         )
+        super().__init__(fd)
 
     def fileno(self) -> int:
-        return self._fd
+        return self.fd
 
     def allow(self, where: str | int, rights: FileRights) -> None:
         """Allow `rights` for the file or directory at `where` (a path or an fd), and below it.
@@ -196,11 +198,11 @@ class Ruleset:
         Rights that apply only to directories are left out for other files. Raise OSError ENOENT if
         the path does not exist.
         """
-        _allow_beneath(self._fd, where, int(rights) & self._handled)
+        _allow_beneath(self.fd, where, int(rights) & self._handled)
 
     def allow_tcp(self, port: int, rights: Tcp) -> None:
         if self.domain.handled_tcp:
-            _add_rule(self._fd, _RULE_NET_PORT, _NetPort(rights, port))
+            _add_rule(self.fd, _RULE_NET_PORT, _NetPort(rights, port))
 
     def enter(self, *, only_this_thread: bool = False) -> None:
         """Restrict this process, and all processes that it starts, to the allowed access.
@@ -213,16 +215,7 @@ class Ruleset:
             _demand_one_thread()
         # A jail must not be able to fill the host's audit log with its denied accesses.
         quiet = _LOG_SAME_EXEC_OFF | _LOG_SUBDOMAINS_OFF if self.domain.abi >= 7 else 0
-        libc.syscall("landlock_restrict_self", _NR_RESTRICT_SELF, self._fd, quiet)
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        libc.syscall("landlock_restrict_self", _NR_RESTRICT_SELF, self.fd, quiet)
 
 
 def restrict(

@@ -146,7 +146,7 @@ def _not_found(name: str, search: Sequence[Path]) -> NotFound:
     else:
         hint = f"the policies are {', '.join(names)}; {SEARCH_VARIABLE} names more directories"
     return NotFound(
-        f"there is no policy {shown(name)}" + (f"; did you mean {near}?" if near else ""),
+        f"policy {shown(name)} does not exist" + (f"; did you mean {near}?" if near else ""),
         code="policy_not_found",
         hint=hint,
         details={"policy": name, "available": names, "nearest": near},

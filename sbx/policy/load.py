@@ -275,7 +275,9 @@ def _text(path: Path) -> str:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise NotFound(
-            f"there is no policy file {path}", code="policy_not_found", details={"file": str(path)}
+            f"policy file {path} does not exist",
+            code="policy_not_found",
+            details={"file": str(path)},
         ) from None
     except (OSError, ValueError) as error:
         if out_of_files(error) is not None:

@@ -157,12 +157,12 @@ def prewarm_spec(
     return PrewarmSpec((decided, of), partial(make_home, resources, decided, of))
 
 
-def home_of(berth: PrewarmedKernel | None, key: Key | None) -> PrewarmedSandbox | None:
+def home_of(prewarmed: PrewarmedKernel | None, key: Key | None) -> PrewarmedSandbox | None:
     """Return the prewarmed sandbox with its kernel, which the caller owns from here on. `key`: the
     key of its later kernels."""
-    if berth is None:
+    if prewarmed is None:
         return None
-    home = berth.home
+    home = prewarmed.home
     assert isinstance(home, PrewarmedSandbox)
-    home.kernel, home.key = berth.kernel, key
+    home.kernel, home.key = prewarmed.kernel, key
     return home

@@ -19,7 +19,7 @@ from sbx.isolation import masking
 from sbx.isolation.broker.client import HostIds
 from sbx.isolation.launch_plan import Bind, Interpreter, LaunchPlan, Paths, WayOut
 from sbx.isolation.plan import decide_walls
-from sbx.kernels.budget import FrameBudget
+from sbx.kernels.channel import FrameBudget
 from sbx.kernels.kernel import Kernel
 from sbx.kernels.memory_watcher import Watcher
 from sbx.kernels.pool.zygotes import Key, key_of

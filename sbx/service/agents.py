@@ -155,7 +155,9 @@ class Agents:
         self, chat: ChatRow, *, limit: int, before: int | None = None
     ) -> Sequence[AgentRunRow]:
         """Return the runs of its agent, the newest first. `before` is a `seq`."""
-        return await agent_runs.of_chat(self._service.store, chat.id, limit=limit, before=before)
+        return await agent_runs.list_for_chat(
+            self._service.store, chat.id, limit=limit, before=before
+        )
 
     async def changes_setting(self, chat: ChatRow) -> ChangesSetting:
         return await chats.changes_setting(self._service.store, chat.id)
@@ -212,7 +214,7 @@ class Agents:
 
 def no_conversation(conversation_id: str) -> NotFound:
     return NotFound(
-        f"there is no conversation {conversation_id[:80]!r} with an agent",
+        f"no agent has a conversation {conversation_id[:80]!r}",
         details={"conversation_id": conversation_id[:400]},
     )
 

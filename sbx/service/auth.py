@@ -111,7 +111,7 @@ class Authenticator:
 
     async def _of_key(self, digest: str, now: float) -> tuple[Caller, float] | None:
         # Found by its hash: the time of a look-up depends on the hash, which does not reveal a key.
-        key = await keys.of_digest(self._store, digest)
+        key = await keys.get_by_digest(self._store, digest)
         if key is None:
             return None
         if key.revoked_at is not None or key.id in self._revoked:
@@ -123,7 +123,7 @@ class Authenticator:
 
     async def _of_token(self, bearer: str, now: float) -> tuple[Caller, float]:
         claims = _claims_in(bearer, await self._signing_secret())
-        token = await tokens.of_id(self._store, claims["jti"])
+        token = await tokens.get(self._store, claims["jti"])
         if (
             token is None
             or token.revoked_at is not None
@@ -178,12 +178,12 @@ class Authenticator:
         Return whether the store has the revocation. Until then it holds as long as this process
         lives.
         """
-        return await run_to_completion(self._revoke(key_id, keys.of_id, keys.revoke))
+        return await run_to_completion(self._revoke(key_id, keys.get, keys.revoke))
 
     async def _revoke(
         self,
         record_id: str,
-        of_id: Callable[[Store, str], Awaitable[object | None]],
+        get: Callable[[Store, str], Awaitable[object | None]],
         revoke: Callable[[sqlite3.Connection, str, float], None],
     ) -> bool:
         """Hold it in memory first: the store may refuse it, or take long."""
@@ -191,10 +191,10 @@ class Authenticator:
         at = self._revoked.setdefault(record_id, self._clock.now())
         self._forget()
         with suppress(Unavailable):  # a store that cannot be read may know it
-            if await of_id(self._store, record_id) is None:
+            if await get(self._store, record_id) is None:
                 if is_new:
                     del self._revoked[record_id]
-                raise NotFound(f"there is no {record_id}")
+                raise NotFound(f"{record_id} does not exist")
 
         def on_done(stored: bool) -> None:
             if stored:
@@ -241,7 +241,7 @@ class Authenticator:
         if len(text) < _GIVEN_WEAK:
             _log.warning("%s is short, and may be guessed", _GIVEN_NAME)
         digest = _digest(text)
-        stored = await keys.of_digest(self._store, digest)
+        stored = await keys.get_by_digest(self._store, digest)
         for key in await keys.every(self._store):
             if key.name == _GIVEN_NAME and key.revoked_at is None and key != stored:
                 await self.revoke_key(key.id)
@@ -312,7 +312,7 @@ class Authenticator:
 
     async def revoke_token(self, token_id: str) -> bool:
         """Revoke a token from now on. Raise and return as `revoke_key`."""
-        return await run_to_completion(self._revoke(token_id, tokens.of_id, tokens.revoke))
+        return await run_to_completion(self._revoke(token_id, tokens.get, tokens.revoke))
 
     async def _signing_secret(self) -> bytes:
         if self._secret is None:
@@ -386,7 +386,7 @@ def _checked_scopes(scopes: Iterable[str]) -> frozenset[str]:
     scope_set = frozenset(scopes)
     if unknown := sorted(scope_set - set(SCOPES)):
         raise BadRequest(
-            f"there is no scope {unknown[0]!r}; scopes are {', '.join(SCOPES)}",
+            f"scope {unknown[0]!r} does not exist; scopes are {', '.join(SCOPES)}",
             details={"field": "scopes", "available": list(SCOPES)},
         )
     return scope_set

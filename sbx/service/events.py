@@ -26,7 +26,7 @@ class SandboxEvents:
         row = await row_of(self._index, self._store, caller, sandbox_id)
         limit = max(1, min(limit, _LIST_MAX))
         await self._store.settled()
-        page = await events.of_sandbox(
+        page = await events.list_for_sandbox(
             self._store,
             row.id,
             after=after,
@@ -43,9 +43,9 @@ class SandboxEvents:
         service."""
         row = await row_of(self._index, self._store, caller, sandbox_id)
         within = caller.conversation_id
-        sandbox = self._index.of_id(row.id)
+        sandbox = self._index.by_id(row.id)
         if sandbox is None:
-            for event in await events.of_sandbox(
+            for event in await events.list_for_sandbox(
                 self._store, row.id, after=after, conversation=within
             ):
                 yield event
@@ -53,7 +53,9 @@ class SandboxEvents:
         while True:
             change = sandbox.changes.next
             await self._store.settled()
-            page = await events.of_sandbox(self._store, row.id, after=after, conversation=within)
+            page = await events.list_for_sandbox(
+                self._store, row.id, after=after, conversation=within
+            )
             for event in page:
                 after = event.seq
                 yield event

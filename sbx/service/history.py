@@ -115,7 +115,7 @@ class RunHistory:
         ]
         # The store may have their beginnings, and takes their ends while it is read.
         without = tuple(row.id for row in first)
-        page, count = await rows.of_sandbox(
+        page, count = await rows.list_for_sandbox(
             self._store,
             within,
             replace(query, without=without),
@@ -138,7 +138,7 @@ class RunHistory:
         within, query = await self._history_of(caller, sandbox_id, RunFilter())
         row = self._unrecorded.get(run_id)
         if row is None or row.sandbox_id != within:
-            row = await rows.of_id(self._store, within, run_id)
+            row = await rows.get(self._store, within, run_id)
         if row is None or query.conversation not in (None, row.conversation):
             raise no_run(run_id)
         return row
@@ -201,8 +201,8 @@ def _tags(listed: str | None) -> tuple[str, ...]:
 
 
 def no_run(run_id: str) -> NotFound:
-    return NotFound(f"there is no run {run_id[:80]!r}")
+    return NotFound(f"run {run_id[:80]!r} does not exist")
 
 
 def no_conversation(name: str) -> NotFound:
-    return NotFound(f"there is no conversation {name[:80]!r}")
+    return NotFound(f"conversation {name[:80]!r} does not exist")

@@ -188,13 +188,14 @@ class SandboxHooks:
         return self._contexts is not None and self._contexts.get(conversation) is names
 
     async def _add_context(self, conversation: str, names: set[str], name: str) -> None:
-        row = ContextRow(self.record.id, conversation, name, self.record.now)
-        current = self._is_current(conversation, names)
-        if not current or not await self._store.write(
-            partial(conversations_table.add_context, row=row)
-        ):
-            raise errors.NotFound(f"there is no longer a conversation {conversation[:80]!r}")
-        names.add(name)
+        stored = (await self.conversations()).get(conversation)
+        if stored is not None and self._is_current(conversation, names):
+            row = ContextRow(self.record.id, conversation, name, self.record.now)
+            add = partial(conversations_table.add_context, row=row, directory=stored.directory)
+            if await self._store.write(add):
+                names.add(name)
+                return
+        raise errors.NotFound(f"conversation {conversation[:80]!r} no longer exists")
 
     async def _drop_context(self, conversation: str, names: set[str], name: str) -> None:
         names.discard(name)

@@ -49,7 +49,7 @@ class SandboxIndex:
             if caller.sees(row.user_id, row.agent_id):
                 yield sandbox
 
-    def of_id(self, sandbox_id: str) -> ServiceSandbox | None:
+    def by_id(self, sandbox_id: str) -> ServiceSandbox | None:
         return self._by_id.get(sandbox_id)
 
     def add(self, sandbox: ServiceSandbox) -> None:
@@ -138,7 +138,7 @@ async def row_of(index: SandboxIndex, store: Store, caller: Caller, sandbox_id: 
     Raises NotFound."""
     if (sandbox := index.find(caller, sandbox_id)) is not None:
         return sandbox.row
-    row = await rows.of_id(store, caller.owner, sandbox_id)
+    row = await rows.get(store, caller.owner, sandbox_id)
     if row is None or not caller.sees(row.user_id, row.agent_id):
         raise unknown(sandbox_id)
     return row
@@ -181,7 +181,7 @@ class SandboxLease:
     def conversation(self, name: str = DEFAULT_CONVERSATION) -> Conversation:
         """Return the conversation of this name, also a new one. Raises NotFound, BadRequest."""
         if name != self._conversation and not self._sees(name):
-            raise errors.NotFound(f"there is no conversation {name}")
+            raise errors.NotFound(f"conversation {name} does not exist")
         return self.box.conversation(name)
 
     async def existing(self, name: str) -> Conversation:
@@ -189,7 +189,7 @@ class SandboxLease:
         if not self._sees(name) or (
             self.box.existing(name) is None and not await self._sandbox.hooks.exists(name)
         ):
-            raise errors.NotFound(f"there is no conversation {name[:80]!r}")
+            raise errors.NotFound(f"conversation {name[:80]!r} does not exist")
         return self.box.conversation(name)
 
     def _sees(self, name: str) -> bool:
@@ -243,4 +243,6 @@ async def _end_unused(sandbox: ServiceSandbox) -> None:
 
 
 def unknown(sandbox_id: str) -> errors.NotFound:
-    return errors.NotFound(f"there is no sandbox {sandbox_id}", details={"sandbox_id": sandbox_id})
+    return errors.NotFound(
+        f"sandbox {sandbox_id} does not exist", details={"sandbox_id": sandbox_id}
+    )

@@ -125,4 +125,4 @@ def refusal(sandbox_id: str, state: State, expires_at: float | None = None) -> S
             hint="make a new one; extend_ttl before the end keeps one alive",
             details={"sandbox_id": sandbox_id, "expires_at": expires_at},
         )
-    return NotFound(f"there is no sandbox {sandbox_id}")
+    return NotFound(f"sandbox {sandbox_id} does not exist")

@@ -8,7 +8,7 @@ from typing import Any
 from sbx import errors
 from sbx.aio import Clock
 from sbx.event_log import ChangeSignal
-from sbx.kernels.budget import FrameBudgets
+from sbx.kernels.channel import FrameBudgets
 from sbx.policy import Policy
 from sbx.protocol.mounts import Mount
 from sbx.runtime.files.open_files import OpenFilesLimit

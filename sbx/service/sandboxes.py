@@ -17,7 +17,7 @@ from typing import Any, Literal
 from sbx import errors
 from sbx.aio import Clock, run_to_completion
 from sbx.isolation.plan import decide_walls
-from sbx.kernels.budget import FrameBudgets
+from sbx.kernels.channel import FrameBudgets
 from sbx.protocol.pages import Page
 from sbx.protocol.runs import RunError
 from sbx.runtime.conversation import Conversation
@@ -105,7 +105,7 @@ class Sandboxes:
 
     def live(self, sandbox_id: str) -> Sequence[Context]:
         """Return the contexts with a live kernel, of a sandbox that the caller is known to see."""
-        sandbox = self.index.of_id(sandbox_id)
+        sandbox = self.index.by_id(sandbox_id)
         return sandbox.box.live if sandbox is not None and sandbox.box is not None else []
 
     async def close(self, error: RunError = SERVICE_ENDED) -> None:
@@ -166,7 +166,7 @@ class Sandboxes:
         row = replace(row, workspace_id=workspace.id)
         added = await self._store.write(partial(_add, row=row, workspace=workspace, is_new=is_new))
         if added is None:
-            raise errors.NotFound(f"there is no workspace {workspace.id}")
+            raise errors.NotFound(f"workspace {workspace.id} does not exist")
         if not added:
             message = f"the session {row.session_id} exists already"
             raise errors.Conflict(message, code="session_exists")

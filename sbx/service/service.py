@@ -16,12 +16,11 @@ import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from platformdirs import user_data_path
 
-from sbx.aio import Clock, SystemClock, in_thread, run_to_completion
+from sbx.aio import Clock, in_thread, run_to_completion
 from sbx.errors import SbxError
 from sbx.isolation.broker.process import BrokerProcess
 from sbx.linux.namespaces import unmapped_uid
@@ -90,7 +89,7 @@ class Service:
         data_dir = settings.data_dir or user_data_path("sbx")
         self.settings = settings.model_copy(update={"data_dir": data_dir})
         hide_below(data_dir)
-        self.clock: Clock = clock or SystemClock()
+        self.clock: Clock = clock or Clock()
         self.instance_id = f"sbx-{secrets.token_hex(4)}"
         self._broker = broker
         self._project_process = project_server
@@ -206,12 +205,7 @@ class Service:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

@@ -221,4 +221,4 @@ class Sessions:
 
 
 def unknown(key: str) -> NotFound:
-    return NotFound(f"there is no session {key}", details={"session_id": key})
+    return NotFound(f"session {key} does not exist", details={"session_id": key})

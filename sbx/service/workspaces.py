@@ -160,7 +160,7 @@ class Workspaces:
     def _mine(self, caller: Caller, workspace_id: str) -> WorkspaceRow:
         row = self.by_id.get(workspace_id)
         if row is None or row.owner != caller.owner or caller.via == "token":
-            raise errors.NotFound(f"there is no workspace {workspace_id}")
+            raise errors.NotFound(f"workspace {workspace_id} does not exist")
         return row
 
     def _new(self, owner: str, managed_by: str | None, size_limit_mb: int | None) -> WorkspaceRow:

@@ -99,7 +99,7 @@ async def mark_interrupted(store: Store, at: float) -> int:
     )
 
 
-async def of_chat(
+async def list_for_chat(
     store: Store, chat_id: str, *, limit: int = 50, before: int | None = None
 ) -> list[AgentRunRow]:
     """Return the newest first; with `before`, only those with a lower `seq`."""

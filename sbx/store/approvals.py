@@ -82,7 +82,7 @@ class ApprovalStore:
 
         return await self._store.write(act)
 
-    async def of_id(self, tool_call_id: str) -> Approval | None:
+    async def get(self, tool_call_id: str) -> Approval | None:
         return await self._store.read(lambda on: _get(on, tool_call_id))
 
     async def settle(

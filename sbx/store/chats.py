@@ -83,7 +83,7 @@ async def named(
     return await store.read(lambda on: _named(on, owner, conversation_id, user_id, agent_id))
 
 
-async def of_owner(store: Store, owner: str, *, limit: int = 1000) -> list[ChatRow]:
+async def list_for_owner(store: Store, owner: str, *, limit: int = 1000) -> list[ChatRow]:
     rows = await store.rows(
         f"SELECT {_CHAT} FROM chats WHERE owner = ?"  # noqa: S608
         " ORDER BY last_used_at DESC, id LIMIT ?",
@@ -168,7 +168,7 @@ def _added(on: sqlite3.Connection, row: ChatRow) -> ChatRow:
     if row.project_id is not None and not _first(
         on, "SELECT 1 FROM projects WHERE id = ? AND owner = ?", project
     ):
-        raise NotFound(f"there is no project {row.project_id}")
+        raise NotFound(f"project {row.project_id} does not exist")
     on.execute(
         f"INSERT INTO chats ({_CHAT}) VALUES ({', '.join('?' * 10)})",  # noqa: S608
         values(row),

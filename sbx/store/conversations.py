@@ -93,13 +93,15 @@ class ContextRow:
     created_at: float
 
 
-def add_context(on: sqlite3.Connection, row: ContextRow) -> bool:
-    """Return False, and do nothing, if its conversation was deleted."""
+def add_context(on: sqlite3.Connection, row: ContextRow, directory: str) -> bool:
+    """Return False, and do nothing, if its conversation was deleted. `directory` is that of the
+    conversation: a later one of the same name has another."""
     added = on.execute(
         "INSERT INTO contexts (sandbox_id, conversation, name, created_at)"
-        " SELECT sandbox_id, name, ?, ? FROM conversations WHERE sandbox_id = ? AND name = ?"
+        " SELECT sandbox_id, name, ?, ? FROM conversations"
+        " WHERE sandbox_id = ? AND name = ? AND directory = ?"
         " ON CONFLICT DO UPDATE SET created_at = excluded.created_at",
-        (row.name, row.created_at, row.sandbox_id, row.conversation),
+        (row.name, row.created_at, row.sandbox_id, row.conversation, directory),
     )
     return added.rowcount == 1
 

@@ -56,7 +56,7 @@ def connections(
 
 def _agreed(path: Path, data: Path, had: "StoreContents | None") -> Mark:
     """Return the next mark of a store and its directory. Raise Unavailable if they do not match."""
-    store, directory = None if had is None else had.mark, marks.of_directory(data)
+    store, directory = None if had is None else had.mark, marks.read_from_directory(data)
     verdict = marks.judge(
         store,
         directory,
@@ -130,7 +130,7 @@ def examine(path: Path, newest: int, *, backup: bool = False) -> StoreContents:
             raise _corrupt(path, "it belongs to another program")
         if problem := _first_problem(looking):
             raise _corrupt(path, problem)
-        return StoreContents(version, marks.of_store(looking), program == BACKUP_ID)
+        return StoreContents(version, marks.read_from_store(looking), program == BACKUP_ID)
 
 
 @contextmanager

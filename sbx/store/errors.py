@@ -19,7 +19,7 @@ def is_full(error: BaseException) -> bool:
 
 def no_space(place: str) -> Unavailable:
     return Unavailable(
-        "there is no space left for the store",
+        "the disk has no space left for the store",
         code="no_space",
         hint=f"free some on the file system of {place}",
     )

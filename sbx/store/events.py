@@ -44,7 +44,7 @@ def add_once(on: sqlite3.Connection, sandbox_id: str, at: float, kind: str) -> N
         add(on, sandbox_id, at, kind)
 
 
-async def of_sandbox(
+async def list_for_sandbox(
     store: Store,
     sandbox_id: str,
     *,

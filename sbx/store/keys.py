@@ -33,12 +33,12 @@ async def add(store: Store, key: KeyRecord, digest: str) -> bool:
     return await store.write(act)
 
 
-async def of_digest(store: Store, digest: str) -> KeyRecord | None:
+async def get_by_digest(store: Store, digest: str) -> KeyRecord | None:
     row = await store.row("SELECT * FROM keys WHERE hash = ?", digest)
     return None if row is None else _record(row)
 
 
-async def of_id(store: Store, key_id: str) -> KeyRecord | None:
+async def get(store: Store, key_id: str) -> KeyRecord | None:
     row = await store.row("SELECT * FROM keys WHERE id = ?", key_id)
     return None if row is None else _record(row)
 

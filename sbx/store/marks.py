@@ -108,7 +108,7 @@ def damaged_hint(path: Path) -> str:
 # -- the store ---------------------------------------------------------------------------------
 
 
-def of_store(on: sqlite3.Connection) -> Mark | None:
+def read_from_store(on: sqlite3.Connection) -> Mark | None:
     """Return the mark of an open store; None for a store of an earlier version."""
     if not on.execute("SELECT 1 FROM sqlite_master WHERE name = 'store_mark'").fetchone():
         return None
@@ -133,7 +133,7 @@ def write_to_store(on: sqlite3.Connection, mark: Mark) -> None:
 # -- the data directory ------------------------------------------------------------------------
 
 
-def of_directory(data: Path) -> Mark | None:
+def read_from_directory(data: Path) -> Mark | None:
     """Return the mark of a data directory, if it has one. Raise Unavailable `store_unusable`, and
     OSError."""
     try:

@@ -67,7 +67,7 @@ def delete(on: sqlite3.Connection, owner: str, project_id: str) -> bool:
     return gone.rowcount == 1
 
 
-async def of_id(store: Store, owner: str, project_id: str) -> ProjectRow | None:
+async def get(store: Store, owner: str, project_id: str) -> ProjectRow | None:
     row = await store.row(
         f"SELECT {_PROJECT} FROM projects WHERE id = ? AND owner = ?",  # noqa: S608
         project_id,
@@ -76,7 +76,9 @@ async def of_id(store: Store, owner: str, project_id: str) -> ProjectRow | None:
     return None if row is None else _row(row)
 
 
-async def of_owner(store: Store, owner: str, after: str | None, limit: int) -> list[ProjectRow]:
+async def list_for_owner(
+    store: Store, owner: str, after: str | None, limit: int
+) -> list[ProjectRow]:
     rows = await store.rows(
         f"SELECT {_PROJECT} FROM projects WHERE owner = ? AND id > ? ORDER BY id LIMIT ?",  # noqa: S608
         owner,

@@ -217,7 +217,7 @@ async def annotate(
 # -- reading ---------------------------------------------------------------------------------------
 
 
-async def of_sandbox(
+async def list_for_sandbox(
     store: Store, sandbox_id: str, query: RunFilter, *, limit: int = 100, offset: int = 0
 ) -> tuple[list[RunRow], int]:
     """Return a page of runs, newest first, and the number of all.
@@ -241,7 +241,7 @@ async def of_sandbox(
     return await store.read(act)
 
 
-async def of_id(store: Store, sandbox_id: str, run_id: str) -> RunRow | None:
+async def get(store: Store, sandbox_id: str, run_id: str) -> RunRow | None:
     row = await store.row("SELECT * FROM runs WHERE id = ? AND sandbox_id = ?", run_id, sandbox_id)
     return None if row is None else _row(row)
 

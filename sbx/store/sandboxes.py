@@ -146,7 +146,7 @@ async def living(store: Store) -> list[SandboxRow]:
     return [_sandbox(row) for row in rows]
 
 
-async def of_id(store: Store, owner: str, sandbox_id: str) -> SandboxRow | None:
+async def get(store: Store, owner: str, sandbox_id: str) -> SandboxRow | None:
     """Return the last sandbox with this id or session id, also a deleted one."""
     row = await store.row(
         f"SELECT {_SANDBOX} FROM sandboxes WHERE owner = :owner"  # noqa: S608

@@ -33,7 +33,7 @@ async def add(store: Store, token: TokenRecord) -> None:
     )
 
 
-async def of_id(store: Store, token_id: str) -> TokenRecord | None:
+async def get(store: Store, token_id: str) -> TokenRecord | None:
     row = await store.row("SELECT * FROM tokens WHERE id = ?", token_id)
     return None if row is None else _record(row)
 

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 from sbx import errors
@@ -147,10 +146,5 @@ class BlockingClient(Blocking):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

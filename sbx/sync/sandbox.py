@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sbx import errors
@@ -99,12 +98,7 @@ class Sandbox(BlockingSandbox):
             self._loop.call(self._inner.close())
         self._forgotten.detach()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._loop.pid == os.getpid():
             self.close()
 

@@ -81,7 +81,7 @@ def too_large(path: str, limit: int) -> TooLarge:
 
 def not_found(path: str) -> NotFound:
     return NotFound(
-        f"there is no '{path}'",
+        f"'{path}' does not exist",
         code="file_not_found",
         hint="check the path, or list its directory",
         details={"path": path},
@@ -111,7 +111,7 @@ def translate(error: OSError, path: str) -> SbxError:
             return file_exists(path)
         case errno.ENOSPC | errno.EDQUOT:
             return Unavailable(
-                f"there is no space left to write '{path}'",
+                f"the disk has no space left to write '{path}'",
                 code="no_space",
                 hint="free space on the disk of the data directory, or delete files",
             )

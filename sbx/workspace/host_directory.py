@@ -18,7 +18,7 @@ from typing import Self
 
 from sbx.errors import Denied
 from sbx.guest.path_rules import HEAD, RuleMatch
-from sbx.linux.descriptors import closing
+from sbx.linux.descriptors import OwnedDescriptor, closing
 from sbx.linux.file_names import may_fold_case
 from sbx.workspace import safe_open
 from sbx.workspace.errors import translated, wrong_path
@@ -33,11 +33,11 @@ _FRESH_S = 3.0
 _LINKS_MAX = 40  # the limit of Linux, see path_resolution(7)
 
 
-class HostDirectory:
+class HostDirectory(OwnedDescriptor):
     """A directory that the user named. Its fd stays open until `close`."""
 
     def __init__(self, fd: int, path: Path) -> None:
-        self.fd = fd
+        super().__init__(fd)
         self.path = path
         self._executed = executed_paths(path)
         self.rules = path_rules(aliases=self._executed)
@@ -240,17 +240,6 @@ class HostDirectory:
         except OSError:
             return False
         return True
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _runs_on_the_host(relative: Relative, program: str, name: str) -> Denied:

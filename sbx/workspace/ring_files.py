@@ -12,10 +12,9 @@ import os
 import re
 import struct
 from contextlib import suppress
-from typing import Self
 
 from sbx.errors import Broken, NotFound
-from sbx.linux.descriptors import closing
+from sbx.linux.descriptors import OwnedDescriptor, closing
 from sbx.workspace.errors import translated
 
 _NAME = re.compile(r"cmd-[0-9a-f]{12}")
@@ -107,18 +106,14 @@ class RingFile:
             os.close(fd)
 
 
-class CommandLogs:
+class CommandLogs(OwnedDescriptor):
     """The log directory of one conversation, open by an fd for a few calls."""
-
-    def __init__(self, fd: int) -> None:
-        """Take ownership of `fd`."""
-        self._fd = fd
 
     def make(self, name: str, size: int) -> RingFile:
         """Create a ring, which the caller closes. Raises Unavailable `no_space`."""
         with translated("the log of a command"):
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            ring = RingFile(os.open(f"{_checked(name)}.log", flags, 0o600, dir_fd=self._fd), size)
+            ring = RingFile(os.open(f"{_checked(name)}.log", flags, 0o600, dir_fd=self.fd), size)
             try:
                 ring.empty()
             except OSError:
@@ -131,7 +126,7 @@ class CommandLogs:
         """Open the ring of this name for reading. Raises NotFound if it was removed."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            fd = os.open(f"{_checked(name)}.log", flags, dir_fd=self._fd)
+            fd = os.open(f"{_checked(name)}.log", flags, dir_fd=self.fd)
         except FileNotFoundError:
             raise NotFound(f"the log of {name} no longer exists") from None
         try:
@@ -145,9 +140,9 @@ class CommandLogs:
         target, new = f"{_checked(name)}.json", f"{name}.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with translated("the record of a command"):
-            with os.fdopen(os.open(new, flags, 0o600, dir_fd=self._fd), "wb") as file:
+            with os.fdopen(os.open(new, flags, 0o600, dir_fd=self.fd), "wb") as file:
                 file.write(content)
-            os.rename(new, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            os.rename(new, target, src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def records(self) -> dict[str, bytes]:
         """Return every record by the name of its command, and remove all files without a record.
@@ -155,7 +150,7 @@ class CommandLogs:
         Such a file is incomplete because of a crash.
         """
         with closing(
-            os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+            os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
         ) as fd:
             listed = sorted(os.listdir(fd))[:_LISTED_MAX]
         records_by_name = {}
@@ -167,12 +162,12 @@ class CommandLogs:
         for file in listed:
             if file.partition(".")[0] not in records_by_name:
                 with suppress(OSError):
-                    os.unlink(file, dir_fd=self._fd)
+                    os.unlink(file, dir_fd=self.fd)
         return records_by_name
 
     def _content(self, file: str) -> bytes:
         with closing(
-            os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+            os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
         ) as fd:
             return os.read(fd, _RECORD_MAX)
 
@@ -180,16 +175,7 @@ class CommandLogs:
         """Remove the files of a command, or only its log. Missing files are ignored."""
         for kind in ("log",) if log_only else ("log", "json", "new"):
             with suppress(OSError):
-                os.unlink(f"{_checked(name)}.{kind}", dir_fd=self._fd)
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+                os.unlink(f"{_checked(name)}.{kind}", dir_fd=self.fd)
 
 
 def _checked(name: str) -> str:

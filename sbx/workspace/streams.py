@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from sbx.linux import quota
-from sbx.linux.descriptors import closing
+from sbx.linux.descriptors import OwnedDescriptor, closing
 from sbx.linux.renameat2 import rename_new
 from sbx.workspace.errors import is_a_directory, not_a_file, translated, wrong_path
 from sbx.workspace.safe_open import Opener
@@ -112,7 +112,7 @@ class StagedFile:
                 self._name = None
 
 
-class OpenFile:
+class OpenFile(OwnedDescriptor):
     """A regular file that is open for reading. `size` is its size when it was opened.
 
     `path` is its path as the code inside saw it then. Reads use positions, so several ranges may be
@@ -121,7 +121,7 @@ class OpenFile:
     """
 
     def __init__(self, fd: int, path: str, size: int, modified_s: float) -> None:
-        self.fd = fd
+        super().__init__(fd)
         self.path = path
         self.size = size
         self.modified_s = modified_s
@@ -135,17 +135,6 @@ class OpenFile:
                 return
             yield piece
             start += len(piece)
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def open_regular(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
-from sbx.linux.descriptors import closing
+from sbx.linux.descriptors import OwnedDescriptor, closing
 from sbx.protocol.files import FileEntry, Listing
 from sbx.workspace import safe_open
 from sbx.workspace.disk_usage import DiskUsage, EarlyStop, measure
@@ -25,7 +25,7 @@ from sbx.workspace.walk import Walk
 Relative = tuple[str, ...]
 
 
-class Tree:
+class Tree(OwnedDescriptor):
     """A tree of files. It owns the directory fd `fd` (O_PATH suffices) until `close`.
 
     `view` is the path at which the code inside sees this tree. New files and directories get the
@@ -44,7 +44,7 @@ class Tree:
         staging: int | None = None,
         opener: safe_open.Opener | None = None,
     ) -> None:
-        self.fd = fd
+        super().__init__(fd)
         self.view = view
         self.owner = owner
         self.staging = staging
@@ -218,17 +218,6 @@ class Tree:
             deadline_s=deadline_s,
             enough=enough,
         )
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def shown(self, relative: Relative) -> str:
         """Return the path as the code inside sees it, in valid UTF-8 for messages."""

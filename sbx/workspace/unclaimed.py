@@ -213,7 +213,7 @@ def _require(stack: ExitStack, data: Path, item_id: str) -> int:
             os.stat(item_id, dir_fd=top, follow_symlinks=False)
             return top
     raise NotFound(
-        f"there is no unclaimed directory {item_id!r}",
+        f"unclaimed directory {item_id!r} does not exist",
         code="directory_not_found",
         hint="list them: sbx store unclaimed",
     )

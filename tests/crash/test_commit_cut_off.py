@@ -46,12 +46,12 @@ SERVICE = (
     + """
 async def main(data):
     me = Caller("me", "key")
-    house = await Service(Settings(data_dir=data)).start()
-    made = await house.sandboxes.create(me, ttl_s=3600)
+    service = await Service(Settings(data_dir=data)).start()
+    made = await service.sandboxes.create(me, ttl_s=3600)
     code = "open('gone', 'w').write('there'); open('changed', 'w').write('old')"
-    await (await house.runs.start(me, made.id, "default", RunRequest("python", code))).result()
+    await (await service.runs.start(me, made.id, "default", RunRequest("python", code))).result()
     print(made.id, flush=True)
-    async with house.sandboxes.using(me, made.id, scope="execute", conversation="default") as use:
+    async with service.sandboxes.using(me, made.id, scope="execute", conversation="default") as use:
         await commit(use.conversation("default"))
 
 asyncio.run(main(Path(sys.argv[1])))
@@ -96,17 +96,18 @@ async def test_a_service_that_was_killed_has_undone_it_when_it_is_back(tmp_path:
     made = killed(SERVICE, tmp_path)
     journal, *_ = there(tmp_path, "staging/journal-*")
     assert names(journal.parents[1] / "files") == ["changed", "made", "uploads"]
-    async with Service(Settings(data_dir=tmp_path)) as house:
+    async with Service(Settings(data_dir=tmp_path)) as service:
         code = (
             "import os; print(*sorted(os.listdir()), open('gone').read(), open('changed').read())"
         )
         run = await (
-            await house.runs.start(ME, made, "default", RunRequest("python", code))
+            await service.runs.start(ME, made, "default", RunRequest("python", code))
         ).result()
         assert (run.status, run.stdout) == (Status.OK, "changed gone uploads there old\n")
         assert there(tmp_path, "staging/*") == []
 
 
+@pytest.mark.full_tier
 def test_a_directory_of_the_host_is_as_it_was_when_the_next_runtime_sweeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

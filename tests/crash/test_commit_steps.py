@@ -33,14 +33,14 @@ def test_whichever_step_fails_nothing_was_changed(
             try:
                 trees.commit()
             except Unavailable as error:
-                told = error.code
+                answer = error.code
             else:
                 if steps.done <= step:
                     break
                 assert trees.now == wanted  # it failed of what may fail: to clear up
                 assert trees.roll_back()
                 break
-        assert (told, trees.now == before) == ("no_space", True), f"after the step {step}"
+        assert (answer, trees.now == before) == ("no_space", True), f"after the step {step}"
         assert os.listdir(trees.staging) == []
     assert step > 20
     assert trees.now == wanted

@@ -23,6 +23,7 @@ FORK = {"pool": {"max_idle": 0}}
 GROWTH_MAX = 4 << 20
 
 
+@pytest.mark.full_tier
 async def test_cycles_leave_everything_as_it_was(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
@@ -61,13 +62,13 @@ async def cycles(runtime: Runtime, count: int) -> None:
 
 
 async def at_rest(runtime: Runtime) -> None:
-    """Wait until nothing is left but one zygote and as many kernels in berths as there may be."""
+    """Wait until nothing is left but one zygote and as many prewarmed kernels as there may be."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             await renewed(runtime)
             await runtime.warm(count=PARKED, new=True)
-            # The forks for the berths may have been the last of a zygote. When that is replaced,
-            # nothing is tidy until its berths have ended.
+            # The forks for the prewarmed kernels may have been the last of a zygote. When that is
+            # replaced, nothing is tidy until its prewarmed kernels have ended.
             await until(lambda: is_tidy(runtime) or not is_renewed(runtime))
             if is_renewed(runtime) and is_tidy(runtime):
                 break
@@ -77,7 +78,7 @@ async def at_rest(runtime: Runtime) -> None:
 async def renewed(runtime: Runtime) -> None:
     """A zygote that has forked a thousand is replaced; its nest lasts as long as what it forked."""
     async with asyncio.timeout(PATIENCE_S):
-        while True:  # one of the old zygote may be on its way into a berth
+        while True:  # one of the old zygote may be about to be prewarmed
             for pool in pools(runtime):
                 await pool.shrink(0)
                 pool.lineage.tend()

@@ -35,6 +35,7 @@ COLD = {"pool": {"start": "cold"}}
 
 # Process 2 of its namespace is the kernel of the cold path, and never the zygote.
 IN_THE_ZYGOTE = "import os, signal, sys, time\nif os.getpid() != 2:\n    "
+FULL_TIER = pytest.mark.full_tier
 AT_THE_FORK = "import gc, os\nos.register_at_fork(after_in_child="
 
 
@@ -42,7 +43,7 @@ AT_THE_FORK = "import gc, os\nos.register_at_fork(after_in_child="
     ("source", "path", "why"),
     [
         pytest.param("raise RuntimeError('no')", "fork", "", id="raises"),
-        pytest.param("print('x' * 100_000)", "fork", "", id="prints"),
+        pytest.param("print('x' * 100_000)", "fork", "", id="prints", marks=FULL_TIER),
         pytest.param(
             "import signal\nfor one in range(1, 32):\n"
             "    if one not in (9, 19): signal.signal(one, lambda *_: None)",
@@ -53,11 +54,13 @@ AT_THE_FORK = "import gc, os\nos.register_at_fork(after_in_child="
             "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))",
             *("fork", ""),
             id="blocks signals",
+            marks=FULL_TIER,
         ),
         pytest.param(
             "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)",
             *("fork", ""),
             id="ignores its children",
+            marks=FULL_TIER,
         ),
         pytest.param(
             "import threading, time\n"
@@ -70,7 +73,9 @@ AT_THE_FORK = "import gc, os\nos.register_at_fork(after_in_child="
             *("cold", "child"),
             id="forks",
         ),
-        pytest.param(f"{IN_THE_ZYGOTE}sys.exit(3)", "cold", "SystemExit", id="exits"),
+        pytest.param(
+            f"{IN_THE_ZYGOTE}sys.exit(3)", "cold", "SystemExit", id="exits", marks=FULL_TIER
+        ),
         pytest.param(f"{IN_THE_ZYGOTE}os.closerange(0, 99)", "cold", "zygote", id="closes all"),
         pytest.param(
             f"{AT_THE_FORK}lambda: setattr(gc, 'freeze', None))",
@@ -131,6 +136,7 @@ async def test_start_that_is_cancelled_takes_its_hanging_zygote_along(
     assert min(took) < 2.5, took
 
 
+@pytest.mark.full_tier
 async def test_zygote_that_hangs_at_a_fork_is_killed_and_the_cold_path_serves(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +240,7 @@ async def test_sandbox_full_of_processes_has_no_further_kernel_and_lives(runtime
     await tidy(runtime)
 
 
+@pytest.mark.full_tier
 @pytest.mark.needs("memory")
 async def test_kernel_that_does_not_fit_in_its_memory_is_told_of_and_nothing_is_left(
     runtime: Runtime, preloading: Preloading
@@ -287,6 +294,7 @@ def _groups_of(box: AsyncSandbox) -> list[Path]:
     return list(dict.fromkeys(Path(path) for path in paths if f"box-{box.id}" in path))
 
 
+@pytest.mark.full_tier
 async def test_workspace_that_was_replaced_is_refused_and_harms_nobody_else(
     runtime: Runtime, tmp_path: Path
 ) -> None:

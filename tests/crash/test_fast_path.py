@@ -262,6 +262,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize(
     "step",
     rows(["importing", "forking", "entering", "booting", "running"], ["forking", "running"]),

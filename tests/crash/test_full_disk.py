@@ -54,7 +54,7 @@ async def client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def disk_of(served: Served) -> Path:
-    return served.house.data_dir.parent
+    return served.service.data_dir.parent
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def full(served: Served) -> Iterator[Callable[[], None]]:
                         filling.write(bytes(size))
 
         try:
-            with closing(sqlite3.connect(served.house.store.path)) as other:
+            with closing(sqlite3.connect(served.service.store.path)) as other:
                 other.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the next write needs new blocks
             fill()
             yield fill
@@ -82,7 +82,7 @@ def full(served: Served) -> Iterator[Callable[[], None]]:
 async def locked(served: Served) -> AsyncIterator[None]:
     """Another process holds the store's write lock, as a bad backup does."""
     other = sqlite3.connect(
-        served.house.store.path, isolation_level=None, timeout=WAIT_S, check_same_thread=False
+        served.service.store.path, isolation_level=None, timeout=WAIT_S, check_same_thread=False
     )
     await asyncio.to_thread(other.execute, "BEGIN IMMEDIATE")
     try:
@@ -153,12 +153,13 @@ async def meet(client: httpx.AsyncClient, at: str) -> list[str]:
 
 async def is_on_disk(served: Served, key_id: str) -> bool:
     sql = "SELECT 1 FROM keys WHERE revoked_at > 0 AND id = ?"
-    return await served.house.store.row(sql, key_id) is not None
+    return await served.service.store.row(sql, key_id) is not None
 
 
 # -- a full disk -----------------------------------------------------------------------------------
 
 
+@pytest.mark.full_tier
 async def test_keys_and_tokens_are_revoked_on_a_full_disk(
     served: Served, client: httpx.AsyncClient, at: str
 ) -> None:
@@ -210,7 +211,7 @@ async def test_full_disk_without_a_reserve_is_freed_by_deleting_what_filled_it(
     big = await new_sandbox(client)
     written = {"code": "open('big', 'wb').write(bytes(4 << 20)); 0"}
     assert (await client.post(f"{big}/python/exec", json=written)).json()["success"]
-    reserve = served.house.recording.reserve
+    reserve = served.service.recording.reserve
     while reserve.give_up():
         pass
     with full(served):
@@ -276,7 +277,7 @@ async def test_new_work_is_refused_and_the_rest_is_done_and_recorded(
 
 
 def acts_of(served: Served) -> list[str]:
-    path = served.house.data_dir / "audit.jsonl"
+    path = served.service.data_dir / "audit.jsonl"
     assert verify(path).ok
     acts = []
     for line in path.read_bytes().splitlines():
@@ -299,11 +300,11 @@ async def test_disk_without_a_reserve_left_delays_records_and_loses_none(
     running = asyncio.create_task(client.post(f"{at}/python/exec", json=cell))
 
     async def begun() -> bool:
-        row = await served.house.store.row("SELECT 1 FROM runs WHERE status = 'running'")
+        row = await served.service.store.row("SELECT 1 FROM runs WHERE status = 'running'")
         return row is not None
 
     await until(begun)
-    reserve = served.house.recording.reserve
+    reserve = served.service.recording.reserve
     while reserve.give_up():
         pass
     with full(served) as fill:
@@ -361,7 +362,7 @@ async def test_locked_store_loses_no_run(
 
 
 async def _none_waits(served: Served) -> bool:
-    return not served.house.runs.history._unrecorded
+    return not served.service.runs.history._unrecorded
 
 
 async def test_history_has_pages_of_what_waits_and_what_is_stored(
@@ -379,14 +380,14 @@ async def test_history_has_pages_of_what_waits_and_what_is_stored(
         replies = await asyncio.gather(*posts)
         assert [one.json()["recorded"] for one in replies] == [False] * 3
         waiting = await shown()
-        kept = dict(served.house.runs.history._unrecorded)
+        kept = dict(served.service.runs.history._unrecorded)
     await recovered(client)
     assert await shown() == waiting
     # The moment between the commit of the store and the next turn of the loop: both have the rows.
     await until(lambda: _none_waits(served))
     for unrecorded in (kept, dict(list(kept.items())[:1])):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(served.house.runs.history, "_unrecorded", unrecorded)
+            patch.setattr(served.service.runs.history, "_unrecorded", unrecorded)
             assert [page["total"] for page in await shown()] == [5] * len(pages)
     assert [(one["total"], len(one["entries"])) for one in waiting] == [
         (5, 5), (5, 2), (5, 2), (5, 2), (5, 2), (5, 1), (5, 1),

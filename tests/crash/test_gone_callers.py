@@ -105,6 +105,7 @@ async def test_sandbox_that_is_closed_does_not_wait_for_its_start(
         await starting
 
 
+@pytest.mark.full_tier
 async def test_close_while_the_pool_is_refilled_leaves_nothing() -> None:
     default = load("default")
     full = default.pool.model_copy(update={"min_idle": 4})

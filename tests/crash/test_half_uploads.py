@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
+import pytest
 from serving import Service, open_directory, service
 
 C1 = {"conversation_id": "c1"}
@@ -29,6 +30,7 @@ def staged(data: Path) -> list[Path]:
     return list(data.rglob("staging/*"))
 
 
+@pytest.mark.full_tier
 def test_a_kill_in_the_middle_of_uploads_leaves_the_old_files_and_nothing_else() -> None:
     with open_directory() as top:
         with service(top=top) as running:
@@ -55,7 +57,7 @@ def test_a_kill_in_the_middle_of_uploads_leaves_the_old_files_and_nothing_else()
             new = {"file": ("a.csv", b"new")}
             assert client.post(f"{url}/upload", data=C1, files=new).status_code == 201
             code = "open('/workspace/uploads/temparea/a.csv').read()"
-            told = client.post(
+            answer = client.post(
                 f"/api/v1/sessions/{quote(session)}/execute", json={**C1, "code": code}
             ).json()
-            assert told["result"] == "'new'"
+            assert answer["result"] == "'new'"

@@ -20,7 +20,7 @@ import pytest
 from chain import Inside, broker, children, cold_jails, gone, kill, nests, until
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_specs import DEFAULT, STANDALONE, jupyter_kernels
-from notebooks import Told, execute, finished
+from notebooks import CellMessages, execute, finished
 
 from sbx import Runtime
 from tests.tiers import rows
@@ -70,7 +70,7 @@ class Started:
             while await self.manager.is_alive():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
-    async def starts_again(self) -> Told:
+    async def starts_again(self) -> CellMessages:
         await self.manager.restart_kernel(now=True)
         await self.client.wait_for_ready(timeout=60)
         return await execute(self.client, "import os; print(os.path.exists('kept'))")
@@ -92,7 +92,7 @@ async def started(kernel: str) -> AsyncIterator[Started]:
 
 
 def its_jail(itself: psutil.Process) -> Inside:
-    """The one in which something was started: others wait in berths. It may have come by the cold
+    """The one in which something was started: others are prewarmed. It may have come by the cold
     path, where a test before this one killed the zygote."""
     jails = cold_jails(itself) + [jail for one in nests(itself) for jail in one.entered()]
     (found,) = [jail for jail in jails if children(jail.kernel)]
@@ -115,10 +115,10 @@ async def test_the_jail_killed_in_a_cell_its_client_is_told_and_the_next_kernel_
         name = await it.busy()
         jail = its_jail(broker())
         kill(getattr(jail, victim))
-        told = await finished(it.client, name)
-        assert told.reply["content"]["status"] == "error"
-        assert told.reply["content"]["ename"] == "KernelDied"
-        assert len(told.contents("error")) == 1
+        answer = await finished(it.client, name)
+        assert answer.reply["content"]["status"] == "error"
+        assert answer.reply["content"]["ename"] == "KernelDied"
+        assert len(answer.contents("error")) == 1
         await it.dies()
         await gone(jail.supervisor, jail.kernel)
         assert (await it.starts_again()).stdout == "True\n"
@@ -134,6 +134,7 @@ async def test_the_jail_killed_at_rest_whoever_started_it_notices(victim: str) -
         assert (await it.starts_again()).reply["content"]["status"] == "ok"
 
 
+@pytest.mark.full_tier
 async def test_the_broker_killed_in_a_cell_its_client_is_told_and_a_new_one_serves() -> None:
     async with started(DEFAULT) as it:
         name = await it.busy()
@@ -168,6 +169,7 @@ async def test_the_own_process_killed_in_a_cell_all_inside_dies_and_another_serv
         assert (await it.starts_again()).reply["content"]["status"] == "ok"
 
 
+@pytest.mark.full_tier
 async def test_the_jail_of_an_own_process_killed_the_process_ends() -> None:
     """For that is what its parent watches."""
     async with started(STANDALONE) as it:
@@ -180,6 +182,7 @@ async def test_the_jail_of_an_own_process_killed_the_process_ends() -> None:
         await gone(*inside)
 
 
+@pytest.mark.full_tier
 async def test_an_own_process_told_to_end_in_a_cell_leaves_nothing() -> None:
     async with started(STANDALONE) as it:
         await it.busy()
@@ -243,6 +246,7 @@ async def test_whoever_started_it_killed_in_a_cell_all_dies_and_the_same_place_s
             program.communicate()
 
 
+@pytest.mark.full_tier
 async def test_parent_killed_between_two_looks_is_noticed_by_an_own_process(
     swept: None, place: Path
 ) -> None:

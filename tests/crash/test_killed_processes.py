@@ -155,7 +155,7 @@ ORDERS = (
 )
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", rows(ORDERS, ["make_sandbox", "fork", "enter", "inspect"]))
 async def test_broker_that_dies_at_any_order_fails_it_and_nothing_waits(
     order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

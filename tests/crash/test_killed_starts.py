@@ -61,6 +61,7 @@ async def test_a_start_whose_kernels_are_all_killed_fails(killing: Killing) -> N
         assert (await box.run("1 + 1")).result == "2"
 
 
+@pytest.mark.full_tier
 async def test_a_call_whose_kernels_are_all_killed_may_be_sent_again(
     killing: Killing, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from command import environment, sbx
-from kept import ME, create, read
+from persistent_sandboxes import ME, create, read
 
 from sbx.errors import SbxError, Unavailable
 from sbx.runtime.runtime import Runtime
@@ -28,7 +28,7 @@ from sbx.service.service import Service
 from sbx.store.migrations import migrate, shipped
 
 
-def house_of(data: Path) -> Service:
+def service_of(data: Path) -> Service:
     return Service(Settings(data_dir=data, gc_interval=0, fast_path=False))
 
 
@@ -52,7 +52,7 @@ async def refusal_of(data: Path) -> Unavailable:
     """The error with which a service does not start; it changes nothing."""
     before = {path: path.stat().st_mtime_ns for path in data.rglob("*") if path.is_file()}
     with pytest.raises(Unavailable) as refused:
-        async with house_of(data):
+        async with service_of(data):
             pass
     after = {path: path.stat().st_mtime_ns for path in data.rglob("*") if path.is_file()}
     assert after == before
@@ -73,11 +73,11 @@ async def test_store_that_is_lost_or_older_is_refused_and_no_file_goes(tmp_path:
     did not know."""
     data = tmp_path / "data"
     store = data / "store.sqlite"
-    async with house_of(data) as house:
-        first = await create(house, "first")
+    async with service_of(data) as service:
+        first = await create(service, "first")
     shutil.copy(store, tmp_path / "older")
-    async with house_of(data) as house:
-        second = await create(house, "second")
+    async with service_of(data) as service:
+        second = await create(service, "second")
 
     with moved_away(store):
         assert (await refusal_of(data)).code == "store_missing"
@@ -94,28 +94,28 @@ async def test_store_that_is_lost_or_older_is_refused_and_no_file_goes(tmp_path:
         assert f"sbx store restore --data-dir {data} {store}" in (error.hint or "")
         shutil.copy(latest, tmp_path / "latest")
     assert contents(data) == ["first", "second"]
-    async with house_of(data) as house:
-        assert [await read(house, one) for one in (first, second)] == ["first", "second"]
+    async with service_of(data) as service:
+        assert [await read(service, one) for one in (first, second)] == ["first", "second"]
 
     done = sbx_store(data, "restore", tmp_path / "older")  # the operator wants it so
     assert done["unknown"] == 1
-    async with house_of(data) as house:
-        assert await read(house, first) == "first"
+    async with service_of(data) as service:
+        assert await read(service, first) == "first"
         with pytest.raises(SbxError):
-            await read(house, second)
+            await read(service, second)
     assert len(unclaimed(data)) == 1
     assert (data / "unclaimed").stat().st_mode & 0o777 == 0o700
     assert contents(data) == ["first", "second"]
 
     sbx_store(data, "restore", "--empty")
-    async with house_of(data) as house:
-        assert (await house.sandboxes.list(ME)).items == []
+    async with service_of(data) as service:
+        assert (await service.sandboxes.list(ME)).items == []
     assert contents(data) == ["first", "second"]
 
     done = sbx_store(data, "restore", tmp_path / "latest")  # the files come back with their rows
     assert len(done["brought_back"]) == 2
-    async with house_of(data) as house:
-        assert [await read(house, one) for one in (first, second)] == ["first", "second"]
+    async with service_of(data) as service:
+        assert [await read(service, one) for one in (first, second)] == ["first", "second"]
     assert unclaimed(data) == []
     verified = sbx("audit", "verify", "--data-dir", data)
     assert verified.returncode == 0, verified.stderr
@@ -125,8 +125,8 @@ async def test_store_that_is_lost_or_older_is_refused_and_no_file_goes(tmp_path:
 async def test_store_of_another_directory_is_refused_without_force(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for data in (ours, theirs):
-        async with house_of(data) as house:
-            await create(house, data.name)
+        async with service_of(data) as service:
+            await create(service, data.name)
     shutil.copy(theirs / "store.sqlite", tmp_path / "store")
     with moved_away(ours / "store.sqlite"):
         shutil.copy(tmp_path / "store", ours / "store.sqlite")
@@ -135,16 +135,17 @@ async def test_store_of_another_directory_is_refused_without_force(tmp_path: Pat
     refused = sbx("store", "restore", tmp_path / "store", "--data-dir", ours)
     assert (refused.returncode, "--force" in refused.stderr) == (3, True)
     sbx_store(ours, "restore", "--force", tmp_path / "store")
-    async with house_of(ours):
+    async with service_of(ours):
         pass
     assert contents(ours) == ["ours"]
     assert len(unclaimed(ours)) == 1
 
 
+@pytest.mark.full_tier
 async def test_service_says_which_command_to_run(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    async with house_of(data) as house:
-        await create(house, "1")
+    async with service_of(data) as service:
+        await create(service, "1")
     (data / "store.sqlite").rename(tmp_path / "gone")
     ended = sbx("serve", "--json", "--data-dir", data, "--socket", tmp_path / "run" / "s")
     error = json.loads(ended.stdout.splitlines()[-1])["error"]
@@ -192,12 +193,12 @@ def run_program(program: str, *words: str | int | Path) -> int:
 async def test_killed_between_the_two_marks_it_starts_again(tmp_path: Path) -> None:
     data = tmp_path / "data"
     assert run_program(KILLED_AT_A_MARK, data, 1) == -signal.SIGKILL  # in the first start
-    async with house_of(data) as house:
-        made = await create(house, "1")
+    async with service_of(data) as service:
+        made = await create(service, "1")
     for moment in (1, 2):  # in a later start, and at a clean end
         assert run_program(KILLED_AT_A_MARK, data, moment) == -signal.SIGKILL
-        async with house_of(data) as house:
-            assert await read(house, made) == "1"
+        async with service_of(data) as service:
+            assert await read(service, made) == "1"
 
 
 KILLED_WITH_PARKED_HOMES = """
@@ -209,8 +210,8 @@ from sbx.runtime.settings import Settings
 
 async def main():
     data = Path(sys.argv[1])
-    house = await Service(Settings(data_dir=data)).start()
-    await house.runtime.warm(count=2, new=True)
+    service = await Service(Settings(data_dir=data)).start()
+    await service.runtime.warm(count=2, new=True)
     print(len(os.listdir(data / "sandboxes")))
     sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -219,12 +220,13 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.full_tier
 @pytest.mark.needs("namespaces")
 async def test_parked_homes_of_a_killed_service_are_not_kept(tmp_path: Path) -> None:
     data = tmp_path / "data"
     assert run_program(KILLED_WITH_PARKED_HOMES, data) == -signal.SIGKILL
     assert len(list((data / "sandboxes").iterdir())) >= 2
-    async with house_of(data):
+    async with service_of(data):
         assert list((data / "sandboxes").iterdir()) == []
     assert unclaimed(data) == []
 
@@ -239,8 +241,8 @@ from sbx.runtime.settings import Settings
 async def main():
     data = Path(sys.argv[1])
     project = Path(sys.argv[2])
-    house = await Service(Settings(data_dir=data, fast_path=False)).start()
-    await open_project(house.runtime, "default", project)
+    service = await Service(Settings(data_dir=data, fast_path=False)).start()
+    await open_project(service.runtime, "default", project)
     (uploads,) = data.glob("sandboxes/*/*/uploads")
     (uploads / "kept").write_text("copy of an upload")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -249,6 +251,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.full_tier
 @pytest.mark.needs("namespaces")
 async def test_what_a_killed_service_made_for_a_project_is_not_kept(tmp_path: Path) -> None:
     data, project = tmp_path / "data", tmp_path / "project"
@@ -257,7 +260,7 @@ async def test_what_a_killed_service_made_for_a_project_is_not_kept(tmp_path: Pa
         os.chown(project, 1000, 1000)
     assert run_program(KILLED_WITH_A_PROJECT, data, project) == -signal.SIGKILL
     assert len(list((data / "sandboxes").iterdir())) == 1
-    async with house_of(data):
+    async with service_of(data):
         assert list((data / "sandboxes").iterdir()) == []
     assert unclaimed(data) == []
 
@@ -266,12 +269,12 @@ async def test_directory_of_an_unknown_sandbox_is_kept_from_jails_of_its_uid(
     tmp_path: Path,
 ) -> None:
     data = tmp_path / "data"
-    async with house_of(data) as house:
-        await create(house, "1")
+    async with service_of(data) as service:
+        await create(service, "1")
     for name in ("store.sqlite", "store_mark.json"):
         (data / name).unlink()
     sbx_store(data, "restore", "--empty")
-    async with house_of(data):
+    async with service_of(data):
         pass
     (item,) = sbx_store(data, "unclaimed")["items"]
     (file,) = data.rglob("files/kept")
@@ -300,6 +303,7 @@ def opens_as(uid: int, path: Path) -> bool:
     return tried.returncode == 0
 
 
+@pytest.mark.full_tier
 async def test_data_of_the_version_before_the_marks_are_adopted(tmp_path: Path) -> None:
     data = tmp_path / "data"
     sandbox, known, unknown = ("a" * 32, "b" * 32, "c" * 32)
@@ -325,8 +329,8 @@ async def test_data_of_the_version_before_the_marks_are_adopted(tmp_path: Path) 
             (known,),
         )
     shutil.copy(data / "store.sqlite", tmp_path / "before")
-    async with house_of(data) as house:
-        assert await read(house, "sandbox-1") == "b"
+    async with service_of(data) as service:
+        assert await read(service, "sandbox-1") == "b"
     assert contents(data) == ["b", "c"]
     assert [name[-65:] for name in unclaimed(data)] == [f"{sandbox}-{unknown}"]
     mark = sbx_store(data, "check")
@@ -340,26 +344,26 @@ async def test_program_with_the_data_directory_of_a_service_keeps_its_files(
 ) -> None:
     """A runtime without a store, as `sbx run` has, removed all sandboxes of SBX_DATA_DIR."""
     data = tmp_path / "data"
-    async with house_of(data) as house:
-        made = await create(house, "1")
+    async with service_of(data) as service:
+        made = await create(service, "1")
     async with Runtime(Settings(data_dir=data, fast_path=False)):
         pass
-    async with house_of(data) as house:
-        assert await read(house, made) == "1"
+    async with service_of(data) as service:
+        assert await read(service, made) == "1"
 
 
 async def test_deletion_that_failed_is_finished_and_nothing_is_kept_of_it(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    async with house_of(data) as house:
-        made = await create(house, "1")
+    async with service_of(data) as service:
+        made = await create(service, "1")
 
         async def fails(*_: object) -> None:
             pass
 
-        house.garbage.remove_conversations = fails  # type: ignore[assignment,method-assign]
-        await house.sandboxes.delete_conversation(ME, made, "default")
+        service.garbage.remove_conversations = fails  # type: ignore[assignment,method-assign]
+        await service.sandboxes.delete_conversation(ME, made, "default")
         assert contents(data) == ["1"]
-    async with house_of(data):
+    async with service_of(data):
         pass
     assert contents(data) == []
     assert unclaimed(data) == []

@@ -64,10 +64,10 @@ def test_an_unforeseen_failure_is_told_by_its_kind(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("code", "told"), [(1, "already_mounted"), (2, "target_moved"), (3, "sockets_not_masked")]
+    ("code", "answer"), [(1, "already_mounted"), (2, "target_moved"), (3, "sockets_not_masked")]
 )
 def test_refusals_of_a_child_have_codes_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, code: int, told: str
+    monkeypatch: pytest.MonkeyPatch, code: int, answer: str
 ) -> None:
     def refuse(*_: object) -> None:
         raise live_mounts._Refused(code)
@@ -78,7 +78,7 @@ def test_refusals_of_a_child_have_codes_of_their_own(
     os.close(fd)
     error = live_mounts.end(child, "/mnt/x").error
     assert error is not None
-    assert (error.code, "/mnt/x" in error.message) == (told, True)
+    assert (error.code, "/mnt/x" in error.message) == (answer, True)
 
 
 def test_a_child_whose_broker_has_ended_does_nothing(tmp_path: Path) -> None:

@@ -27,10 +27,7 @@ ONE_OF_EACH_RESOURCE = {
     "fork bomb",
     "malloc",
     "disk by inodes",
-    "descriptors",
-    "stdout flood of small pieces",
     "CPU on all cores",
-    "renames that are watched",
 }
 
 
@@ -97,6 +94,7 @@ async def test_an_attack_is_ended_and_its_neighbour_answers_every_cell(
     assert await asyncio.to_thread(_left_at_last, served, id) == []
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("attack", ATTACKS[:1], ids=["control"])
 async def test_what_an_attack_leaves_would_be_found(
     served: Service, client: Client, attack: Attack

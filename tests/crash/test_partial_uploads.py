@@ -3,9 +3,11 @@
 import os
 import signal
 
+import pytest
 from serving import open_directory, service
 
 
+@pytest.mark.full_tier
 def test_pieces_of_a_killed_service_are_removed() -> None:
     with open_directory() as top:
         with service(top=top) as running, running.http() as client:

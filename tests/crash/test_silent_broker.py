@@ -97,7 +97,7 @@ async def test_health_and_calls_answer_503_with_retry_after(
         made = (await client.post("/v1/sandboxes", json={})).json()["id"]
         assert (await client.get("/health")).status_code == 200
         await stop(broker())
-        await until(lambda: served.house.failure is not None)
+        await until(lambda: served.service.failure is not None)
         url = f"/v1/sandboxes/{made}/python/exec"
         for reply in (
             await client.get("/health"),

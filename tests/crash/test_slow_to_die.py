@@ -31,7 +31,7 @@ while True:
 def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mapping[str, Any]]]:
     """Jails whose end is told of only after the test, as under a load that lets nothing die."""
     held: list[tuple[BrokerClient, Mapping[str, Any]]] = []
-    told: list[Mapping[str, Any]] = []
+    answer: list[Mapping[str, Any]] = []
     tell = BrokerClient.on_event
 
     def hold(self: BrokerClient, message: Mapping[str, Any]) -> None:
@@ -39,12 +39,12 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mapping[str, Any]]]:
             tell(self, message)
             return
         held.append((self, message))
-        told.append(message)
+        answer.append(message)
 
     with monkeypatch.context() as patch:
         patch.setattr(broker_jail, "_KILLED_S", 0.3)
         patch.setattr(BrokerClient, "on_event", hold)
-        yield told
+        yield answer
     for broker, message in held:
         tell(broker, message)
 
@@ -55,6 +55,7 @@ async def ends_at_its_deadline(box: AsyncSandbox, left: list[Mapping[str, Any]])
     assert len(left) == 1
 
 
+@pytest.mark.full_tier
 async def test_a_cell_that_is_killed_at_its_deadline(
     runtime: Runtime, left: list[Mapping[str, Any]]
 ) -> None:

@@ -73,12 +73,12 @@ def process(program: str, directory: Path) -> Iterator[subprocess.Popen[str]]:
 def told_before_it_was_killed(running: subprocess.Popen[str], after_s: float) -> int:
     """The last number that the process said was written."""
     assert running.stdout is not None
-    told = [int(running.stdout.readline()) for _ in range(AT_LEAST)]
+    answer = [int(running.stdout.readline()) for _ in range(AT_LEAST)]
     time.sleep(after_s)
     os.kill(running.pid, signal.SIGKILL)
     rest = running.stdout.read()
-    told += [int(line) for line in rest.splitlines(keepends=True) if line.endswith("\n")]
-    return told[-1]
+    answer += [int(line) for line in rest.splitlines(keepends=True) if line.endswith("\n")]
+    return answer[-1]
 
 
 def last_recorded(log: Path) -> int:
@@ -94,7 +94,7 @@ def random() -> Random:
 async def test_a_killed_writer_leaves_a_whole_store_and_log(tmp_path: Path, random: Random) -> None:
     for _ in range(ROUNDS):
         with process(WRITER, tmp_path) as writer:
-            told = told_before_it_was_killed(writer, random.uniform(0, 0.1))
+            answer = told_before_it_was_killed(writer, random.uniform(0, 0.1))
         async with await Store.open(tmp_path / "sbx.db") as store:
             check = await store.row("PRAGMA integrity_check")
             assert check is not None
@@ -106,9 +106,9 @@ async def test_a_killed_writer_leaves_a_whole_store_and_log(tmp_path: Path, rand
         )
         assert left == right
         assert left == list(range(1, len(left) + 1))
-        assert len(left) >= told
+        assert len(left) >= answer
         assert verify(tmp_path / "audit.jsonl").ok
-        assert last_recorded(tmp_path / "audit.jsonl") >= told
+        assert last_recorded(tmp_path / "audit.jsonl") >= answer
     log = await Audit.open(tmp_path / "audit.jsonl")
     await log.record("me", "checked", "all")
     await log.close()

@@ -48,6 +48,7 @@ def killed() -> Path:
     return path
 
 
+@pytest.mark.full_tier
 async def test_what_a_killed_runtime_left_is_removed_with_its_record(top: Path) -> None:
     left = killed()
     assert left.is_dir()

@@ -24,6 +24,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.full_tier
 def test_torture_finds_nothing(pytestconfig: pytest.Config) -> None:
     """The bench runs in its own process: it adopts orphans and raises limits."""
     full = pytestconfig.getoption("--full")

@@ -135,12 +135,12 @@ def naively(one: Attack, root: Path, baits: Decoys) -> str:
 
 def _acted(verb: str, root: Path, path: str, baits: Decoys) -> str:
     before = _look(baits.file)
-    told = ""
+    answer = ""
     with suppress(OSError):
-        told = str(_NAIVE[verb](root, root / path))
+        answer = str(_NAIVE[verb](root, root / path))
     changed = before != _look(baits.file)
     baits.lay_again()
-    return "ok" if changed or baits.token in told or "bait" in told else "held"
+    return "ok" if changed or baits.token in answer or "bait" in answer else "held"
 
 
 def _look(bait: Path) -> Any:

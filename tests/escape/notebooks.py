@@ -234,7 +234,7 @@ async def _connected(kc: AsyncKernelClient) -> None:
 
 
 @dataclass
-class Told:
+class CellMessages:
     reply: Message
     published: list[Message] = field(default_factory=list)
 
@@ -246,23 +246,23 @@ class Told:
         return "".join(one["text"] for one in self.contents("stream") if one["name"] == "stdout")
 
 
-async def execute(kc: AsyncKernelClient, code: str, **options: Any) -> Told:
+async def execute(kc: AsyncKernelClient, code: str, **options: Any) -> CellMessages:
     """A cell to its end: what is published until it is idle, and the reply."""
     return await finished(kc, kc.execute(code, **{"allow_stdin": False, **options}))
 
 
-async def finished(kc: AsyncKernelClient, name: str) -> Told:
+async def finished(kc: AsyncKernelClient, name: str) -> CellMessages:
     """Of a request that was sent: everything up to its end."""
     reply = await reply_to(kc, name)
-    told = Told(reply)
+    reported = CellMessages(reply)
     async with asyncio.timeout(PATIENCE_S):
         while True:
             message = checked(await kc.get_iopub_msg())
             if message["parent_header"].get("msg_id") != name:
                 continue
-            told.published.append(message)
+            reported.published.append(message)
             if message["content"].get("execution_state") == "idle":
-                return told
+                return reported
 
 
 async def reply_to(kc: AsyncKernelClient, name: str, *, on: str = "shell") -> Message:
@@ -278,11 +278,11 @@ def checked(message: Message) -> Message:
     """Valid by Jupyter's own schema, as far as that knows its type. MIME types are the user's."""
     if message["msg_type"] not in schema_fragments or message["content"].get("status") == "aborted":
         return message
-    told = dict(message)
-    if isinstance(told["content"].get("data"), dict):
-        told["content"] = {**told["content"], "data": {}}
+    reported = dict(message)
+    if isinstance(reported["content"].get("data"), dict):
+        reported["content"] = {**reported["content"], "data": {}}
     try:
-        validate_message(told)
+        validate_message(reported)
     except ValidationError as error:
         raise AssertionError(f"{message['msg_type']}: {error.message}") from None
     return message

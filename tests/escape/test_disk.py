@@ -135,6 +135,7 @@ async def test_whatever_grows_is_ended(fresh: Fresh, way: str) -> None:
     assert await tell(full, "6 * 7") == 42
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("way", WAYS)
 async def test_the_same_goes_on_where_there_is_room(fresh: Fresh, way: str) -> None:
     """The control of the test before."""

@@ -16,7 +16,7 @@ from sbx.doctor import report
 
 
 @dataclass(frozen=True)
-class Told:
+class DoctorResult:
     exit_code: int
     printed: str
 
@@ -31,34 +31,34 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "PLAN", {"default": ("fork",)})
 
 
-def ask(capfd: pytest.CaptureFixture[str], *, as_json: bool) -> Told:
+def ask(capfd: pytest.CaptureFixture[str], *, as_json: bool) -> DoctorResult:
     exit_code = doctor(as_json=as_json, attack=True)
-    return Told(exit_code, capfd.readouterr().out)
+    return DoctorResult(exit_code, capfd.readouterr().out)
 
 
 def test_with_all_walls_everything_is_held_and_it_ends_with_0(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    told = ask(capfd, as_json=True)
-    assert (told.document["escaped"], told.document["unclear"]) == ([], [])
-    assert told.document["ok"]
-    assert told.document["held"] == told.document["tried"] >= 60
-    assert told.exit_code == Exit.OK
+    answer = ask(capfd, as_json=True)
+    assert (answer.document["escaped"], answer.document["unclear"]) == ([], [])
+    assert answer.document["ok"]
+    assert answer.document["held"] == answer.document["tried"] >= 60
+    assert answer.exit_code == Exit.OK
 
 
 def test_without_seccomp_it_names_what_escaped_and_ends_with_1(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with altered("seccomp"):
-        told = ask(capfd, as_json=False)
-    assert told.exit_code == Exit.FAILED
-    rows = {line.split()[0]: line for line in told.printed.splitlines() if line.strip()}
+        answer = ask(capfd, as_json=False)
+    assert answer.exit_code == Exit.FAILED
+    rows = {line.split()[0]: line for line in answer.printed.splitlines() if line.strip()}
     assert "of" in rows["seccomp"]
     assert " of " not in rows["landlock"]
     named = (
         "ESCAPED: open by flags that no filter can see (fs, seccomp): default by fork answered ok"
     )
-    assert named in told.printed
+    assert named in answer.printed
 
 
 @pytest.mark.full_tier
@@ -66,10 +66,10 @@ def test_without_landlock_the_document_has_the_policy_and_the_path(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with altered("landlock"):
-        told = ask(capfd, as_json=True)
-    assert told.exit_code == Exit.FAILED
-    assert not told.document["ok"]
-    escaped = {one["name"]: one for one in told.document["escaped"]}
+        answer = ask(capfd, as_json=True)
+    assert answer.exit_code == Exit.FAILED
+    assert not answer.document["ok"]
+    escaped = {one["name"]: one for one in answer.document["escaped"]}
     assert escaped["open the oom score of the own process"] == {
         "name": "open the oom score of the own process",
         "class": "fs",
@@ -85,7 +85,7 @@ def test_where_a_sandbox_cannot_be_had_it_ends_with_3(
 ) -> None:
     monkeypatch.setenv("SBX_FAST_PATH", "false")
     monkeypatch.setattr(report, "_LAST", "fork")
-    told = ask(capfd, as_json=False)
-    assert told.exit_code == Exit.REFUSED
-    assert "not tried: default by fork: " in told.printed
-    assert "SBX_FAST_PATH" in told.printed
+    answer = ask(capfd, as_json=False)
+    assert answer.exit_code == Exit.REFUSED
+    assert "not tried: default by fork: " in answer.printed
+    assert "SBX_FAST_PATH" in answer.printed

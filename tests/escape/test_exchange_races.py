@@ -156,10 +156,10 @@ def _move(place: Place, number: int) -> object:
         files.move("mine", ("d/mine", "d/f", "d/sub/f")[number % 3], overwrite=bool(number % 2))
     with suppress(SbxError):
         files.move(("d/f", "d/secret", "d/sub")[number % 3], f"got{number % 5}")
-    told = [_content(files, f"got{number % 5}{below}") for below in ("", "/f", "/secret")]
+    answer = [_content(files, f"got{number % 5}{below}") for below in ("", "/f", "/secret")]
     with suppress(SbxError):
         files.delete(f"got{number % 5}")
-    return told
+    return answer
 
 
 def _copy(place: Place, number: int) -> object:
@@ -169,10 +169,10 @@ def _copy(place: Place, number: int) -> object:
     with suppress(SbxError):
         files.write("mine", b"mine")
         files.copy("mine", ("d/mine", "d/f", "d/sub/f")[number % 3], overwrite=True)
-    told = [_content(files, f"copied{below}") for below in ("", "/f", "/secret", "/sub/f")]
+    answer = [_content(files, f"copied{below}") for below in ("", "/f", "/secret", "/sub/f")]
     with suppress(SbxError):
         files.delete("copied")
-    return told
+    return answer
 
 
 def _replace(place: Place, number: int) -> object:
@@ -407,6 +407,7 @@ CI_CONTROLS = [
 ]  # fmt: skip
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("place", ["openat2"], indirect=True)
 @pytest.mark.parametrize("name", rows(CONTROLS, CI_CONTROLS))
 def test_a_check_before_the_call_loses_the_race(place: Place, name: str) -> None:
@@ -441,9 +442,9 @@ def test_a_check_before_the_call_hangs_at_a_fifo(place: Place) -> None:
         assert hangs(child, counter, 1.0)
 
 
-def _gave_away(told: object) -> bool:
+def _gave_away(answer: object) -> bool:
     """Whether what a call told is of the host."""
-    text = repr(told)
+    text = repr(answer)
     return any(word in text for word in (SECRET, "secret", "'big'", "touched"))
 
 
@@ -459,9 +460,9 @@ def _touch(place: Place) -> None:
     (place.outside / "touched").write_text(SECRET)
 
 
-def _as_list(told: object) -> list[str]:
-    assert isinstance(told, list)
-    return told
+def _as_list(answer: object) -> list[str]:
+    assert isinstance(answer, list)
+    return answer
 
 
 def _is_file(path: str) -> bool:

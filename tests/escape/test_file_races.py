@@ -99,14 +99,14 @@ class Race:
         for number in range(count * self.times):
             try:
                 async with asyncio.timeout(HUNG_S):
-                    told = await act(number)
+                    answer = await act(number)
             except (Broken, Unavailable):
                 raise
             except SbxError:
                 continue
             else:
                 done += 1
-                assert SECRET not in repr(told)
+                assert SECRET not in repr(answer)
         assert self.seen() == self.before
         return done
 
@@ -289,16 +289,16 @@ async def test_permissions_change_inside_only(race: Race) -> None:
 async def test_a_watch_follows_nothing_out_and_ends_when_it_is_told(race: Race) -> None:
     """Its bookkeeping is fed faster than it is read: it must not go on for as long as that."""
     touched = race.out / "touched"
-    told = []
+    answer = []
     async with asyncio.timeout(HUNG_S):
         async for change in race.box.files.watch("."):
-            told.append(change)
+            answer.append(change)
             if change.kind == "started":
                 touched.write_text("")
-            if len(told) > 50:
+            if len(answer) > 50:
                 break
     touched.unlink()
-    assert not [change for change in told if "touched" in change.path]
+    assert not [change for change in answer if "touched" in change.path]
 
 
 async def test_an_archive_brings_nothing_in(race: Race) -> None:

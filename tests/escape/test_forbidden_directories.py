@@ -16,6 +16,7 @@ import sbx
 from sbx import Sandbox
 from sbx.errors import Denied
 from sbx.forbidden_directories import DATA_MARKER
+from tests.tiers import rows
 
 OWNER = 4242
 CODE = "directory_forbidden"
@@ -94,8 +95,8 @@ def _command(*words: str | Path, home: Path, terminal: int) -> "subprocess.Compl
     "words",
     [
         ("run", "-c", "1", "--workspace"),
-        ("run", "-c", "1", "--uploads"),
-        ("shell", "--workspace"),
+        pytest.param(("run", "-c", "1", "--uploads"), marks=pytest.mark.full_tier),
+        pytest.param(("shell", "--workspace"), marks=pytest.mark.full_tier),
         ("chat", "--replay", "answers.json", "--project"),
         pytest.param(
             ("chat", "--replay", "answers.json", "--no-sandbox", "--project"),
@@ -154,7 +155,7 @@ for ask in (lambda: check(named, OwnPaths()), broker):
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize("below", [False, True], ids=["itself", "below"])
+@pytest.mark.parametrize("below", rows([False, True], [False]), ids=["itself", "below"])
 @pytest.mark.parametrize("source", MOUNTS)
 def test_a_bind_mount_is_judged_by_its_source(home: Path, source: str, below: bool) -> None:
     """`mount --bind /etc/cron.d rp/e; sbx run --workspace rp` gave write access to root's cron."""

@@ -23,6 +23,7 @@ from sbx.isolation import masking
 from sbx.policy import Policy, load
 from sbx.policy.tables import Imports, MountPolicy, WallsPolicy
 from sbx.runtime.sandbox import AsyncSandbox
+from tests.tiers import rows
 
 pytestmark = [
     pytest.mark.core,
@@ -152,6 +153,7 @@ WAYS = (
     "mount below shared",
     "writable mount",
 )
+CI_WAYS = ("workspace", "uploads beside a workspace", "mount below shared", "writable mount")
 
 
 async def show(runtime: Runtime, daemon: Daemon, way: str, rule: str) -> Shown:
@@ -185,7 +187,7 @@ async def show(runtime: Runtime, daemon: Daemon, way: str, rule: str) -> Shown:
             return Shown(box, await box.mount(directory, place, read_only=read_only))
 
 
-@pytest_asyncio.fixture(scope="module", params=WAYS)
+@pytest_asyncio.fixture(scope="module", params=rows(WAYS, CI_WAYS))
 async def shown(
     runtime: Runtime, daemon: Daemon, request: pytest.FixtureRequest
 ) -> AsyncIterator[Shown]:
@@ -217,7 +219,7 @@ async def test_covered_socket_cannot_be_removed_or_uncovered(shown: Shown) -> No
         assert done in HELD
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", rows(WAYS, CI_WAYS))
 async def test_policy_can_allow_them(runtime: Runtime, daemon: Daemon, way: str) -> None:
     """The control: the attacks work where nothing is covered."""
     shown = await show(runtime, daemon, way, "any")

@@ -23,7 +23,7 @@ import pytest_asyncio
 from attacking import prelude
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_specs import DEFAULT, HERE, STANDALONE_HERE, jupyter_kernels, person_s
-from notebooks import Told, execute
+from notebooks import CellMessages, execute
 from test_siblings import SCAN, masked
 
 from sbx.doctor.attacks import probe_program
@@ -52,14 +52,14 @@ class Notebook:
     def ports(self) -> list[int]:
         return [value for name, value in self.info.items() if name.endswith("_port")]
 
-    async def run(self, code: str) -> Told:
+    async def run(self, code: str) -> CellMessages:
         return await execute(self.client, prelude() + code)
 
     async def tell(self, code: str) -> Any:
         """The value of the last expression."""
-        told = await self.run(code)
-        assert told.reply["content"]["status"] == "ok", told.reply["content"]
-        (result,) = told.contents("execute_result")
+        answer = await self.run(code)
+        assert answer.reply["content"]["status"] == "ok", answer.reply["content"]
+        (result,) = answer.contents("execute_result")
         return literal_eval(result["data"]["text/plain"])
 
 

@@ -49,9 +49,9 @@ async def works(kc: AsyncKernelClient, inside: Impostor) -> None:
     frame = await inside.asked()
     await inside.say("stream", {"name": "stdout", "text": "still here"})
     await inside.say("execute_reply", {"status": "ok", "execution_count": 7}, to=frame.id)
-    told = await running
-    assert told.reply["content"]["status"] == "ok"
-    assert told.stdout == "still here"
+    answer = await running
+    assert answer.reply["content"]["status"] == "ok"
+    assert answer.stdout == "still here"
 
 
 # -- what a kernel says ----------------------------------------------------------------------------
@@ -99,14 +99,14 @@ async def test_what_ours_would_not_say_ends_that_kernel_with_an_error_told(what:
         running = asyncio.create_task(execute(kc, "x"))
         await it.inside.asked()
         await it.inside.pour(reframed(HOSTILE[what]))
-        told = await running
-        content = told.reply["content"]
-        assert content["status"] == "error", told
+        answer = await running
+        content = answer.reply["content"]
+        assert content["status"] == "error", answer
         assert content["ename"] == "KernelCutOff"
         assert "Traceback" not in "".join(content["traceback"])
-        (error,) = told.contents("error")
+        (error,) = answer.contents("error")
         assert error["ename"] == "KernelCutOff"
-        assert not [one for one in told.published if one["msg_type"].startswith("comm")]
+        assert not [one for one in answer.published if one["msg_type"].startswith("comm")]
         await until(lambda: it.exits == [137])
         assert it.inside.killed
 
@@ -177,10 +177,10 @@ async def test_a_kernel_that_says_strange_but_lawful_things_is_passed_on_whole()
         await say("comm_open", {"comm_id": strange, "target_name": strange, "data": {strange: 1}})
         await say("comm_close", {"comm_id": "never opened"})
         await say("execute_reply", {"status": "aborted"}, to=frame.id)
-        told = await running
-        assert [one["text"] for one in told.contents("stream")] == [strange]
-        assert told.contents("comm_open")[0]["comm_id"] == strange
-        assert told.contents("display_data")[0]["data"]["a/b"] == {strange: 10**400}
+        answer = await running
+        assert [one["text"] for one in answer.contents("stream")] == [strange]
+        assert answer.contents("comm_open")[0]["comm_id"] == strange
+        assert answer.contents("display_data")[0]["data"]["a/b"] == {strange: 10**400}
 
 
 async def test_nothing_that_comes_after_the_end_is_part_of_the_cell() -> None:
@@ -190,13 +190,13 @@ async def test_nothing_that_comes_after_the_end_is_part_of_the_cell() -> None:
         first = asyncio.create_task(execute(kc, "x"))
         frame = await it.inside.asked()
         await it.inside.say("execute_reply", {"status": "ok", "execution_count": 1}, to=frame.id)
-        told = await first
+        answer = await first
         await it.inside.say("stream", {"name": "stdout", "text": "late"})
         async with asyncio.timeout(60):
             while (late := await kc.get_iopub_msg())["msg_type"] != "stream":
                 pass
         assert late["content"]["text"] == "late"
-        assert told.stdout == ""
+        assert answer.stdout == ""
         await works(kc, it.inside)
 
 
@@ -348,8 +348,8 @@ def signed(kc: AsyncKernelClient, *parts: bytes) -> list[bytes]:
 
 
 def header(kind: Any = "execute_request", **more: Any) -> bytes:
-    told = {"msg_id": "m", "session": "s", "username": "u", "date": "2026-01-01T00:00:00Z"}
-    return json.dumps({**told, "version": "5.4", "msg_type": kind, **more}).encode()
+    answer = {"msg_id": "m", "session": "s", "username": "u", "date": "2026-01-01T00:00:00Z"}
+    return json.dumps({**answer, "version": "5.4", "msg_type": kind, **more}).encode()
 
 
 CODE = json.dumps({"code": "1", "silent": False}).encode()

@@ -112,7 +112,7 @@ OF_THE_MOMENT = (
 
 
 @pytest_asyncio.fixture(scope="module")
-async def told() -> AsyncIterator[dict[str, dict[str, Any]]]:
+async def answers() -> AsyncIterator[dict[str, dict[str, Any]]]:
     """By path and process: what `told()` says in a kernel and in a command beside it."""
     found: dict[str, dict[str, Any]] = {}
     async with Runtime() as runtime:
@@ -146,6 +146,6 @@ def plain(found: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("process", ["kernel", "command"])
 @pytest.mark.parametrize("path", FORKED)
 async def test_a_forked_process_is_as_one_of_the_cold_path(
-    told: dict[str, dict[str, Any]], path: str, process: str
+    answers: dict[str, dict[str, Any]], path: str, process: str
 ) -> None:
-    assert told[path][process] == told["cold"][process]
+    assert answers[path][process] == answers["cold"][process]

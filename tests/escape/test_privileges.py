@@ -129,8 +129,8 @@ told = [subprocess.run([p, '-c', 'id -u'], stdin=subprocess.DEVNULL, capture_out
 flags = {line.split()[4]: line.split()[5] for line in open('/proc/self/mountinfo')}
 (told, sorted(where for where, how in flags.items() if 'nosuid' not in how.split(',')))
 """
-    told, without_nosuid = await tell(box, gain)
-    assert "0\n" not in told
+    answer, without_nosuid = await tell(box, gain)
+    assert "0\n" not in answer
     assert without_nosuid == []
 
 

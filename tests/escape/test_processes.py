@@ -160,8 +160,8 @@ async def test_commands_of_one_conversation_cannot_trace_each_other(
 async def test_the_pid_of_a_process_outside_means_nothing_inside(box: AsyncSandbox) -> None:
     """Without a PID namespace bwrap starts nothing with --as-pid-1: no control."""
     outside = os.getpid()
-    told = await tell(box, f"names_of(os.kill, {outside}, 0)")
-    assert told == "ESRCH" or outside < 200
+    answer = await tell(box, f"names_of(os.kill, {outside}, 0)")
+    assert answer == "ESRCH" or outside < 200
 
 
 @one_path()  # the same loop in PID 1

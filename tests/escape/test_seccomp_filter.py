@@ -513,6 +513,7 @@ os.execvpe(sys.argv[2], sys.argv[2:], {
 """
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("work", INNOCENT)
 def test_innocent_work_runs_behind_filter_and_landlock(work: str, tmp_path: Path) -> None:
     tool = work if work in TOOLS else "sh"
@@ -529,6 +530,7 @@ def test_innocent_work_runs_behind_filter_and_landlock(work: str, tmp_path: Path
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full_tier
 def test_numpy_pandas_and_threads_run_on_after_strict_is_put_on_all_threads(tmp_path: Path) -> None:
     install = 'install("strict", all_threads=True)\n'
     code = "os.environ['MPLCONFIGDIR'] = '.'\n" + NUMERIC.format(install=install)

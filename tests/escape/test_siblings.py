@@ -310,6 +310,7 @@ async def test_siblings_draw_different_numbers(
     assert await tell(one, DRAWN[source]) != await tell(other, DRAWN[source])
 
 
+@pytest.mark.full_tier
 async def test_the_hash_seed_is_its_zygotes(
     one: AsyncSandbox, other: AsyncSandbox, runtime: Runtime, started_by: str
 ) -> None:

@@ -94,6 +94,7 @@ shutil.rmtree("d")
 }
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("started_by", PATHS, indirect=True, scope="module")
 @pytest.mark.parametrize("what", WORK)
 async def test_computing_works_under_strict(model: AsyncSandbox, what: str) -> None:
@@ -103,6 +104,7 @@ async def test_computing_works_under_strict(model: AsyncSandbox, what: str) -> N
     assert done.ok, done.error
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("started_by", PATHS, indirect=True, scope="module")
 async def test_figures_are_saved_and_shown_under_strict(model: AsyncSandbox) -> None:
     pytest.importorskip("matplotlib")

@@ -97,9 +97,9 @@ def _outcomes(
     numbers = {name: _number(name) for name in calls}
     if missing := [name for name, number in numbers.items() if number is None]:
         pytest.skip(f"no {missing} on this architecture")
-    told = repr((numbers, _programs(), variants, before, code))
+    reported = repr((numbers, _programs(), variants, before, code))
     done = subprocess.run(
-        [sys.executable, "-I" if packages else "-IS", "-c", _CHILD, str(ROOT), told],
+        [sys.executable, "-I" if packages else "-IS", "-c", _CHILD, str(ROOT), reported],
         cwd=directory,
         capture_output=True,
         text=True,

@@ -11,8 +11,8 @@ import httpx
 async def made(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
     reply = await client.post("/v1/sandboxes", json=body)
     assert reply.status_code == 201, reply.text
-    told: dict[str, Any] = reply.json()
-    return told
+    answer: dict[str, Any] = reply.json()
+    return answer
 
 
 async def collected(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
@@ -23,8 +23,8 @@ async def collected(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
         ).status_code == 423:
             await asyncio.sleep(0.02)
     assert reply.status_code == 200, reply.text
-    told: dict[str, Any] = reply.json()
-    return told
+    answer: dict[str, Any] = reply.json()
+    return answer
 
 
 def refused(reply: httpx.Response, status: int, code: str) -> dict[str, Any]:

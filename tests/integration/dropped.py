@@ -76,7 +76,7 @@ def child_capabilities() -> str:
 
 
 async def sandbox(settings: ServiceSettings, broker: BrokerProcess) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     async with Runtime(settings, broker=broker) as runtime:
         async with await runtime.create() as box:
             made = await box.run(
@@ -85,27 +85,27 @@ async def sandbox(settings: ServiceSettings, broker: BrokerProcess) -> dict[str,
                 "os.chmod('deep/er', 0); os.chmod('deep', 0o1700)\n"
                 "pathlib.Path('a').write_text('made inside'); os.chmod('a', 0); 1 + 1"
             )
-            told["run"] = made.text.strip()
+            answer["run"] = made.text.strip()
             assert box.receipt is not None
-            told["host uid"] = box.receipt.host_uid
-            told["path"] = box.receipt.path
-            told["read"] = await box.files.read("a")
+            answer["host uid"] = box.receipt.host_uid
+            answer["path"] = box.receipt.path
+            answer["read"] = await box.files.read("a")
             await box.files.write("b/c", b"made outside")
-            told["shell"] = (await box.shell("cat b/c && echo more >> b/c && rm b/c")).text
+            answer["shell"] = (await box.shell("cat b/c && echo more >> b/c && rm b/c")).text
             (settings.data / "tmp" / "u.csv").write_text("1,2")
             await box.uploads.put(settings.data / "tmp" / "u.csv")
-            told["upload"] = (await box.shell("cat uploads/temparea/u.csv")).text
+            answer["upload"] = (await box.shell("cat uploads/temparea/u.csv")).text
             await box.files.delete("deep")
             await box.files.delete("a")
-            told["left"] = sorted(entry.name for entry in await box.files.list())
+            answer["left"] = sorted(entry.name for entry in await box.files.list())
         own = runtime._broker
         assert own is not None
         for name, uid in (("a stranger's uid", 1000), ("root's uid", 0)):
-            told[name] = "given"
+            answer[name] = "given"
             try:
                 await own.make_sandbox("x", GroupLimits(None, None, None), uid)
             except errors.Broken:
-                told[name] = "refused"
+                answer[name] = "refused"
         orders: dict[str, dict[str, Any]] = {
             "another program": {"do": "start_zygote", "zygote": "z", "bwrap": "/bin/true"},
             "a second greeting": {"do": "hello"},
@@ -114,9 +114,9 @@ async def sandbox(settings: ServiceSettings, broker: BrokerProcess) -> dict[str,
             try:
                 await own.order(**order)
             except errors.Broken as error:
-                told[name] = error.message
-    told["directories"] = os.listdir(settings.data / "sandboxes")
-    return told
+                answer[name] = error.message
+    answer["directories"] = os.listdir(settings.data / "sandboxes")
+    return answer
 
 
 def main(top: Path) -> None:
@@ -135,16 +135,16 @@ def main(top: Path) -> None:
     broker = start_broker(uids=settings.uid_range)
     shown = privileges.confine(broker, settings, account, writable=[data, sockets])
     privileges.drop(settings, account, writable=[data, sockets], shown=shown)
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "ids": [*os.getresuid(), *os.getresgid(), *os.getgroups()],
         "capabilities": list(capabilities.current()),
         "attempts": attempts(data, broker.process.pid),
         "child": child_capabilities(),
     }
     theirs.close()
-    told["sandbox"] = uvloop.run(sandbox(settings, broker))
+    answer["sandbox"] = uvloop.run(sandbox(settings, broker))
     threads = asyncio.run(asyncio.to_thread(lambda: list(capabilities.current())))
-    print(json.dumps(told | {"of a thread": threads}))
+    print(json.dumps(answer | {"of a thread": threads}))
 
 
 if __name__ == "__main__":

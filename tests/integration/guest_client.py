@@ -170,8 +170,8 @@ def in_python(code: str, home: Path) -> str:
     environment = {"IPYTHONDIR": str(home / ".ipython"), "HOME": str(home)}
     reach = "import sys; sys.path.insert(0, sys.argv[1])\n"
     command = [sys.executable, "-I", "-c", reach + code, str(ROOT)]
-    told: str = subprocess.check_output(command, env=environment, cwd=home, text=True)
-    return told
+    answer: str = subprocess.check_output(command, env=environment, cwd=home, text=True)
+    return answer
 
 
 def eventually(true: Callable[[], bool], within_s: float = 60) -> bool:

@@ -84,8 +84,8 @@ def notebook(*cells: str | nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def code(source: str, *tags: str) -> nbformat.NotebookNode:
-    told = {"metadata": {"tags": list(tags)}} if tags else {}
-    cell: nbformat.NotebookNode = nbformat.v4.new_code_cell(dedent(source), **told)  # type: ignore[no-untyped-call]
+    answer = {"metadata": {"tags": list(tags)}} if tags else {}
+    cell: nbformat.NotebookNode = nbformat.v4.new_code_cell(dedent(source), **answer)  # type: ignore[no-untyped-call]
     return cell
 
 

@@ -21,7 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from sbx.agent.settings import AgentSettings
-from sbx.aio import Clock, SystemClock
+from sbx.aio import Clock
 from sbx.api.app import create_app
 from sbx.api.server.http_protocol import HttpProtocol
 from sbx.api.server.settings import ServiceSettings
@@ -42,7 +42,7 @@ class _Quiet(uvicorn.Server):
 class Served:
     """What is served, and how to reach it."""
 
-    house: Service
+    service: Service
     app: FastAPI
     socket: Path
 
@@ -55,13 +55,13 @@ class Served:
         )
 
     async def key_of(self, owner: str, *, operator: bool = False) -> str:
-        _, text = await self.house.access.make_key(owner, operator=operator)
+        _, text = await self.service.access.make_key(owner, operator=operator)
         return text
 
     async def empty(self) -> None:
         """Delete every sandbox, of every owner."""
-        for one in list(self.house.sandboxes.every()):
-            await self.house.sandboxes.end(one, "requested")
+        for one in list(self.service.sandboxes.every()):
+            await self.service.sandboxes.end(one, "requested")
 
     async def raw(self, data: bytes, *, then_end: bool = False, within_s: float = 30.0) -> bytes:
         """Send bytes as they are; all that comes back until the service closes the connection."""
@@ -92,8 +92,8 @@ async def live(
 ) -> AsyncIterator[Served]:
     """Serve a new service whose data lie in `directory`; `agent` names a model."""
     chosen = ServiceSettings(data_dir=directory / "data", socket=directory / "sbx.sock", **settings)
-    async with Service(chosen, clock=clock or SystemClock()) as house:
-        app = create_app(house, chosen, agent)
+    async with Service(chosen, clock=clock or Clock()) as service:
+        app = create_app(service, chosen, agent)
         config = uvicorn.Config(
             app,
             uds=str(chosen.socket),
@@ -109,7 +109,7 @@ async def live(
             async with asyncio.timeout(START_S):
                 while not server.started:  # noqa: ASYNC110  # uvicorn tells it no other way
                     await asyncio.sleep(0.01)
-            yield Served(house, app, chosen.socket)
+            yield Served(service, app, chosen.socket)
         finally:
             server.should_exit = server.force_exit = True
             await serving

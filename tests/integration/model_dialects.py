@@ -35,8 +35,8 @@ def events(dialect: Dialect, response: Response, model: str) -> list[Event]:
 
 
 def error(dialect: Dialect, kind: str, message: str) -> Json:
-    told = {"type": kind, "message": message}
-    return {"error": told} if dialect == "openai" else {"type": "error", "error": told}
+    answer = {"type": kind, "message": message}
+    return {"error": answer} if dialect == "openai" else {"type": "error", "error": answer}
 
 
 def fault_in(dialect: Dialect, asked: Any) -> str | None:
@@ -108,8 +108,8 @@ def _openai_stop(response: Response) -> str:
 
 
 def _openai_usage(response: Response) -> Json:
-    told, said = response.usage.input_tokens, response.usage.output_tokens
-    return {"prompt_tokens": told, "completion_tokens": said, "total_tokens": told + said}
+    answer, said = response.usage.input_tokens, response.usage.output_tokens
+    return {"prompt_tokens": answer, "completion_tokens": said, "total_tokens": answer + said}
 
 
 def _openai_fault(asked: Json) -> str | None:
@@ -155,13 +155,13 @@ def _anthropic(response: Response, model: str) -> Json:
 
 
 def _anthropic_events(response: Response, model: str) -> Iterator[Event]:
-    told, said = response.usage.input_tokens, response.usage.output_tokens
+    answer, said = response.usage.input_tokens, response.usage.output_tokens
     message = {
         **_anthropic_frame(model),
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": {"input_tokens": told, "output_tokens": 1},
+        "usage": {"input_tokens": answer, "output_tokens": 1},
     }
     yield _named("message_start", message=message)
     yield _named("ping")

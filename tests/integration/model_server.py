@@ -16,7 +16,7 @@ What is answered, one for each request in the order they come:
     Response(…)            of sbx.agent.messages, in the dialect of the request
     Refused(status, …)     an error as providers write it, with Retry-After where wanted
     Raw(body, …)           these very bytes: HTML, half a JSON, what you like
-    Told(response, …)      this answer, late, or cut off / left hanging / ended by an error event
+    BrokenOff(response, …)      this answer, late, cut off, left hanging, or ended by an error
                            after so many events
     function(Asked)        … that gives one of these; for what depends on the request
 
@@ -91,7 +91,7 @@ class Raw:
 
 
 @dataclass(frozen=True)
-class Told:
+class BrokenOff:
     """`delay_s` before anything is sent. `after` events (of a stream; otherwise: half of the
     body) it breaks off: `cut` closes the connection without an end, `hang` says nothing more until
     the client leaves, `error` tells an error as an event, `end` ends the body properly."""
@@ -102,7 +102,7 @@ class Told:
     then: Literal["cut", "hang", "error", "end"] = "cut"
 
 
-Answer = Response | Refused | Raw | Told
+Answer = Response | Refused | Raw | BrokenOff
 Script = Answer | Callable[[Asked], Answer]
 
 
@@ -179,10 +179,10 @@ class ModelServer:
     def _answer(self, asked: Asked) -> Answer:
         self.requests.append(asked)
         if asked.key != self._key:
-            told = (
+            reported = (
                 f"Incorrect API key provided: {asked.key}"  # providers do so, more or less masked
             )
-            return Refused(401, told, kind="authentication_error")
+            return Refused(401, reported, kind="authentication_error")
         if (fault := fault_in(asked.dialect, asked.body)) is not None:
             return Refused(400, fault, kind="invalid_request_error")
         script = self._answers.popleft() if self._answers else self._by
@@ -206,32 +206,34 @@ class ModelServer:
                 kind = {"content-type": answer.content_type}
                 await wire.reply(answer.status, answer.body, {**kind, **answer.headers})
             case Response():
-                await self._tell(wire, asked, Told(answer))
-            case Told():
+                await self._tell(wire, asked, BrokenOff(answer))
+            case BrokenOff():
                 if answer.delay_s:
                     await asyncio.sleep(answer.delay_s)
                 tell = self._tell_events if asked.body.get("stream") else self._tell_whole
                 await tell(wire, asked, answer)
 
-    async def _tell_whole(self, wire: "_Wire", asked: Asked, told: Told) -> None:
-        body = json.dumps(whole(asked.dialect, told.response, asked.body["model"])).encode()
-        if told.after is None:
+    async def _tell_whole(self, wire: "_Wire", asked: Asked, reported: BrokenOff) -> None:
+        body = json.dumps(whole(asked.dialect, reported.response, asked.body["model"])).encode()
+        if reported.after is None:
             return await wire.reply(200, body)
         await wire.start(200, {**_JSON, "content-length": len(body)})
         await wire.send(body[: len(body) // 2])
-        return await self._break_off(wire, asked, told)
+        return await self._break_off(wire, asked, reported)
 
-    async def _tell_events(self, wire: "_Wire", asked: Asked, told: Told) -> None:
+    async def _tell_events(self, wire: "_Wire", asked: Asked, reported: BrokenOff) -> None:
         await wire.start(200, {"content-type": "text/event-stream"})
-        for event in events(asked.dialect, told.response, asked.body["model"])[: told.after]:
+        for event in events(asked.dialect, reported.response, asked.body["model"])[
+            : reported.after
+        ]:
             await wire.send(_written(event))
-        if told.after is None:
+        if reported.after is None:
             await wire.end()
         else:
-            await self._break_off(wire, asked, told)
+            await self._break_off(wire, asked, reported)
 
-    async def _break_off(self, wire: "_Wire", asked: Asked, told: Told) -> None:
-        match told.then:
+    async def _break_off(self, wire: "_Wire", asked: Asked, reported: BrokenOff) -> None:
+        match reported.then:
             case "cut":
                 raise _Cut
             case "hang":

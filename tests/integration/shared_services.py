@@ -24,20 +24,20 @@ def _shared(fixture_name: str, config: pytest.Config) -> Literal["module", "sess
 
 
 @pytest.fixture(scope=_shared)
-async def shared_house(lasting: Any) -> AsyncIterator[Served]:
+async def shared_application(lasting: Any) -> AsyncIterator[Served]:
     before = len(os.listdir("/proc/self/fd"))
     with short_directory() as directory:
         async with live(directory) as served:
             descriptors = len(os.listdir("/proc/self/fd")) - before
-            with lasting.house(served.house.runtime, descriptors):
+            with lasting.in_process(served.service.runtime, descriptors):
                 yield served
 
 
 @pytest.fixture(scope="module")
-async def served(shared_house: Served) -> AsyncIterator[Served]:
+async def served(shared_application: Served) -> AsyncIterator[Served]:
     """The service of all tests, and its sandboxes deleted after the module."""
-    yield shared_house
-    await shared_house.empty()
+    yield shared_application
+    await shared_application.empty()
 
 
 @pytest.fixture(scope="module")

@@ -65,15 +65,15 @@ def test_a_call_gives_a_message_with_the_result_beside(sync_box: Sandbox) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"), [({"code": "1/0"}, "ZeroDivisionError"), ({"cod": "1"}, "code")]
+    ("arguments", "answer"), [({"code": "1/0"}, "ZeroDivisionError"), ({"cod": "1"}, "code")]
 )
 @pytest.mark.ci_tier
 def test_what_goes_wrong_is_told_to_the_model(
-    sync_box: Sandbox, arguments: dict[str, str], told: str
+    sync_box: Sandbox, arguments: dict[str, str], answer: str
 ) -> None:
     message = python_tool(sync_box).invoke(call("run_code", **arguments))
     assert message.status == "error"
-    assert told in message.text
+    assert answer in message.text
 
 
 def test_figures_come_as_images(sync_box: Sandbox) -> None:

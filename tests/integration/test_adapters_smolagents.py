@@ -25,10 +25,10 @@ class Scripted(Model):  # type: ignore[misc]  # smolagents ships no types
     def __init__(self, *codes: str) -> None:
         super().__init__()
         self._codes = iter(codes)
-        self.told = ""
+        self.received = ""
 
     def generate(self, messages: Any, **options: Any) -> ChatMessage:
-        self.told = str(messages)
+        self.received = str(messages)
         return ChatMessage(MessageRole.ASSISTANT, f"<code>\n{next(self._codes)}\n</code>")
 
 
@@ -70,9 +70,9 @@ def test_an_agent_works_in_the_sandbox_and_state_stays(executor: SbxExecutor) ->
 def test_a_model_sees_logs_and_errors_and_goes_on(executor: SbxExecutor) -> None:
     at_work = agent(executor, "print('before')\n1/0", "1 + 1", "final_answer('mended')")
     assert at_work.run("go") == "mended"
-    assert "before" in at_work.model.told
-    assert "ZeroDivisionError" in at_work.model.told
-    assert "Last output from code snippet:\\n2" in at_work.model.told
+    assert "before" in at_work.model.received
+    assert "ZeroDivisionError" in at_work.model.received
+    assert "Last output from code snippet:\\n2" in at_work.model.received
 
 
 def test_tools_and_variables_are_sent_inside(executor: SbxExecutor) -> None:
@@ -109,7 +109,7 @@ def test_an_agent_goes_on_in_a_second_run_and_after_its_kernel_ended(executor: S
     at_work = agent(executor, *codes, tools=[shout])
     assert at_work.run("go") == 1
     assert at_work.run("go on", reset=False) == "BACK!"
-    assert "variables and imports of earlier runs are lost" in at_work.model.told
+    assert "variables and imports of earlier runs are lost" in at_work.model.received
 
 
 def test_a_managed_agent_cannot_be_sent(executor: SbxExecutor) -> None:

@@ -63,7 +63,7 @@ async def person(at: Desk) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def told(asked: Asked) -> Response:
+def response_to(asked: Asked) -> Response:
     """Ends with the result that the model was told."""
     return Response(f"I was told: {asked.messages[-1]['content']}")
 
@@ -72,7 +72,7 @@ async def test_a_yes_makes_the_very_changes_of_the_dry_run(
     at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
 ) -> None:
     directory = at.directory("yes")
-    at.model.add(runs(WRITES), told)
+    at.model.add(runs(WRITES), response_to)
     asked = body("yes", project_id=await project(asker, directory))
     async with aclosing(following(asker, asked)) as events:
         start = await asked_for(events)
@@ -143,9 +143,9 @@ async def test_a_token_approves_a_call_of_a_project_and_makes_no_rule(
     at: Desk, asker: httpx.AsyncClient
 ) -> None:
     """A token for one conversation wrote a rule for the whole project, which outlived the token."""
-    owner = (await at.served.house.access.from_bearer(await at.served.key_of("ann"))).owner
+    owner = (await at.served.service.access.from_bearer(await at.served.key_of("ann"))).owner
     bounds = {"user_id": "ann", "agent_id": "helper", "conversation_id": "bounded"}
-    made, text = await at.served.house.access.make_token(owner, **bounds, ttl_s=60)
+    made, text = await at.served.service.access.make_token(owner, **bounds, ttl_s=60)
     at.model.add(runs("touch one"), Response("ok"))
     async with (
         at.served.client(await at.served.key_of("ann")) as ann,
@@ -318,8 +318,11 @@ async def test_a_program_that_calls_a_tool_is_asked_for_as_a_model_is(
     await until(lambda: _some(person))
     (waiting,) = await pending(person)
     assert (await decide(person, waiting["tool_call_id"], True)).status_code == 200
-    told = (await invoking).json()
-    assert (told["tool_call_id"], told["is_error"]) == (waiting["tool_call_id"], False)
+    response_to = (await invoking).json()
+    assert (response_to["tool_call_id"], response_to["is_error"]) == (
+        waiting["tool_call_id"],
+        False,
+    )
     assert (directory / "made.txt").read_text() == "done\n"
 
 
@@ -348,7 +351,7 @@ async def test_a_service_that_ends_denies_what_waits_and_says_so_in_the_history(
 async def test_a_service_that_was_killed_denies_at_its_next_start() -> None:
     with short_directory() as top:
         call = await to_thread(killed_while_one_waits, top)
-        async with desk(top, told) as at, at.served.client() as client:
+        async with desk(top, response_to) as at, at.served.client() as client:
             assert await pending(client) == []
             assert code_of(await decide(client, call, True)) == (409, "already_decided")
             result = (await messages(client, "killed"))[-1]
@@ -399,4 +402,4 @@ def killed_while_one_waits(top: Path) -> str:
 
 
 def waiting_owner(at: Desk) -> str:
-    return at.served.house.access.from_peer(0).owner
+    return at.served.service.access.from_peer(0).owner

@@ -20,14 +20,14 @@ from agent_calls import (
     the_rest,
 )
 from live_app import live
-from model_server import Asked, Refused, Told
+from model_server import Asked, BrokenOff, Refused
 from places import short_directory
 from sessions_calls import API, code_of, ensure, url
 
 from sbx.agent.messages import Response
 
 SESSION = "sb-session-ann-helper"
-HANGS = Told(Response("thinking about it for long"), after=3, then="hang")
+HANGS = BrokenOff(Response("thinking about it for long"), after=3, then="hang")
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -233,8 +233,8 @@ async def test_without_a_model_a_chat_says_what_is_missing_and_all_else_works() 
             assert len((await client.get(f"{API}/tools")).json()["items"]) == 6
             assert (await client.get(f"{API}/approvals")).json()["items"] == []
             session = (await ensure(client, "ann", "helper")).json()["session_id"]
-            told = await invoke(client, "write_file", {"path": "a", "content": "b"}, session)
-            assert (told.status_code, told.json()["is_error"]) == (200, False)
+            answer = await invoke(client, "write_file", {"path": "a", "content": "b"}, session)
+            assert (answer.status_code, answer.json()["is_error"]) == (200, False)
 
 
 # -- who may ---------------------------------------------------------------------------------------
@@ -335,11 +335,11 @@ async def invoke(
 
 async def test_a_tool_is_called_by_a_program(at: Desk, client: httpx.AsyncClient) -> None:
     await ensure(client, "ann", "helper")
-    told = (await invoke(client, "run_code", {"code": "x = 6; x * 7"})).json()
-    assert "42" in told["result"]
-    told = (await invoke(client, "run_code", {"code": "1 / 0"})).json()
-    assert told["is_error"]
-    assert "ZeroDivisionError" in told["result"]
+    answer = (await invoke(client, "run_code", {"code": "x = 6; x * 7"})).json()
+    assert "42" in answer["result"]
+    answer = (await invoke(client, "run_code", {"code": "1 / 0"})).json()
+    assert answer["is_error"]
+    assert "ZeroDivisionError" in answer["result"]
     assert code_of(await invoke(client, "rm_rf", {})) == (404, "tool_not_found")
     refused = await invoke(client, "run_code", {"cod": "1"})
     assert code_of(refused) == (400, "invalid_arguments")
@@ -362,13 +362,13 @@ async def test_what_was_said_is_exported_and_begins_another_conversation(
 ) -> None:
     at.model.add(calls(("list_files", {})), Response("nothing there"), Response("hi"))
     await say(client, "from", message="look around")
-    told = await client.get(f"{API}/conversations/from/export")
+    answer = await client.get(f"{API}/conversations/from/export")
     path = f"{API}/conversations/to/import"
-    assert code_of(await client.post(path, content=told.content))[0] == 404
+    assert code_of(await client.post(path, content=answer.content))[0] == 404
     whose = {"user_id": "ann", "agent_id": "helper"}
-    reply = await client.post(path, content=told.content, params=whose)
+    reply = await client.post(path, content=answer.content, params=whose)
     assert reply.json() == {"messages": 4}
-    assert code_of(await client.post(path, content=told.content)) == (409, "history_not_empty")
+    assert code_of(await client.post(path, content=answer.content)) == (409, "history_not_empty")
     assert code_of(await client.post(path, content=b"{}")) == (400, "invalid_history")
     await say(client, "to", message="and?")
     assert "look around" in at.model.requests[-1].text

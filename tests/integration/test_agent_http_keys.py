@@ -49,14 +49,14 @@ async def test_the_key_is_in_no_file_log_event_error_or_sandbox(
                 assert sum(event["type"] == "tool_end" for event in events) == 2
                 events += await say(client, "bad")
                 assert events[-1]["error"]["code"] == "model_bad_request"
-                told = await everything(client)
+                answer = await everything(client)
             assert at.model.requests[0].key == KEY  # it did arrive where it belongs
             written = files(directory)
     assert any(path.name == "seen.txt" for path in written)
     assert any(path.name == "audit.jsonl" for path in written)
     assert holders(written) == []
     assert [event for event in events if KEY in str(event)] == []
-    assert KEY not in told
+    assert KEY not in answer
     assert KEY not in caplog.text
     assert KEY not in repr(settings)
 
@@ -71,9 +71,9 @@ async def test_a_wrong_key_is_not_quoted_though_the_provider_quotes_it(
             events = await say(client, "wrong")
             assert events[-1]["error"]["code"] == "model_unauthorized"
             assert at.model.requests[0].key == KEY
-            told = await everything(client)
+            answer = await everything(client)
         assert holders(files(directory)) == []
-    assert KEY not in str(events) + told + caplog.text
+    assert KEY not in str(events) + answer + caplog.text
 
 
 async def everything(client: httpx.AsyncClient) -> str:
@@ -84,10 +84,10 @@ async def everything(client: httpx.AsyncClient) -> str:
         paths += [
             f"{API}/conversations/{conversation}/{what}" for what in ("messages", "runs", "export")
         ]
-    told = [(await client.get(path)).text for path in paths]
+    answer = [(await client.get(path)).text for path in paths]
     refused = await client.post(f"{API}/chat", json={"user_id": "ann"})
     assert refused.status_code == 422
-    return "\n".join([*told, refused.text])
+    return "\n".join([*answer, refused.text])
 
 
 def files(top: Path) -> dict[Path, bytes]:

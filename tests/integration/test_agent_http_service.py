@@ -6,13 +6,13 @@ from typing import Any
 
 import httpx
 from agent_calls import calls
-from model_server import KEY, ModelServer, Told, model_server
+from model_server import KEY, BrokenOff, ModelServer, model_server
 from serving import Service, open_directory, service
 
 from sbx.agent.messages import Response
 
 ASKED = {"user_id": "ann", "agent_id": "helper", "conversation_id": "c1", "message": "do it"}
-HANGS = Told(Response("thinking about it for long"), after=3, then="hang")
+HANGS = BrokenOff(Response("thinking about it for long"), after=3, then="hang")
 
 
 def environment(model: ModelServer) -> dict[str, str]:
@@ -34,8 +34,8 @@ def asked(client: httpx.Client) -> list[dict[str, Any]]:
 
 
 def test_an_agent_works_and_is_told_of_the_end_of_its_service() -> None:
-    told = calls(("run_code", {"code": "print('from ' + 'inside')"}))
-    with open_directory() as top, model_server(told, Response("done"), HANGS) as model:
+    answer = calls(("run_code", {"code": "print('from ' + 'inside')"}))
+    with open_directory() as top, model_server(answer, Response("done"), HANGS) as model:
         with service(top=top, env=environment(model)) as served, served.http() as client:
             events = asked(client)
             assert events[-1]["content"] == "done", events[-1]

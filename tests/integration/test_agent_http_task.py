@@ -100,8 +100,8 @@ async def test_many_conversations_at_once_see_each_their_own_only(at: Desk) -> N
     at.model.add(*[works] * (2 * TOGETHER))
     async with at.served.client() as client:
         talks = (say(client, marker, message=f"write {marker}") for marker in markers)
-        told = await asyncio.gather(*talks)
-        for marker, events in zip(markers, told, strict=True):
+        answer = await asyncio.gather(*talks)
+        for marker, events in zip(markers, answer, strict=True):
             assert one(events, "tool_end")["result"].split()[-1] == marker
             assert events[-1]["content"] == f"{marker} is done"
             assert {event["conversation_id"] for event in events} == {marker}
@@ -113,14 +113,14 @@ def pictures(said: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 def left(at: Desk, word: str) -> list[Path]:
     """The files of sandboxes that hold a word."""
-    top = at.served.house.data_dir / "sandboxes"
+    top = at.served.service.data_dir / "sandboxes"
     files = [path for path in top.rglob("*") if path.is_file()]
     return [path for path in files if word.encode() in path.read_bytes()]
 
 
 def rows(at: Desk) -> dict[str, int]:
     """How many rows there are of what belongs to conversations with agents."""
-    with sqlite3.connect(at.served.house.store.path) as on:
+    with sqlite3.connect(at.served.service.store.path) as on:
         tables = ("chats", "messages", "agent_runs", "approvals")
         counted = {
             table: on.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables

@@ -37,6 +37,7 @@ async def test_abort_interrupts_the_cell_and_the_kernel_goes_on(box: AsyncSandbo
     assert "7" in ends[0].result
 
 
+@pytest.mark.full_tier
 async def test_a_file_is_handed_from_one_sandbox_to_another(runtime: Runtime) -> None:
     async with await runtime.create() as one, await runtime.create() as other:
         await one.files.write("/workspace/part.bin", b"\x00\xff")
@@ -75,11 +76,11 @@ async def test_a_hundred_conversations_at_once_see_only_their_own_markers() -> N
         agent = Agent(box, model)
         end = await agent.run(f"I am {marker}")
         assert (end.reason, len(model.requests)) == ("done", 4)
-        told = [message.content for message in model.requests[-1].messages]
-        assert f"{marker} {marker}" in told[4]
+        answer = [message.content for message in model.requests[-1].messages]
+        assert f"{marker} {marker}" in answer[4]
         for number in range(MANY):
             other = f"m-{number:03}"
-            assert other == marker or not any(other in text for text in told)
+            assert other == marker or not any(other in text for text in answer)
 
     async with (
         asyncio.timeout(DEADLINE_S),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kept import ME, a_house
+from persistent_sandboxes import ME, open_service
 
 from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.calls import AgentToolCalls
@@ -76,7 +76,7 @@ async def test_a_chat_that_goes_on_keeps_its_beginning(store: Store) -> None:
     later = replace(CHAT, id="chat-2", created_at=9.0, last_used_at=9.0)  # says nothing of projects
     assert await chats.ensure(store, later) == replace(begun, last_used_at=9.0)
     assert await chats.named(store, "me", "talk") == [replace(begun, last_used_at=9.0)]
-    assert [one.id for one in await chats.of_owner(store, "me")] == ["chat-1"]
+    assert [one.id for one in await chats.list_for_owner(store, "me")] == ["chat-1"]
 
 
 async def test_the_conversation_of_another_project_is_a_conflict(store: Store) -> None:
@@ -158,6 +158,7 @@ async def test_pages_say_whether_more_follows(store: Store) -> None:
     assert (len(rows), more) == (4, False)
 
 
+@pytest.mark.full_tier
 async def test_a_page_of_long_messages_ends_early_and_a_history_is_whole(store: Store) -> None:
     history = await history_of(store)
     for _ in range(5):
@@ -234,15 +235,15 @@ async def test_one_run_at_a_time_in_a_chat(store: Store) -> None:
     refused = [one for one in begun if one is not None]
     assert len(refused) == 3
     assert {getattr(one, "code", None) for one in refused} == {"run_in_progress"}
-    (running,) = await agent_runs.of_chat(store, "chat-1")
+    (running,) = await agent_runs.list_for_chat(store, "chat-1")
     await agent_runs.end(store, running.id, reason="done", at=7.0, usage={"input_tokens": 3})
     await agent_runs.end(store, running.id, reason="error", at=8.0)  # the first end counts
     await agent_runs.begin(store, replace(RUN, id="arun-9", started_at=9.0))
-    second, first = await agent_runs.of_chat(store, "chat-1")
+    second, first = await agent_runs.list_for_chat(store, "chat-1")
     assert (first.status, first.reason, first.ended_at) == ("ended", "done", 7.0)
     assert first.usage == {"input_tokens": 3}
     assert (second.id, second.status) == ("arun-9", "running")
-    assert await agent_runs.of_chat(store, "chat-1", before=second.seq) == [first]
+    assert await agent_runs.list_for_chat(store, "chat-1", before=second.seq) == [first]
 
 
 async def test_a_run_needs_its_chat(store: Store) -> None:
@@ -260,8 +261,8 @@ async def test_a_run_that_the_service_took_along_says_so(path: Path) -> None:
     async with await Store.open(path) as store:
         assert await agent_runs.mark_interrupted(store, 8.0) == 1
         assert await agent_runs.mark_interrupted(store, 9.0) == 0
-        (ended,) = await agent_runs.of_chat(store, "chat-0")
-        (died,) = await agent_runs.of_chat(store, "chat-1")
+        (ended,) = await agent_runs.list_for_chat(store, "chat-0")
+        (died,) = await agent_runs.list_for_chat(store, "chat-1")
         assert (ended.status, ended.error) == ("ended", {"code": "x"})
         assert (died.status, died.reason, died.ended_at) == ("interrupted", None, 8.0)
         await agent_runs.begin(store, replace(RUN, id="arun-2"))
@@ -274,19 +275,21 @@ async def test_projects_are_their_owners(store: Store) -> None:
     for number in range(3):
         row = replace(PROJECT, id=f"project-{number}")
         await store.write(lambda on, row=row: projects.add(on, row))  # type: ignore[misc]
-    assert await projects.of_id(store, "me", "project-1") == PROJECT
-    assert await projects.of_id(store, "you", "project-1") is None
-    page = await projects.of_owner(store, "me", None, 2)
+    assert await projects.get(store, "me", "project-1") == PROJECT
+    assert await projects.get(store, "you", "project-1") is None
+    page = await projects.list_for_owner(store, "me", None, 2)
     assert [one.id for one in page] == ["project-0", "project-1"]
-    assert [one.id for one in await projects.of_owner(store, "me", "project-1", 2)] == ["project-2"]
+    assert [one.id for one in await projects.list_for_owner(store, "me", "project-1", 2)] == [
+        "project-2"
+    ]
     changed = replace(PROJECT, name="shop", sandbox_enabled=False)
     yours = replace(changed, owner="you", working_directory="/srv/other")
     assert not await store.write(lambda on: projects.change(on, yours))
     assert await store.write(lambda on: projects.change(on, changed))
-    assert await projects.of_id(store, "me", "project-1") == changed
+    assert await projects.get(store, "me", "project-1") == changed
     assert not await store.write(lambda on: projects.delete(on, "you", "project-1"))
     assert await store.write(lambda on: projects.delete(on, "me", "project-1"))
-    assert await projects.of_id(store, "me", "project-1") is None
+    assert await projects.get(store, "me", "project-1") is None
 
 
 # -- a call that waits ---------------------------------------------------------------------------
@@ -305,8 +308,8 @@ async def test_a_call_is_in_the_store_before_anybody_is_told_that_it_waits(
             assert event.approval_required
             with closing(sqlite3.connect(path)) as other:
                 found = other.execute("SELECT tool_call_id, expires_at, decided_by FROM approvals")
-                told = (event.tool_call_id, event.expires_at, None)
-                assert told in found.fetchall()
+                state_events = (event.tool_call_id, event.expires_at, None)
+                assert state_events in found.fetchall()
             yes = event.tool_args["command"] == "echo 1"
             answer = approvals.decide(ApprovalScope("me"), event.tool_call_id, yes)
             answers.append(asyncio.create_task(answer))
@@ -381,69 +384,72 @@ async def test_with_a_project_go_its_chats_and_rules(store: Store) -> None:
     assert await left(store) == {"chat-2"}
 
 
-async def session(house: Service, user: str = "ann") -> str:
-    view, _ = await Sessions(house, SessionRules()).ensure(ME, SessionAsk(user, "coder"))
+async def session(service: Service, user: str = "ann") -> str:
+    view, _ = await Sessions(service, SessionRules()).ensure(ME, SessionAsk(user, "coder"))
     return view.id
 
 
+@pytest.mark.full_tier
 async def test_chats_go_with_their_conversation_or_session_when_they_are_deleted(
     tmp_path: Path,
 ) -> None:
-    async with a_house(tmp_path) as house:
-        ann, bob = await session(house), await session(house, "bob")
+    async with open_service(tmp_path) as service:
+        ann, bob = await session(service), await session(service, "bob")
         for number, (user, where) in enumerate((("ann", ann), ("ann", ann), ("bob", bob))):
             chat = replace(CHAT, id=f"chat-{number}", conversation_id=f"talk-{number}")
-            await fill(house.store, replace(chat, user_id=user, sandbox_id=where))
-        async with house.sandboxes.using(ME, ann, scope="files:write", starts=False) as use:
+            await fill(service.store, replace(chat, user_id=user, sandbox_id=where))
+        async with service.sandboxes.using(ME, ann, scope="files:write", starts=False) as use:
             await use.conversation("talk-1").files.write("a.txt", "a")
-        await house.sandboxes.delete_conversation(ME, bob, "talk-0")  # not bob's
-        assert await left(house.store) == {"chat-0", "chat-1", "chat-2"}
-        await house.sandboxes.delete_conversation(ME, ann, "talk-0")  # without any file
-        assert await left(house.store) == {"chat-1", "chat-2"}
-        await house.sandboxes.delete_conversation(ME, ann, "talk-1")  # with files
-        assert await left(house.store) == {"chat-2"}
-        await fill(house.store, replace(CHAT, sandbox_id=ann))
-        await house.sandboxes.delete(ME, ann)
-        assert await left(house.store) == {"chat-2"}
+        await service.sandboxes.delete_conversation(ME, bob, "talk-0")  # not bob's
+        assert await left(service.store) == {"chat-0", "chat-1", "chat-2"}
+        await service.sandboxes.delete_conversation(ME, ann, "talk-0")  # without any file
+        assert await left(service.store) == {"chat-1", "chat-2"}
+        await service.sandboxes.delete_conversation(ME, ann, "talk-1")  # with files
+        assert await left(service.store) == {"chat-2"}
+        await fill(service.store, replace(CHAT, sandbox_id=ann))
+        await service.sandboxes.delete(ME, ann)
+        assert await left(service.store) == {"chat-2"}
 
 
 async def test_chats_of_an_expired_session_are_found_by_whoever_comes_back(tmp_path: Path) -> None:
     clock = FakeClock()
-    async with a_house(tmp_path, clock, tombstones_kept=100_000) as house:
-        first = await session(house)
+    async with open_service(tmp_path, clock, tombstones_kept=100_000) as service:
+        first = await session(service)
         for number in range(2):
             chat = replace(CHAT, id=f"chat-{number}", conversation_id=f"talk-{number}")
-            await fill(house.store, replace(chat, sandbox_id=first))
+            await fill(service.store, replace(chat, sandbox_id=first))
         clock.advance(7200)
-        second = await session(house)
+        second = await session(service)
         assert second != first
-        await house.sandboxes.delete(ME, first)  # again: the chats are the successor's by now
-        assert await left(house.store) == {"chat-0", "chat-1"}
-        await house.sandboxes.delete_conversation(ME, second, "talk-0")
-        assert await left(house.store) == {"chat-1"}
+        await service.sandboxes.delete(ME, first)  # again: the chats are the successor's by now
+        assert await left(service.store) == {"chat-0", "chat-1"}
+        await service.sandboxes.delete_conversation(ME, second, "talk-0")
+        assert await left(service.store) == {"chat-1"}
         clock.advance(7200)
-        await house.reaper.collect()  # ends the second, as expired
-        assert await left(house.store) == {"chat-1"}
-        await house.sandboxes.delete(ME, second)  # asked for after all
-        assert await left(house.store) == set()
+        await service.reaper.collect()  # ends the second, as expired
+        assert await left(service.store) == {"chat-1"}
+        await service.sandboxes.delete(ME, second)  # asked for after all
+        assert await left(service.store) == set()
 
 
+@pytest.mark.full_tier
 async def test_chats_of_an_expired_session_end_with_its_tombstone(tmp_path: Path) -> None:
     clock = FakeClock()
-    async with a_house(tmp_path, clock, tombstones_kept=1000) as house:
-        await fill(house.store, replace(CHAT, sandbox_id=await session(house)))
+    async with open_service(tmp_path, clock, tombstones_kept=1000) as service:
+        await fill(service.store, replace(CHAT, sandbox_id=await session(service)))
         clock.advance(7200)
-        await house.reaper.collect()
-        assert await left(house.store) == {"chat-1"}
+        await service.reaper.collect()
+        assert await left(service.store) == {"chat-1"}
         clock.advance(1001)
-        await house.reaper.collect()
-        assert await left(house.store) == set()
+        await service.reaper.collect()
+        assert await left(service.store) == set()
 
 
+@pytest.mark.full_tier
 async def test_a_service_that_starts_marks_the_runs_of_the_one_before(tmp_path: Path) -> None:
-    async with a_house(tmp_path) as house:
-        await chats.ensure(house.store, CHAT)
-        await agent_runs.begin(house.store, RUN)
-    async with a_house(tmp_path) as house:
-        (run,) = await agent_runs.of_chat(house.store, "chat-1")
+    async with open_service(tmp_path) as service:
+        await chats.ensure(service.store, CHAT)
+        await agent_runs.begin(service.store, RUN)
+    async with open_service(tmp_path) as service:
+        (run,) = await agent_runs.list_for_chat(service.store, "chat-1")
         assert run.status == "interrupted"

@@ -138,7 +138,7 @@ async def reach_tmp(talk: ToolSandbox) -> None:
     listed = await said(talk, "list_files", path="/tmp", pattern="END*")
     assert listed == f"file                12  {HOSTILE}"
     assert "/tmp/evil" not in await said(talk, "list_files", path="/tmp")
-    assert "there is no" in await refused(talk, "read_file", path="/tmp/nothing")
+    assert "does not exist" in await refused(talk, "read_file", path="/tmp/nothing")
     assert "Is a directory" in await refused(talk, "read_file", path="/tmp")
     assert before == await said(
         talk, "run_code", code="sorted(k for k in globals() if k[0] != '_')"
@@ -146,6 +146,7 @@ async def reach_tmp(talk: ToolSandbox) -> None:
     assert await said(talk, "run_code", code="main, json") == "[result]\n('mine', 'mine')"
 
 
+@pytest.mark.full_tier
 async def test_tmp_is_reached_beside_the_kernel(talk: Conversation) -> None:
     await reach_tmp(talk)
     running = asyncio.create_task(use(talk, "run_code", code="while True: pass"))
@@ -165,6 +166,7 @@ async def test_tmp_is_reached_by_a_cell_where_nothing_starts_a_process(
     await reach_tmp(strict)
 
 
+@pytest.mark.full_tier
 async def test_the_tools_act_the_same_on_a_sandbox_of_a_service() -> None:
     with short_directory() as directory:
         async with (

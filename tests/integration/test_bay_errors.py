@@ -38,10 +38,10 @@ async def client(small: Served, request: pytest.FixtureRequest) -> AsyncIterator
 
 
 async def test_an_expired_sandbox_refuses_every_use(client: httpx.AsyncClient) -> None:
-    told = await made(client, ttl=10)
-    assert told["created_at"] == "2027-01-15T08:00:00Z"
-    assert told["expires_at"] == "2027-01-15T08:00:10Z"
-    url = f"/v1/sandboxes/{told['id']}"
+    answer = await made(client, ttl=10)
+    assert answer["created_at"] == "2027-01-15T08:00:00Z"
+    assert answer["expires_at"] == "2027-01-15T08:00:10Z"
+    url = f"/v1/sandboxes/{answer['id']}"
     CLOCK.advance(11)
     for reply in (
         await client.post(f"{url}/python/exec", json={"code": "1"}),
@@ -59,10 +59,10 @@ async def test_an_expired_sandbox_refuses_every_use(client: httpx.AsyncClient) -
         ),
     ):
         details = refused(reply, 409, "sandbox_expired")
-        assert details == {"sandbox_id": told["id"], "expires_at": told["expires_at"]}
+        assert details == {"sandbox_id": answer["id"], "expires_at": answer["expires_at"]}
     assert (await client.get(url)).json()["status"] == "expired"
     listed = (await client.get("/v1/sandboxes", params={"status": "expired"})).json()
-    assert [item["id"] for item in listed["items"]] == [told["id"]]
+    assert [item["id"] for item in listed["items"]] == [answer["id"]]
     await collected(client)
     refused(await client.get(url), 404, "not_found")
     types = [event["type"] for event in (await client.get(f"{url}/events")).json()["items"]]
@@ -70,14 +70,14 @@ async def test_an_expired_sandbox_refuses_every_use(client: httpx.AsyncClient) -
 
 
 async def test_extend_ttl_counts_from_the_old_end(client: httpx.AsyncClient) -> None:
-    told = await made(client, ttl=100)
+    answer = await made(client, ttl=100)
     CLOCK.advance(50)
-    reply = await client.post(f"/v1/sandboxes/{told['id']}/extend_ttl", json={"extend_by": 100})
-    assert seconds(reply.json()["expires_at"]) - seconds(told["expires_at"]) == 100
+    reply = await client.post(f"/v1/sandboxes/{answer['id']}/extend_ttl", json={"extend_by": 100})
+    assert seconds(reply.json()["expires_at"]) - seconds(answer["expires_at"]) == 100
 
 
-def seconds(told: str) -> float:
-    return datetime.fromisoformat(told).timestamp()
+def seconds(answer: str) -> float:
+    return datetime.fromisoformat(answer).timestamp()
 
 
 async def test_an_idle_kernel_is_stopped_and_files_stay(
@@ -85,11 +85,11 @@ async def test_an_idle_kernel_is_stopped_and_files_stay(
 ) -> None:
     url = f"/v1/sandboxes/{(await made(client))['id']}"
     await client.post(f"{url}/python/exec", json={"code": "open('a', 'w').write('x')"})
-    CLOCK.advance(small.house.settings.idle_timeout + 1)
+    CLOCK.advance(small.service.settings.idle_timeout + 1)
     results = (await collected(client))["results"]
     cleaned = {one["task_name"]: one["cleaned_count"] for one in results}
-    told = (await client.get(url)).json()
-    assert (told["status"], told["idle_expires_at"]) == ("idle", None)
+    answer = (await client.get(url)).json()
+    assert (answer["status"], answer["idle_expires_at"]) == ("idle", None)
     assert cleaned["idle_session"] <= 1  # the reaper may have been first
     reply = await client.get(f"{url}/filesystem/files", params={"path": "a"})
     assert reply.json() == {"content": "x"}
@@ -128,12 +128,12 @@ async def test_tcp_needs_a_key(small: Served) -> None:
 
 
 async def test_a_token_reaches_no_sandbox_of_bay(small: Served, client: httpx.AsyncClient) -> None:
-    told = await made(client)
-    owner = (await small.house.access.from_bearer(client.headers["authorization"][7:])).owner
-    _, token = await small.house.access.make_token(owner, user_id="u1", ttl_s=100)
+    answer = await made(client)
+    owner = (await small.service.access.from_bearer(client.headers["authorization"][7:])).owner
+    _, token = await small.service.access.make_token(owner, user_id="u1", ttl_s=100)
     async with small.client(token) as bound:
         assert (await bound.get("/v1/sandboxes")).json()["items"] == []
-        url = f"/v1/sandboxes/{told['id']}"
+        url = f"/v1/sandboxes/{answer['id']}"
         for reply in (
             await bound.get(url),
             await bound.post(f"{url}/python/exec", json={"code": "1"}),
@@ -141,7 +141,7 @@ async def test_a_token_reaches_no_sandbox_of_bay(small: Served, client: httpx.As
             await bound.delete(url),
             await bound.post("/v1/sandboxes", json={}),
             await bound.post("/v1/cargos", json={}),
-            await bound.get(f"/v1/cargos/{told['cargo_id']}"),
+            await bound.get(f"/v1/cargos/{answer['cargo_id']}"),
         ):
             refused(reply, 404, "not_found")
         refused(await bound.post("/v1/admin/gc/run"), 403, "forbidden")
@@ -176,7 +176,7 @@ async def test_another_origin_may_not(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_cookie_changes_nothing_from_another_origin(small: Served) -> None:
-    _, token = await small.house.access.make_token("o", user_id="u1", ttl_s=100)
+    _, token = await small.service.access.make_token("o", user_id="u1", ttl_s=100)
     async with small.client() as client:
         headers = {"cookie": f"sbx_token={token}", "origin": "http://sbx:8080"}
         refused(await client.post("/v1/cargos", json={}, headers=headers), 403, "forbidden")
@@ -192,14 +192,14 @@ async def test_a_start_past_its_deadline_is_503_and_says_when_to_come_again() ->
             live(directory, start_timeout=0.001, fast_path=False) as served,
             served.client() as client,
         ):
-            told = await made(client)
-            url = f"/v1/sandboxes/{told['id']}"
+            answer = await made(client)
+            url = f"/v1/sandboxes/{answer['id']}"
             for reply in (
                 await client.post(f"{url}/python/exec", json={"code": "1"}),
                 await client.post(f"{url}/resume"),
             ):
                 details = refused(reply, 503, "session_not_ready")
-                assert details["sandbox_id"] == told["id"]
+                assert details["sandbox_id"] == answer["id"]
                 assert details["retry_after_ms"] == 1000
                 assert reply.headers["retry-after"] == "1"
             assert (await client.get(url)).json()["status"] == "failed"

@@ -45,9 +45,9 @@ async def test_a_directory_lists_directories_first(client: httpx.AsyncClient, bo
     for name in ("b.txt", "A.txt", ".hidden", "z/in.txt", "Y/in.txt"):
         await wrote(client, box, f"listed/{name}", "12345")
     url = f"{box}/filesystem/directories"
-    told = (await client.get(url, params={"path": "listed"})).json()
-    assert [entry["name"] for entry in told["entries"]] == ["Y", "z", "A.txt", "b.txt"]
-    directory, file = told["entries"][0], told["entries"][2]
+    answer = (await client.get(url, params={"path": "listed"})).json()
+    assert [entry["name"] for entry in answer["entries"]] == ["Y", "z", "A.txt", "b.txt"]
+    directory, file = answer["entries"][0], answer["entries"][2]
     assert set(file) == {"name", "path", "is_file", "is_dir", "size", "modified_time"}
     assert (file["path"], file["size"]) == ("/workspace/listed/A.txt", 5)
     assert (file["is_file"], file["is_dir"]) == (True, False)
@@ -110,8 +110,10 @@ async def test_uploads_are_read_and_not_written(
     box: str,
     served: Served,
 ) -> None:
-    caller = served.house.access.from_peer(os.getuid())
-    async with served.house.sandboxes.using(caller, box.split("/")[-1], scope="files:write") as use:
+    caller = served.service.access.from_peer(os.getuid())
+    async with served.service.sandboxes.using(
+        caller, box.split("/")[-1], scope="files:write"
+    ) as use:
         await use.box.uploads.put_bytes("data.csv", b"a,b")
     files, path = f"{box}/filesystem/files", "uploads/temparea/data.csv"
     assert (await client.get(files, params={"path": path})).json() == {"content": "a,b"}
@@ -184,8 +186,8 @@ async def test_an_upload_that_is_no_form_is_refused(client: httpx.AsyncClient, b
 
 
 async def test_too_large_names_its_limit(client: httpx.AsyncClient) -> None:
-    told = await made(client, narrower={"limits": {"file_size_max": "1MiB"}})
-    box = f"/v1/sandboxes/{told['id']}"
+    answer = await made(client, narrower={"limits": {"file_size_max": "1MiB"}})
+    box = f"/v1/sandboxes/{answer['id']}"
     content = b"x" * ((1 << 20) + 1)
     for form in (
         {"path": (None, b"a"), "file": ("x", content)},

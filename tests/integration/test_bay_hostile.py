@@ -32,10 +32,10 @@ def reply_of(answer: bytes) -> tuple[int, str]:
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 "), answer[:200]
     status = int(head.split(b" ", 2)[1])
-    told = json.loads(body[body.index(b"{") : body.rindex(b"}") + 1])  # it may come in chunks
-    assert told["error"]["message"]
-    assert told["error"]["request_id"]
-    return status, told["error"]["code"]
+    reported = json.loads(body[body.index(b"{") : body.rindex(b"}") + 1])  # it may come in chunks
+    assert reported["error"]["message"]
+    assert reported["error"]["request_id"]
+    return status, reported["error"]["code"]
 
 
 def refused(reply: httpx.Response) -> None:
@@ -251,8 +251,12 @@ async def test_an_id_that_reads_like_a_route_of_files_opens_no_endless_body(
 
 @pytest.mark.parametrize("path", ["/v1/sandboxes", "/api/v1/sessions"])
 async def test_no_body_is_waited_for_of_somebody_unknown(served: Served, path: str) -> None:
-    told = "Authorization: Bearer nobody", "Content-Type: application/json", "Content-Length: 100"
-    answer = await served.raw(request("POST", path, *told))
+    reported = (
+        "Authorization: Bearer nobody",
+        "Content-Type: application/json",
+        "Content-Length: 100",
+    )
+    answer = await served.raw(request("POST", path, *reported))
     assert reply_of(answer) == (401, "unauthorized")
 
 

@@ -31,7 +31,7 @@ from schemathesis.specs.openapi.checks import (
 from sbx.agent.messages import Response
 from tests.tiers import examples
 
-EXAMPLES = min(20, examples(2))  # of each route, of each kind
+EXAMPLES = min(20, examples(1))  # of each route, of each kind
 ANSWERS = 20  # of the model, which is asked at most once in each
 TIMEOUT_S = 30.0
 # What ends the sandbox that the others use.

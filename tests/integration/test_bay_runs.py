@@ -36,41 +36,41 @@ async def own(client: httpx.AsyncClient) -> AsyncIterator[str]:
 async def python(client: httpx.AsyncClient, box: str, code: str, **more: Any) -> dict[str, Any]:
     reply = await client.post(f"{box}/python/exec", json={"code": code, **more})
     assert reply.status_code == 200, reply.text
-    told: dict[str, Any] = reply.json()
-    assert set(told) == PYTHON_FIELDS
-    return told
+    answer: dict[str, Any] = reply.json()
+    assert set(answer) == PYTHON_FIELDS
+    return answer
 
 
 async def shell(client: httpx.AsyncClient, box: str, command: str, **more: Any) -> dict[str, Any]:
     reply = await client.post(f"{box}/shell/exec", json={"command": command, **more})
     assert reply.status_code == 200, reply.text
-    told: dict[str, Any] = reply.json()
-    assert set(told) == SHELL_FIELDS
-    return told
+    answer: dict[str, Any] = reply.json()
+    assert set(answer) == SHELL_FIELDS
+    return answer
 
 
 # -- python/exec -----------------------------------------------------------------------------------
 
 
 async def test_a_cell_answers_every_field(client: httpx.AsyncClient, box: str) -> None:
-    told = await python(client, box, "print('hi')\n40 + 2", include_code=True)
-    assert told["success"] is True
-    assert told["output"] == "hi\n42\n"
-    assert told["error"] is None
-    assert told["code"] == "print('hi')\n40 + 2"
-    assert told["execution_id"].startswith("exec-")
-    assert told["execution_time_ms"] >= 0
-    assert told["data"]["execution_count"] >= 1
-    assert told["data"]["output"] == {"text": "hi\n42\n", "images": []}
-    assert told["data"]["outputs"] == [{"text/plain": "42"}]
+    answer = await python(client, box, "print('hi')\n40 + 2", include_code=True)
+    assert answer["success"] is True
+    assert answer["output"] == "hi\n42\n"
+    assert answer["error"] is None
+    assert answer["code"] == "print('hi')\n40 + 2"
+    assert answer["execution_id"].startswith("exec-")
+    assert answer["execution_time_ms"] >= 0
+    assert answer["data"]["execution_count"] >= 1
+    assert answer["data"]["output"] == {"text": "hi\n42\n", "images": []}
+    assert answer["data"]["outputs"] == [{"text/plain": "42"}]
     assert (await python(client, box, "1"))["code"] is None
 
 
 async def test_a_failing_cell_is_a_success_of_the_call(client: httpx.AsyncClient, box: str) -> None:
-    told = await python(client, box, "print('before'); 1/0")
-    assert (told["success"], told["output"]) == (False, "before\n")
-    assert "ZeroDivisionError" in told["error"]
-    assert "Traceback" in told["error"]
+    answer = await python(client, box, "print('before'); 1/0")
+    assert (answer["success"], answer["output"]) == (False, "before\n")
+    assert "ZeroDivisionError" in answer["error"]
+    assert "Traceback" in answer["error"]
 
 
 async def test_an_image_is_told_without_its_text(client: httpx.AsyncClient, box: str) -> None:
@@ -79,9 +79,9 @@ async def test_an_image_is_told_without_its_text(client: httpx.AsyncClient, box:
         "display({'image/png': 'aGk=', 'text/plain': '<Figure>'}, raw=True)\n"
         "display({'text/html': '<b>x</b>', 'text/plain': 'x'}, raw=True)"
     )
-    told = await python(client, box, code)
-    assert told["data"]["output"] == {"text": "x\n", "images": [{"image/png": "aGk="}]}
-    assert [set(bundle) for bundle in told["data"]["outputs"]] == [
+    answer = await python(client, box, code)
+    assert answer["data"]["output"] == {"text": "x\n", "images": [{"image/png": "aGk="}]}
+    assert [set(bundle) for bundle in answer["data"]["outputs"]] == [
         {"image/png", "text/plain"},
         {"text/html", "text/plain"},
     ]
@@ -91,10 +91,10 @@ async def test_a_time_out_says_what_became_of_the_state(
     client: httpx.AsyncClient, own: str
 ) -> None:
     await python(client, own, "kept = 1")
-    told = await python(client, own, "import time; time.sleep(30)", timeout=1)
-    assert told["success"] is False
-    assert "timed out" in told["error"]
-    assert "kept" in told["error"]
+    answer = await python(client, own, "import time; time.sleep(30)", timeout=1)
+    assert answer["success"] is False
+    assert "timed out" in answer["error"]
+    assert "kept" in answer["error"]
     assert (await python(client, own, "kept"))["output"] == "1\n"
 
 
@@ -105,8 +105,8 @@ async def test_a_longer_time_out_than_the_policys_is_the_policys(
     box = f"/v1/sandboxes/{(await made(client, narrower=narrower))['id']}"
     for timeout in (30, 300):
         assert (await python(client, box, "1", timeout=timeout))["success"] is True
-    told = await python(client, box, "import time; time.sleep(30)", timeout=300)
-    assert "timed out" in told["error"]
+    answer = await python(client, box, "import time; time.sleep(30)", timeout=300)
+    assert "timed out" in answer["error"]
     assert (await shell(client, box, "sleep 30"))["success"] is False
 
 
@@ -131,15 +131,15 @@ async def test_a_wrong_body_is_422(client: httpx.AsyncClient, box: str, body: An
 
 
 async def test_output_that_is_no_utf8_is_told(client: httpx.AsyncClient, box: str) -> None:
-    told = await python(client, box, "print('\\ud800 ok'); float('nan')")
-    assert "ok" in told["output"]
+    answer = await python(client, box, "print('\\ud800 ok'); float('nan')")
+    assert "ok" in answer["output"]
 
 
 async def test_a_policy_without_shell_says_so(client: httpx.AsyncClient) -> None:
-    told = await made(client, profile="strict")
-    reply = await client.post(f"/v1/sandboxes/{told['id']}/shell/exec", json={"command": "true"})
+    answer = await made(client, profile="strict")
+    reply = await client.post(f"/v1/sandboxes/{answer['id']}/shell/exec", json={"command": "true"})
     details = refused(reply, 400, "capability_not_supported")
-    assert details == {"capability": "shell", "available": told["capabilities"]}
+    assert details == {"capability": "shell", "available": answer["capabilities"]}
 
 
 async def test_the_browser_is_not_offered(client: httpx.AsyncClient, box: str) -> None:
@@ -167,12 +167,12 @@ async def test_the_same_key_runs_once(client: httpx.AsyncClient, box: str) -> No
 
 
 async def test_two_first_calls_at_once_both_answer(client: httpx.AsyncClient, own: str) -> None:
-    told = await asyncio.gather(*(python(client, own, str(number)) for number in range(4)))
-    assert sorted(one["output"] for one in told) == ["0\n", "1\n", "2\n", "3\n"]
+    answer = await asyncio.gather(*(python(client, own, str(number)) for number in range(4)))
+    assert sorted(one["output"] for one in answer) == ["0\n", "1\n", "2\n", "3\n"]
 
 
 async def test_a_full_queue_is_429(client: httpx.AsyncClient, own: str, served: Served) -> None:
-    most = served.house.settings.queue_max
+    most = served.service.settings.queue_max
     await python(client, own, "import time")
     calls = [
         asyncio.create_task(
@@ -193,27 +193,27 @@ async def test_a_full_queue_is_429(client: httpx.AsyncClient, own: str, served: 
 
 
 async def test_a_command_answers_every_field(client: httpx.AsyncClient, box: str) -> None:
-    told = await shell(client, box, "echo hi; id -un; pwd; echo $HOME", include_code=True)
-    assert told["success"] is True
-    assert told["output"] == "hi\nsandbox\n/workspace\n/workspace\n"
-    assert (told["error"], told["exit_code"]) == (None, 0)
-    assert told["command"].startswith("echo hi")
+    answer = await shell(client, box, "echo hi; id -un; pwd; echo $HOME", include_code=True)
+    assert answer["success"] is True
+    assert answer["output"] == "hi\nsandbox\n/workspace\n/workspace\n"
+    assert (answer["error"], answer["exit_code"]) == (None, 0)
+    assert answer["command"].startswith("echo hi")
 
 
 async def test_stderr_is_an_error_also_of_a_success(client: httpx.AsyncClient, box: str) -> None:
-    told = await shell(client, box, "echo oops >&2")
-    assert (told["success"], told["error"], told["exit_code"]) == (True, "oops\n", 0)
+    answer = await shell(client, box, "echo oops >&2")
+    assert (answer["success"], answer["error"], answer["exit_code"]) == (True, "oops\n", 0)
 
 
 async def test_a_failing_command_has_its_exit_code(client: httpx.AsyncClient, box: str) -> None:
-    told = await shell(client, box, "exit 3")
-    assert (told["success"], told["exit_code"]) == (False, 3)
+    answer = await shell(client, box, "exit 3")
+    assert (answer["success"], answer["exit_code"]) == (False, 3)
 
 
 async def test_a_command_that_takes_too_long_is_ended(client: httpx.AsyncClient, own: str) -> None:
-    told = await shell(client, own, "sleep 30", timeout=1)
-    assert told["success"] is False
-    assert "timed out" in told["error"]
+    answer = await shell(client, own, "sleep 30", timeout=1)
+    assert answer["success"] is False
+    assert "timed out" in answer["error"]
 
 
 @pytest.mark.parametrize(
@@ -243,22 +243,22 @@ async def test_a_stream_ends_with_the_usual_body(
     body = {"code": "print('a'); 5", "include_code": True, "stream": asked == "stream"}
     headers = SSE if asked == "accept" else {}
     async with client.stream("POST", f"{box}/python/exec", json=body, headers=headers) as reply:
-        told = [event async for event in events(reply)]
-    assert [event.id for event in told] == list(range(1, len(told) + 1))
-    assert told[0].type == "run_start"
-    assert "".join(event.data["text"] for event in told if event.type == "stdout") == "a\n"
-    assert told[-1].type == "run_end"
-    assert set(told[-1].data) >= PYTHON_FIELDS
-    assert told[-1].data["output"] == "a\n5\n"
-    assert told[-1].data["code"] == body["code"]
+        answer = [event async for event in events(reply)]
+    assert [event.id for event in answer] == list(range(1, len(answer) + 1))
+    assert answer[0].type == "run_start"
+    assert "".join(event.data["text"] for event in answer if event.type == "stdout") == "a\n"
+    assert answer[-1].type == "run_end"
+    assert set(answer[-1].data) >= PYTHON_FIELDS
+    assert answer[-1].data["output"] == "a\n5\n"
+    assert answer[-1].data["code"] == body["code"]
 
 
 async def test_a_shell_stream_ends_with_its_body(client: httpx.AsyncClient, box: str) -> None:
     body = {"command": "echo a; exit 2"}
     async with client.stream("POST", f"{box}/shell/exec", json=body, headers=SSE) as reply:
-        told = [event async for event in events(reply)]
-    assert set(told[-1].data) >= SHELL_FIELDS
-    assert told[-1].data["exit_code"] == 2
+        answer = [event async for event in events(reply)]
+    assert set(answer[-1].data) >= SHELL_FIELDS
+    assert answer[-1].data["exit_code"] == 2
 
 
 async def test_a_malformed_event_id_is_refused_by_every_route(
@@ -331,9 +331,9 @@ async def test_interrupt_ends_the_run_and_keeps_the_state(
     async with asyncio.timeout(60):
         while not (await client.post(f"{own}/interrupt")).json()["interrupted"]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        told = await running
-    assert told["success"] is False
-    assert "KeyboardInterrupt" in told["error"]
+        answer = await running
+    assert answer["success"] is False
+    assert "KeyboardInterrupt" in answer["error"]
     assert (await python(client, own, "kept"))["output"] == "3\n"
 
 
@@ -349,13 +349,13 @@ ENTRY_FIELDS = {
 async def test_history_tells_what_was_run(client: httpx.AsyncClient, own: str) -> None:
     first = await python(client, own, "1", tags="Alpha,beta", description="one")
     second = await shell(client, own, "exit 1", tags="gamma")
-    told = (await client.get(f"{own}/history")).json()
-    assert told["total"] == 2
-    assert [entry["id"] for entry in told["entries"]] == [
+    answer = (await client.get(f"{own}/history")).json()
+    assert answer["total"] == 2
+    assert [entry["id"] for entry in answer["entries"]] == [
         second["execution_id"],
         first["execution_id"],
     ]
-    entry = told["entries"][1]
+    entry = answer["entries"][1]
     assert set(entry) == ENTRY_FIELDS
     assert (entry["code"], entry["success"], entry["output"]) == ("1", True, "1\n")
     assert (entry["exec_type"], entry["tags"]) == ("python", "Alpha,beta")
@@ -381,8 +381,8 @@ async def test_history_tells_what_was_run(client: httpx.AsyncClient, own: str) -
 async def test_history_is_searched(
     client: httpx.AsyncClient, searched: str, query: dict[str, Any], found: list[str]
 ) -> None:
-    told = (await client.get(f"{searched}/history", params=query)).json()
-    assert [entry["code"][-1] for entry in told["entries"]] == found
+    answer = (await client.get(f"{searched}/history", params=query)).json()
+    assert [entry["code"][-1] for entry in answer["entries"]] == found
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -415,8 +415,8 @@ async def test_the_last_run_and_one_run(client: httpx.AsyncClient, searched: str
 
 
 async def test_notes_change_only_what_is_given(client: httpx.AsyncClient, own: str) -> None:
-    told = await python(client, own, "1", description="one")
-    url = f"{own}/history/{told['execution_id']}"
+    answer = await python(client, own, "1", description="one")
+    url = f"{own}/history/{answer['execution_id']}"
     entry = (await client.patch(url, json={"notes": "good", "tags": None})).json()
     assert (entry["notes"], entry["description"], entry["tags"]) == ("good", "one", None)
     assert (await client.get(url)).json() == entry

@@ -32,26 +32,26 @@ async def test_metrics_are_for_the_operator(served: Served, client: httpx.AsyncC
 
 
 async def test_create_answers_every_field(client: httpx.AsyncClient) -> None:
-    told = await made(client)
-    assert set(told) == FIELDS
-    assert told["id"].startswith("sandbox-")
-    assert len(told["id"]) == len("sandbox-") + 12
-    assert told["cargo_id"].startswith("ws-")
-    assert told["status"] == "idle"
-    assert told["profile"] == "python-default"
-    assert told["capabilities"] == ["python", "shell", "filesystem"]
-    assert told["created_at"].endswith("Z")
-    assert told["expires_at"] is told["containers"] is None
+    answer = await made(client)
+    assert set(answer) == FIELDS
+    assert answer["id"].startswith("sandbox-")
+    assert len(answer["id"]) == len("sandbox-") + 12
+    assert answer["cargo_id"].startswith("ws-")
+    assert answer["status"] == "idle"
+    assert answer["profile"] == "python-default"
+    assert answer["capabilities"] == ["python", "shell", "filesystem"]
+    assert answer["created_at"].endswith("Z")
+    assert answer["expires_at"] is answer["containers"] is None
 
 
 @pytest.mark.parametrize("ttl", [None, 0, -5])
 async def test_a_sandbox_without_a_ttl_never_expires(
     client: httpx.AsyncClient, ttl: int | None
 ) -> None:
-    told = await made(client, ttl=ttl)
-    assert told["expires_at"] is None
-    reply = await client.post(f"/v1/sandboxes/{told['id']}/extend_ttl", json={"extend_by": 60})
-    assert refused(reply, 409, "sandbox_ttl_infinite") == {"sandbox_id": told["id"]}
+    answer = await made(client, ttl=ttl)
+    assert answer["expires_at"] is None
+    reply = await client.post(f"/v1/sandboxes/{answer['id']}/extend_ttl", json={"extend_by": 60})
+    assert refused(reply, 409, "sandbox_ttl_infinite") == {"sandbox_id": answer["id"]}
 
 
 async def test_create_echoes_the_profile_and_refuses_an_unknown_one(
@@ -71,9 +71,9 @@ async def test_a_profile_is_a_name_and_no_path(client: httpx.AsyncClient, profil
 
 
 async def test_narrower_and_env_reach_the_kernel(client: httpx.AsyncClient) -> None:
-    told = await made(client, narrower={"limits": {"memory_max": "64MiB"}}, env={"COLOR": "blue"})
+    answer = await made(client, narrower={"limits": {"memory_max": "64MiB"}}, env={"COLOR": "blue"})
     reply = await client.post(
-        f"/v1/sandboxes/{told['id']}/python/exec",
+        f"/v1/sandboxes/{answer['id']}/python/exec",
         json={"code": "import os; os.environ['COLOR']"},
     )
     assert reply.json()["output"] == "'blue'\n"
@@ -90,8 +90,8 @@ async def test_list_is_by_id_in_pages_and_by_status(served: Served) -> None:
         assert [item["id"] for item in rest["items"]] == ids[2:]
         assert rest["next_cursor"] is None
         for status, found in (("idle", 3), ("ready", 0), ("no-such", 3)):
-            told = (await client.get("/v1/sandboxes", params={"status": status})).json()
-            assert len(told["items"]) == found
+            answer = (await client.get("/v1/sandboxes", params={"status": status})).json()
+            assert len(answer["items"]) == found
         for limit in (0, 201, "x"):
             reply = await client.get("/v1/sandboxes", params={"limit": limit})
             refused(reply, 422, "validation_error")
@@ -99,8 +99,8 @@ async def test_list_is_by_id_in_pages_and_by_status(served: Served) -> None:
 
 
 async def test_a_ready_sandbox_shows_its_kernel(client: httpx.AsyncClient) -> None:
-    told = await made(client)
-    url = f"/v1/sandboxes/{told['id']}"
+    answer = await made(client)
+    url = f"/v1/sandboxes/{answer['id']}"
     await client.post(f"{url}/python/exec", json={"code": "1"})
     found = (await client.get(url)).json()
     assert found["status"] == "ready"
@@ -132,12 +132,12 @@ async def test_keepalive_starts_nothing(client: httpx.AsyncClient) -> None:
 
 
 async def test_extend_ttl_adds_to_what_is_left(client: httpx.AsyncClient) -> None:
-    told = await made(client, ttl=100)
-    url = f"/v1/sandboxes/{told['id']}"
+    answer = await made(client, ttl=100)
+    url = f"/v1/sandboxes/{answer['id']}"
     reply = await client.post(f"{url}/extend_ttl", json={"extend_by": 50})
     assert reply.status_code == 200
     assert set(reply.json()) == FIELDS
-    assert reply.json()["expires_at"] > told["expires_at"]
+    assert reply.json()["expires_at"] > answer["expires_at"]
     for seconds in (0, -1):
         reply = await client.post(f"{url}/extend_ttl", json={"extend_by": seconds})
         refused(reply, 400, "validation_error")
@@ -153,13 +153,13 @@ async def test_extend_by_very_much_is_refused_or_done(client: httpx.AsyncClient)
 
 
 async def test_delete_is_final_and_may_be_said_twice(client: httpx.AsyncClient) -> None:
-    told = await made(client)
-    url = f"/v1/sandboxes/{told['id']}"
+    answer = await made(client)
+    url = f"/v1/sandboxes/{answer['id']}"
     for _ in range(2):
         reply = await client.delete(url)
         assert (reply.status_code, reply.content) == (204, b"")
     refused(await client.get(url), 404, "not_found")
-    refused(await client.get(f"/v1/cargos/{told['cargo_id']}"), 404, "not_found")
+    refused(await client.get(f"/v1/cargos/{answer['cargo_id']}"), 404, "not_found")
     refused(await client.delete("/v1/sandboxes/sandbox-000000000000"), 404, "not_found")
 
 
@@ -193,8 +193,8 @@ async def test_every_route_of_an_unknown_sandbox_is_404(client: httpx.AsyncClien
 
 
 async def test_another_owner_finds_nothing(served: Served, client: httpx.AsyncClient) -> None:
-    told = await made(client)
-    url = f"/v1/sandboxes/{told['id']}"
+    answer = await made(client)
+    url = f"/v1/sandboxes/{answer['id']}"
     async with served.client(await served.key_of("mallory")) as other:
         for reply in (
             await other.get(url),
@@ -203,7 +203,7 @@ async def test_another_owner_finds_nothing(served: Served, client: httpx.AsyncCl
             await other.post(f"{url}/python/exec", json={"code": "1"}),
             await other.get(f"{url}/filesystem/directories"),
             await other.get(f"{url}/history"),
-            await other.get(f"/v1/cargos/{told['cargo_id']}"),
+            await other.get(f"/v1/cargos/{answer['cargo_id']}"),
         ):
             refused(reply, 404, "not_found")
         assert (await other.get("/v1/sandboxes")).json()["items"] == []
@@ -231,14 +231,14 @@ async def test_events_tell_a_life_in_order(client: httpx.AsyncClient) -> None:
     url = f"/v1/sandboxes/{(await made(client))['id']}"
     await client.post(f"{url}/python/exec", json={"code": "1"})
     await client.post(f"{url}/stop")
-    told = (await client.get(f"{url}/events")).json()
-    types = [event["type"] for event in told["items"]]
+    answer = (await client.get(f"{url}/events")).json()
+    types = [event["type"] for event in answer["items"]]
     assert types[0] == "created"
     assert types[-1] == "stopped"
-    assert set(told["items"][0]) == {"id", "at", "type", "cause", "details"}
+    assert set(answer["items"][0]) == {"id", "at", "type", "cause", "details"}
     one = (await client.get(f"{url}/events", params={"limit": 1})).json()
     rest = (await client.get(f"{url}/events", params={"cursor": one["next_cursor"]})).json()
-    assert one["items"] + rest["items"] == told["items"]
+    assert one["items"] + rest["items"] == answer["items"]
     refused(await client.get(f"{url}/events", params={"cursor": "x"}), 422, "validation_error")
 
 
@@ -326,9 +326,9 @@ async def test_cargos_are_listed_apart(served: Served) -> None:
     async with served.client(await served.key_of("shipper")) as client:
         box = await made(client)
         ids = sorted([(await client.post("/v1/cargos", json={})).json()["id"] for _ in range(2)])
-        told = (await client.get("/v1/cargos")).json()
-        assert [item["id"] for item in told["items"]] == ids
-        assert {item["size_limit_mb"] for item in told["items"]} == {1024}
+        answer = (await client.get("/v1/cargos")).json()
+        assert [item["id"] for item in answer["items"]] == ids
+        assert {item["size_limit_mb"] for item in answer["items"]} == {1024}
         managed = (await client.get("/v1/cargos", params={"managed": True})).json()
         assert [item["id"] for item in managed["items"]] == [box["cargo_id"]]
 
@@ -356,12 +356,12 @@ async def test_profiles_are_the_policies(client: httpx.AsyncClient) -> None:
 
 
 async def test_collection_reports_its_tasks(client: httpx.AsyncClient) -> None:
-    told = await collected(client)
-    assert set(told) == {"results", "total_cleaned", "total_errors", "duration_ms"}
-    assert {one["task_name"] for one in told["results"]} == {
+    answer = await collected(client)
+    assert set(answer) == {"results", "total_cleaned", "total_errors", "duration_ms"}
+    assert {one["task_name"] for one in answer["results"]} == {
         "idle_session", "expired_sandbox", "orphan_cargo", "orphan_container"
     }  # fmt: skip
-    assert set(told["results"][0]) == {"task_name", "cleaned_count", "skipped_count", "errors"}
+    assert set(answer["results"][0]) == {"task_name", "cleaned_count", "skipped_count", "errors"}
     one = await collected(client, tasks=["idle_session"])
     assert [result["task_name"] for result in one["results"]] == ["idle_session"]
     wrong = await client.post("/v1/admin/gc/run", json={"tasks": ["x"]})
@@ -369,9 +369,9 @@ async def test_collection_reports_its_tasks(client: httpx.AsyncClient) -> None:
 
 
 async def test_the_collector_tells_its_state(client: httpx.AsyncClient) -> None:
-    told = (await client.get("/v1/admin/gc/status")).json()
-    assert set(told) == {"enabled", "is_running", "instance_id", "interval_seconds", "tasks"}
-    assert told["tasks"]["idle_session"] == {"enabled": True}
+    answer = (await client.get("/v1/admin/gc/status")).json()
+    assert set(answer) == {"enabled", "is_running", "instance_id", "interval_seconds", "tasks"}
+    assert answer["tasks"]["idle_session"] == {"enabled": True}
 
 
 async def test_collection_is_for_the_operator(served: Served) -> None:

@@ -15,6 +15,7 @@ def kernel(tmp_path: Path) -> NotebookKernel:
     return NotebookKernel(DEFAULT, KernelSpecManager(), tmp_path)
 
 
+@pytest.mark.full_tier
 async def test_only_what_a_cell_shows_itself_ends_its_sample(kernel: NotebookKernel) -> None:
     """What an earlier one showed, and its idle status, may not have been read yet."""
 
@@ -28,6 +29,7 @@ async def test_only_what_a_cell_shows_itself_ends_its_sample(kernel: NotebookKer
         assert await in_thread(measured) > 0
 
 
+@pytest.mark.full_tier
 async def test_a_first_cell_that_fails_is_no_sample(kernel: NotebookKernel) -> None:
     async with client_thread() as in_thread:
         with pytest.raises(NotMeasured, match="ZeroDivisionError"):

@@ -11,7 +11,7 @@ from typing import Any
 import pexpect
 import pytest
 from command import COMMAND, environment, in_process
-from model_server import KEY, Asked, ModelServer, Told, model_server
+from model_server import KEY, Asked, BrokenOff, ModelServer, model_server
 from places import short_directory
 from serving import Service
 
@@ -135,7 +135,7 @@ def test_a_whole_task_undone_and_resumed(places: Path) -> None:
 def test_ctrl_c_aborts_and_the_conversation_goes_on(places: Path) -> None:
     endless = "print('be' + 'gun', flush=True)\nwhile True: pass"
     with model_server(
-        Told(Response("Let me think about " + "it " * 50), after=5, then="hang"),
+        BrokenOff(Response("Let me think about " + "it " * 50), after=5, then="hang"),
         calls("run_code", code=endless),
         Response("still here"),
     ) as server:
@@ -170,7 +170,7 @@ def project(places: Path) -> Path:
 
 
 def recording(directory: Path, *answers: Response) -> Path:
-    told = [
+    reported = [
         {
             "content": one.content,
             "tool_calls": [{"name": c.name, "arguments": c.arguments} for c in one.tool_calls],
@@ -180,7 +180,7 @@ def recording(directory: Path, *answers: Response) -> Path:
         for one in answers
     ]
     path = directory / "recording.json"
-    path.write_text(json.dumps({"model": "recorded", "answers": told}))
+    path.write_text(json.dumps({"model": "recorded", "answers": reported}))
     return path
 
 

@@ -21,8 +21,8 @@ def test_a_command_is_started_followed_and_ends_as_it_did(service: Service, box:
     ended = service.quick("command", "show", box, name, "--wait")
     assert ended.returncode == 4
     assert "exited (4)" in ended.stdout
-    told = json.loads(service.quick("command", "show", box, name, "--json").stdout)
-    assert (told["state"], told["exit_code"], told["log_end"]) == ("exited", 4, 16)
+    answer = json.loads(service.quick("command", "show", box, name, "--json").stdout)
+    assert (answer["state"], answer["exit_code"], answer["log_end"]) == ("exited", 4, 16)
     piece = json.loads(
         service.quick("command", "logs", box, name, "--offset", "8", "--json").stdout
     )
@@ -68,9 +68,9 @@ def test_stats_are_a_table_or_a_document(service: Service, box: str) -> None:
     table = service.quick("stats").stdout
     assert box in table
     assert "128" in table
-    (told,) = json.loads(service.quick("stats", box, "--json").stdout)["sandboxes"]
-    assert told["id"] == box
-    assert told["kernels"] == 1
-    assert told["memory"] > 0
+    (answer,) = json.loads(service.quick("stats", box, "--json").stdout)["sandboxes"]
+    assert answer["id"] == box
+    assert answer["kernels"] == 1
+    assert answer["memory"] > 0
     missing = service.quick("stats", "sandbox-nope", "--json")
     assert missing.returncode == 2

@@ -10,13 +10,13 @@ PATHS = ("cold", "pool", "fork")
 
 def test_every_layer_and_policy_is_told_and_a_sandbox_truly_started() -> None:
     ended = in_process("doctor", "--json")
-    told = json.loads(ended.stdout)
-    names = {layer["name"] for layer in told["layers"]}
+    answer = json.loads(ended.stdout)
+    names = {layer["name"] for layer in answer["layers"]}
     assert names >= {"bwrap", "namespaces", "landlock", "seccomp", "memory", "tasks", "cpu"}
-    assert {one["policy"] for one in told["policies"]} >= {"default", "strict", "data-science"}
-    assert told["live"]["receipt"]["host_uid"] != 0
-    assert {one["path"]: one["ok"] for one in told["paths"]} == dict.fromkeys(PATHS, True)
-    assert (ended.returncode, told["ok"], told["live"]["ok"]) == (0, True, True)
+    assert {one["policy"] for one in answer["policies"]} >= {"default", "strict", "data-science"}
+    assert answer["live"]["receipt"]["host_uid"] != 0
+    assert {one["path"]: one["ok"] for one in answer["paths"]} == dict.fromkeys(PATHS, True)
+    assert (ended.returncode, answer["ok"], answer["live"]["ok"]) == (0, True, True)
 
 
 def test_the_same_as_tables_is_understood_without_colour() -> None:
@@ -40,9 +40,9 @@ def test_without_bwrap_it_names_cause_and_remedy_and_ends_with_3() -> None:
 
 def test_without_cgroups_default_still_runs_with_weaker_walls_named_and_strict_does_not() -> None:
     ended = in_process("doctor", "--json", SBX_CGROUPS="false")
-    told = json.loads(ended.stdout)
-    runs = {one["policy"]: one["runs"] for one in told["policies"]}
-    weaker = {one["policy"]: [w["wall"] for w in one["weaker"]] for one in told["policies"]}
+    answer = json.loads(ended.stdout)
+    runs = {one["policy"]: one["runs"] for one in answer["policies"]}
+    weaker = {one["policy"]: [w["wall"] for w in one["weaker"]] for one in answer["policies"]}
     assert ended.returncode == 0
     assert (runs["default"], runs["strict"]) == (True, False)
     assert [name for name in weaker["default"] if name != "disk"] == ["memory", "tasks", "cpu"]

@@ -17,7 +17,7 @@ def data(tmp_path: Path) -> dict[str, str]:
     return {"JUPYTER_DATA_DIR": str(tmp_path / "jupyter")}
 
 
-def told(*words: str | Path, env: dict[str, str]) -> dict[str, Any]:
+def json_of(*words: str | Path, env: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(
         in_process("kernelspec", *words, "--json", stdin=b"", **env).stdout
     )
@@ -41,9 +41,9 @@ def test_a_kernel_is_installed_runs_a_file_as_the_readme_says_and_is_removed(
     ran = jupyter_run("sbx", "look.py", directory, data)
     assert ran.stdout == "/workspace ['look.py']\n"
     assert "No such file or directory: '/etc/shadow'" in ran.stderr
-    (listed,) = told("list", env=data)["kernelspecs"]
+    (listed,) = json_of("list", env=data)["kernelspecs"]
     assert (listed["name"], listed["policy"], listed["path"]) == ("sbx", "notebook", str(path))
-    assert told("remove", "sbx", env=data) == {"removed": listed}
+    assert json_of("remove", "sbx", env=data) == {"removed": listed}
     assert not path.exists()
 
 
@@ -64,7 +64,7 @@ def jupyter_run(
 def test_one_below_a_prefix_is_found_there_only(data: dict[str, str], tmp_path: Path) -> None:
     place = ("--prefix", tmp_path / "lab")
     words = ("--policy", "strict", "--name", "Locked", "--display-name", "[red]", "--standalone")
-    made = told("install", *words, *place, env=data)
+    made = json_of("install", *words, *place, env=data)
     assert made == {
         "name": "locked",
         "display_name": "[red]",
@@ -73,7 +73,7 @@ def test_one_below_a_prefix_is_found_there_only(data: dict[str, str], tmp_path: 
         "path": str(tmp_path / "lab" / "share" / "jupyter" / "kernels" / "locked"),
     }
     assert "[red]" in in_process("kernelspec", "list", *place, stdin=b"", **data).stdout
-    error = told("remove", "locked", "--user", env=data)["error"]
+    error = json_of("remove", "locked", "--user", env=data)["error"]
     assert error["code"] == "kernelspec_not_found"
 
 

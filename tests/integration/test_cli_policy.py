@@ -15,8 +15,8 @@ def test_list_names_the_shipped_ones_and_ones_own(tmp_path: Path) -> None:
     (tmp_path / "lab.toml").write_text('schema = 1\nextends = "strict"\ndescription = "[red]x"\n')
     (tmp_path / "typo.toml").write_text("schema = 1\nmemory = 3\n")
     env = {"SBX_POLICIES": str(tmp_path)}
-    told = json.loads(in_process("policy", "list", "--json", stdin=b"", **env).stdout)["policies"]
-    found = {one["name"]: one for one in told}
+    answer = json.loads(in_process("policy", "list", "--json", stdin=b"", **env).stdout)["policies"]
+    found = {one["name"]: one for one in answer}
     assert list(found)[:5] == ["data-science", "default", "networked", "notebook", "strict"]
     assert found["lab"]["extends"] == "strict"
     assert "limits.memory_max" in found["typo"]["problem"]

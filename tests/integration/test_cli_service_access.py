@@ -12,7 +12,7 @@ from command import in_process
 from serving import Service
 
 
-def told(ended: "subprocess.CompletedProcess[str]", code: int = 0) -> dict[str, Any]:
+def json_of(ended: "subprocess.CompletedProcess[str]", code: int = 0) -> dict[str, Any]:
     assert (ended.returncode, ended.stderr) == (code, ""), ended
     value = json.loads(ended.stdout)
     assert isinstance(value, dict)
@@ -20,7 +20,7 @@ def told(ended: "subprocess.CompletedProcess[str]", code: int = 0) -> dict[str, 
 
 
 def code_of(ended: "subprocess.CompletedProcess[str]", code: int) -> str:
-    return str(told(ended, code)["error"]["code"])
+    return str(json_of(ended, code)["error"]["code"])
 
 
 def test_a_key_reaches_its_owners_sandboxes_until_it_is_revoked(service: Service) -> None:
@@ -34,7 +34,7 @@ def test_a_key_reaches_its_owners_sandboxes_until_it_is_revoked(service: Service
     assert service.quick("ps", "-q", SBX_KEY=key).stdout.strip() == box
     assert service.quick("ps", "-q").stdout == ""  # the user of the socket is another owner
     assert code_of(service.quick("inspect", "--json", box), 2) == "not_found"
-    everybody = told(service.quick("ps", "--all-owners", "--json"))["sandboxes"]
+    everybody = json_of(service.quick("ps", "--all-owners", "--json"))["sandboxes"]
     assert (box, "alice") in [(one["id"], one["owner"]) for one in everybody]
     shown = service.quick("ps", "--all-owners").stdout
     assert next(line for line in shown.splitlines() if box in line).endswith("alice")
@@ -46,7 +46,7 @@ def test_a_key_reaches_its_owners_sandboxes_until_it_is_revoked(service: Service
     assert "alice" in row
     assert "for the tests" in row
     assert key not in listed.stdout
-    assert key not in json.dumps(told(service.quick("key", "list", "--json")))
+    assert key not in json.dumps(json_of(service.quick("key", "list", "--json")))
     service.quick("rm", box, SBX_KEY=key)
     assert service.quick("key", "revoke", key_id).stdout.strip() == key_id
     assert code_of(service.quick("ps", "--json", SBX_KEY=key), 3) == "unauthorized"
@@ -54,10 +54,10 @@ def test_a_key_reaches_its_owners_sandboxes_until_it_is_revoked(service: Service
 
 
 def test_a_key_of_the_operator_may_do_what_the_operator_may(service: Service) -> None:
-    made = told(service.quick("key", "create", "--operator", "--json"))
+    made = json_of(service.quick("key", "create", "--operator", "--json"))
     assert made["operator"] is True
-    assert told(service.quick("key", "list", "--json", SBX_KEY=made["key"]))["keys"]
-    assert told(service.quick("key", "revoke", "--json", made["id"])) == {"revoked": made["id"]}
+    assert json_of(service.quick("key", "list", "--json", SBX_KEY=made["key"]))["keys"]
+    assert json_of(service.quick("key", "revoke", "--json", made["id"])) == {"revoked": made["id"]}
     assert code_of(service.quick("key", "revoke", "--json", "key-000000000000"), 2) == "not_found"
 
 
@@ -79,7 +79,7 @@ def test_a_token_reaches_one_users_session_and_no_more(service: Service) -> None
     assert "files:read" in row
     (one,) = [
         one
-        for one in told(service.quick("token", "list", "--json"))["tokens"]
+        for one in json_of(service.quick("token", "list", "--json"))["tokens"]
         if one["id"] == token_id
     ]
     assert (one["user_id"], one["agent_id"], one["scopes"]) == ("ada", "coder", ["files:read"])
@@ -103,7 +103,7 @@ def test_what_is_wrong_is_said(service: Service, words: list[str]) -> None:
     ended = service.quick(*words)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("error: ")
-    assert told(service.quick(*words, "--json"), 2)["error"]["message"]
+    assert json_of(service.quick(*words, "--json"), 2)["error"]["message"]
 
 
 def test_gc_collects_what_expired(service: Service) -> None:
@@ -112,7 +112,7 @@ def test_gc_collects_what_expired(service: Service) -> None:
     while service.quick("ps", "--status", "expired", "-q").stdout.strip() != box:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    report = told(service.quick("gc", "--json"))
+    report = json_of(service.quick("gc", "--json"))
     tasks = {one["task_name"]: one for one in report["results"]}
     assert set(tasks) == {"idle_session", "expired_sandbox", "orphan_cargo", "orphan_container"}
     assert report["total_errors"] == 0
@@ -123,14 +123,14 @@ def test_gc_collects_what_expired(service: Service) -> None:
 
 
 def test_audit_verify_finds_a_line_that_was_changed(service: Service, tmp_path: Path) -> None:
-    made = told(service.quick("key", "create", "--json"))
+    made = json_of(service.quick("key", "create", "--json"))
     service.quick("key", "revoke", made["id"])
     log = service.data / "audit.jsonl"
-    good = told(in_process("audit", "verify", "--data-dir", service.data, "--json"))
+    good = json_of(in_process("audit", "verify", "--data-dir", service.data, "--json"))
     assert good["ok"] is True
     assert good["count"] > 0
     assert in_process("audit", "verify", log).stdout.startswith(f"{log}: ok, ")
-    assert told(in_process("audit", "verify", "--json", SBX_DATA_DIR=str(service.data)))["ok"]
+    assert json_of(in_process("audit", "verify", "--json", SBX_DATA_DIR=str(service.data)))["ok"]
 
     lines = log.read_bytes().splitlines(keepends=True)
     copy = tmp_path / "audit.jsonl"
@@ -138,7 +138,7 @@ def test_audit_verify_finds_a_line_that_was_changed(service: Service, tmp_path: 
     broken = in_process("audit", "verify", copy)
     assert (broken.returncode, broken.stdout) == (1, "")
     assert "broken at line 1" in broken.stderr
-    assert told(in_process("audit", "verify", "--json", copy), 1)["broken_at"] == 1
+    assert json_of(in_process("audit", "verify", "--json", copy), 1)["broken_at"] == 1
     missing = in_process("audit", "verify", tmp_path / "none.jsonl")
     assert missing.returncode in (2, 3)
     assert missing.stderr.startswith("error: ")

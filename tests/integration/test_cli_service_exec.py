@@ -171,8 +171,14 @@ def test_ctrl_c_while_it_waits_in_the_queue_hits_no_other_run(service: Service, 
     with started("exec", box, "-c", busy, env=env) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"busy\n"
-        with started("exec", box, "-c", "print('never')", env=env) as second:
-            time.sleep(1.5)  # by then it waits, as a rule: an earlier moment must do as well
+        with (
+            started("exec", box, "-c", "print('never')", env=env) as second,
+            service.http() as http,
+        ):
+            end = time.monotonic() + 60
+            while "sbx_queue_waiting 1.0" not in http.get("/metrics").text:
+                assert time.monotonic() < end, "it never waited"
+                time.sleep(0.05)
             second.send_signal(signal.SIGINT)
             assert second.wait(60) == 130
             assert second.stdout is not None
@@ -310,8 +316,8 @@ def test_cp_leaves_out_the_files_that_programs_of_the_host_obey(
     for where in ("out", "out/lib"):
         subprocess.run(["git", "-C", tmp_path / where, "status"], capture_output=True, check=False)
     assert not list(tmp_path.rglob("M"))
-    told = json.loads(service.quick("cp", "-r", "--json", f"{box}:out/lib", tmp_path).stdout)
-    assert told["left_out"] == [{"path": "out/lib", "name": "git directory", "program": "git"}]
+    answer = json.loads(service.quick("cp", "-r", "--json", f"{box}:out/lib", tmp_path).stdout)
+    assert answer["left_out"] == [{"path": "out/lib", "name": "git directory", "program": "git"}]
     assert not (tmp_path / "lib" / "HEAD").exists()
 
 

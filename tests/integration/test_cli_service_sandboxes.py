@@ -23,7 +23,7 @@ def box(service: Service) -> Iterator[str]:
     service.quick("rm", made.stdout.strip())
 
 
-def told(ended: "subprocess.CompletedProcess[str]", code: int = 0) -> dict[str, Any]:
+def json_of(ended: "subprocess.CompletedProcess[str]", code: int = 0) -> dict[str, Any]:
     """The one JSON document; nothing on stderr."""
     assert (ended.returncode, ended.stderr) == (code, ""), ended
     assert ended.stdout.isascii()
@@ -48,7 +48,7 @@ def test_create_prints_the_id_and_ps_lists_it(service: Service, box: str) -> Non
     assert row.split()[:3] == [box, "idle", "default"]
     assert row.endswith("never")
     assert service.quick("ps", "--quiet").stdout.splitlines() == [box]
-    (one,) = told(service.quick("ps", "--json"))["sandboxes"]
+    (one,) = json_of(service.quick("ps", "--json"))["sandboxes"]
     assert one["id"] == box
     assert service.quick("ps", "--status", "ready", "-q").stdout == ""
 
@@ -57,12 +57,12 @@ def test_ps_without_sandboxes_says_how_to_make_one(service: Service) -> None:
     listed = service.quick("ps")
     assert (listed.returncode, listed.stdout) == (0, "")
     assert "sbx create" in listed.stderr
-    assert told(service.quick("ps", "--json")) == {"sandboxes": []}
+    assert json_of(service.quick("ps", "--json")) == {"sandboxes": []}
 
 
 def test_create_takes_policy_ttl_env_and_what_is_narrower(service: Service) -> None:
     words = ["--policy", "python-default", "--ttl", "10min", "--env", "MODE=a=b"]
-    made = told(service.quick("create", *words, "--narrow", "limits.memory_max=96MiB", "--json"))
+    made = json_of(service.quick("create", *words, "--narrow", "limits.memory_max=96MiB", "--json"))
     assert made["profile"] == "python-default"
     assert str(made["expires_at"]).endswith("Z")
     box = str(made["id"])
@@ -90,7 +90,7 @@ def test_create_says_what_is_wrong(
 ) -> None:
     sentence = refusal(service.quick("create", *words), code)
     assert said.lower() in sentence.lower() or "limits.memory_max=256MiB" in sentence
-    error = told(service.quick("create", "--json", *words), code)["error"]
+    error = json_of(service.quick("create", "--json", *words), code)["error"]
     assert error["code"]
 
 
@@ -98,31 +98,31 @@ def test_stop_keeps_files_and_drops_variables(service: Service, box: str) -> Non
     service.quick("exec", box, "-c", "x = 1; open('kept.txt', 'w').write('here')")
     assert service.quick("ps", "--status", "ready", "-q").stdout.strip() == box
     assert service.quick("stop", box).stdout.strip() == box
-    assert told(service.quick("stop", "--json", box)) == {"stopped": [box], "failed": []}
+    assert json_of(service.quick("stop", "--json", box)) == {"stopped": [box], "failed": []}
     after = service.quick("exec", box, "-c", "print('x' in globals(), open('kept.txt').read())")
     assert after.stdout == "False here\n"
 
 
 def test_extend_counts_from_the_end_that_was(service: Service) -> None:
     box = service.quick("create", "--ttl", "60").stdout.strip()
-    before = told(service.quick("ps", "--json"))["sandboxes"][0]["expires_at"]
+    before = json_of(service.quick("ps", "--json"))["sandboxes"][0]["expires_at"]
     longer = service.quick("extend", box, "2h")
     assert re.fullmatch(rf"{box} lives until .*, in (2 h|12\d min)\n", longer.stdout)
-    after = told(service.quick("extend", box, "10", "--json"))["expires_at"]
+    after = json_of(service.quick("extend", box, "10", "--json"))["expires_at"]
     assert str(after) > str(before)
     service.quick("rm", box)
 
 
 def test_extend_is_refused_where_nothing_expires(service: Service, box: str) -> None:
     refusal(service.quick("extend", box, "60"), 3)
-    error = told(service.quick("extend", box, "60", "--json"), 3)["error"]
+    error = json_of(service.quick("extend", box, "60", "--json"), 3)["error"]
     assert error["code"] == "sandbox_ttl_infinite"
 
 
 def test_rm_takes_several_and_a_second_time_is_no_error(service: Service) -> None:
     boxes = [service.quick("create").stdout.strip() for _ in range(2)]
     assert service.quick("rm", *boxes).stdout.splitlines() == boxes
-    assert told(service.quick("rm", "--json", boxes[0])) == {"removed": [boxes[0]], "failed": []}
+    assert json_of(service.quick("rm", "--json", boxes[0])) == {"removed": [boxes[0]], "failed": []}
     assert service.quick("ps", "-q").stdout == ""
 
 
@@ -130,7 +130,7 @@ def test_rm_goes_on_after_one_that_fails(service: Service, box: str) -> None:
     ended = service.quick("rm", "sandbox-000000000000", box)
     assert (ended.returncode, ended.stdout) == (2, f"{box}\n")
     assert ended.stderr.startswith("error: sandbox-000000000000: ")
-    failed = told(service.quick("rm", "--json", "sandbox-000000000000"), 2)["failed"]
+    failed = json_of(service.quick("rm", "--json", "sandbox-000000000000"), 2)["failed"]
     assert failed[0]["error"]["code"] == "not_found"
 
 
@@ -141,7 +141,7 @@ def test_rm_of_all_asks_and_refuses_where_nobody_can_be_asked(service: Service, 
     assert service.quick("ps", "-q").stdout.strip() == box
     assert asked(service, b"y\n") == 0
     assert service.quick("ps", "-q").stdout == ""
-    assert told(service.quick("rm", "--all", "--yes", "--json")) == {"removed": [], "failed": []}
+    assert json_of(service.quick("rm", "--all", "--yes", "--json")) == {"removed": [], "failed": []}
     refusal(service.quick("rm"), 2)
     refusal(service.quick("rm", "--all", box), 2)
 
@@ -168,10 +168,10 @@ def asked(service: Service, answer: bytes) -> int:
 
 
 def test_inspect_has_the_receipt_and_the_pids_of_the_host(service: Service, box: str) -> None:
-    idle = told(service.quick("inspect", "--json", box))
+    idle = json_of(service.quick("inspect", "--json", box))
     assert (idle["sandbox"]["id"], idle["kernels"]) == (box, [])
     service.quick("exec", box, "-c", "1")
-    (kernel,) = told(service.quick("inspect", "--json", box))["kernels"]
+    (kernel,) = json_of(service.quick("inspect", "--json", box))["kernels"]
     assert kernel["receipt"]["landlock_abi"]
     assert len(kernel["host_pids"]) >= 2  # PID 1 of the jail, and the kernel
     assert all(os.path.exists(f"/proc/{pid}") for pid in kernel["host_pids"])
@@ -187,7 +187,7 @@ def test_history_lists_and_shows_and_takes_notes(service: Service, box: str) -> 
     service.quick("exec", box, "--shell", "-c", "echo no >&2; exit 3")
     rows = service.quick("history", box).stdout.splitlines()
     assert [row.split()[0] for row in rows[-2:]] != []
-    document = told(service.quick("history", box, "--json"))
+    document = json_of(service.quick("history", box, "--json"))
     assert document["total"] == 2
     shell, python = document["entries"]
     assert (shell["exec_type"], shell["success"]) == ("shell", False)
@@ -198,8 +198,8 @@ def test_history_lists_and_shows_and_takes_notes(service: Service, box: str) -> 
     noted = service.quick("history", box, python["id"], "--notes", "good", "--tags", "a,b")
     assert "notes: good" in noted.stdout
     assert "    first" in noted.stdout
-    assert told(service.quick("history", box, "--tags", "b", "--json"))["total"] == 1
-    assert told(service.quick("history", box, "last", "--json"))["id"] == shell["id"]
+    assert json_of(service.quick("history", box, "--tags", "b", "--json"))["total"] == 1
+    assert json_of(service.quick("history", box, "last", "--json"))["id"] == shell["id"]
     refusal(service.quick("history", box, "exec-000000000000"), 2)
     refusal(service.quick("history", box, "--notes", "of which?"), 2)
 
@@ -269,8 +269,11 @@ def test_without_a_service_each_command_names_the_socket_and_sbx_serve(
     sentence = refusal(in_process(*words, "--socket", socket), 3)
     assert str(socket) in sentence
     assert "sbx serve" in sentence
-    error = told(in_process(*words, "--json", SBX_SOCKET=str(socket)), 3)["error"]
-    assert error["code"] == "service_unreachable"
+
+
+def test_without_a_service_json_has_the_code_of_the_error(tmp_path: Path) -> None:
+    ended = in_process("ps", "--json", SBX_SOCKET=str(tmp_path / "none.sock"))
+    assert json_of(ended, 3)["error"]["code"] == "service_unreachable"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../admin/keys", "a\nb", "sandbox-\u202e"])
@@ -281,7 +284,7 @@ def test_a_hostile_id_is_of_no_sandbox(service: Service, name: str) -> None:
 
 def test_a_wrong_key_is_refused_with_3(service: Service) -> None:
     assert "key" in refusal(service.quick("ps", "--key", "sk-sbx-" + "0" * 64), 3)
-    error = told(service.quick("ps", "--json", SBX_KEY="sk-sbx-" + "0" * 64), 3)["error"]
+    error = json_of(service.quick("ps", "--json", SBX_KEY="sk-sbx-" + "0" * 64), 3)["error"]
     assert error["code"] == "unauthorized"
 
 

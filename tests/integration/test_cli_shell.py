@@ -102,8 +102,8 @@ def test_a_resize_reaches_who_runs_inside(service: Service, sandbox: str) -> Non
         child.expect(PROMPT)
         child.sendline("stty size")
         child.expect("30 90")
-        told = "trap 'echo new size: $(stty size)' WINCH; echo wait''ing"
-        child.sendline(f'bash -c "{told}; while sleep 0.05; do :; done"'.replace("$", r"\$"))
+        answer = "trap 'echo new size: $(stty size)' WINCH; echo wait''ing"
+        child.sendline(f'bash -c "{answer}; while sleep 0.05; do :; done"'.replace("$", r"\$"))
         child.expect("waiting")
         child.setwinsize(41, 123)
         child.expect("new size: 41 123")

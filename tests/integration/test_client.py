@@ -193,9 +193,9 @@ async def test_the_life_of_a_sandbox(client: Client) -> None:
     assert later.expires_at > info.expires_at
     seen = await client.inspect(box.id)
     assert seen["kernels"][0]["host_pids"]
-    told, standing = seen["kernels"][0]["receipt"], (await box.start()).to_dict()
-    assert min(told.pop("read_at"), standing.pop("read_at")) > 0
-    assert told == standing | {"walls": [dict(wall) for wall in standing["walls"]]}
+    answer, standing = seen["kernels"][0]["receipt"], (await box.start()).to_dict()
+    assert min(answer.pop("read_at"), standing.pop("read_at")) > 0
+    assert answer == standing | {"walls": [dict(wall) for wall in standing["walls"]]}
     assert seen["env"] == {"A": "b"}
     await client.keepalive(box.id)
     await client.stop(box.id)
@@ -216,7 +216,7 @@ async def test_the_events_of_a_sandbox_are_followed_to_its_end(client: Client) -
     box = await client.create()
 
     async def following() -> list[str]:
-        return [told["type"] async for _, told in client.follow_events(box.id)]
+        return [answer["type"] async for _, answer in client.follow_events(box.id)]
 
     listening = asyncio.create_task(following())
     await box.start()

@@ -40,6 +40,7 @@ def of(events: list[ChatEvent], kind: type) -> list[ChatEvent]:
     return [event for event in events if isinstance(event.event, kind)]
 
 
+@pytest.mark.full_tier
 async def test_a_chat_is_a_stream_of_events(at: Desk, client: Client) -> None:
     at.model.add(calls(("run_code", {"code": "6 * 7"})), Response("it is 42"))
     events = [event async for event in client.chat("6 times 7?", conversation_id="c1", **ANN)]
@@ -95,8 +96,8 @@ async def test_a_person_answers_by_another_client(at: Desk, client: Client) -> N
                     (waiting,) = await person.approvals()
                     with pytest.raises(BadRequest):
                         await person.decide(waiting["tool_call_id"], True, remember="prefix")
-                    told = await person.decide(waiting["tool_call_id"], True, remember="exact")
-                    assert (told["approved"], told["remembered"]) == (True, "exact")
+                    answer = await person.decide(waiting["tool_call_id"], True, remember="exact")
+                    assert (answer["approved"], answer["remembered"]) == (True, "exact")
                     with pytest.raises(Conflict):
                         await person.decide(waiting["tool_call_id"], False)
         (rule,) = await person.approval_rules(project_id=made.id)
@@ -127,10 +128,10 @@ async def test_tools_are_told_and_called(at: Desk, client: Client) -> None:
     names = [tool["name"] for tool in await client.tools("anthropic")]
     assert "run_code" in names
     session = (await client.ensure_session(**ANN)).session_id
-    told = await client.invoke(
+    answer = await client.invoke(
         "run_code", {"code": "1 + 1"}, session_id=session, conversation_id="t1"
     )
-    assert (told["is_error"], "2" in told["result"]) == (False, True)
+    assert (answer["is_error"], "2" in answer["result"]) == (False, True)
     with pytest.raises(BadRequest):
         await client.invoke("run_code", {}, session_id=session, conversation_id="t1")
 

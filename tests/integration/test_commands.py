@@ -16,6 +16,7 @@ from sbx import AsyncSandbox, Runtime, Settings, errors
 from sbx.client import Client
 from sbx.protocol.commands import CommandCause, CommandState
 from sbx.runtime.processes import command_log, commands
+from tests.made_tasks import made_tasks
 
 MIB = 1 << 20
 
@@ -58,7 +59,7 @@ async def test_a_thousand_commands_leave_nothing_behind() -> None:
 
 async def start_a_thousand(box: AsyncSandbox) -> None:
     await (await box.commands.start("echo warm")).wait(60)
-    before = inside(box), len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+    before = inside(box), len(os.listdir("/proc/self/fd"))
     room = asyncio.Semaphore(50)
 
     async def one(number: int) -> CommandState:
@@ -71,12 +72,14 @@ async def start_a_thousand(box: AsyncSandbox) -> None:
             assert (await command.logs()).text == f"{number}\n"
             return ended.state
 
-    states = await asyncio.gather(*map(one, range(1000)))
+    with made_tasks() as made:
+        states = await asyncio.gather(*map(one, range(1000)))
     assert set(states) <= {CommandState.EXITED, CommandState.STOPPED}
     async with asyncio.timeout(60):
         while (now := inside(box)) != before[0]:  # noqa: ASYNC110  # nobody tells of it
             await asyncio.sleep(0.05)
-    assert (now, len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())) == before
+    assert (now, len(os.listdir("/proc/self/fd"))) == before
+    assert [task for task in made if not task.done()] == []
     kept = await box.commands.list()
     assert len(kept) == command_log.RECORDS_MAX
     assert len(list(directory(box).iterdir())) == 2 * command_log.RECORDS_MAX
@@ -96,11 +99,11 @@ async def test_a_flood_is_bounded_everywhere_and_cells_go_on(box: AsyncSandbox) 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 64 << 10  # KiB
     written = 0
     for flood in floods:
-        told = await flood.status()
-        assert told.log_end > MIB
-        assert told.log_end - told.log_begin <= command_log.LOG_MAX
+        answer = await flood.status()
+        assert answer.log_end > MIB
+        assert answer.log_end - answer.log_begin <= command_log.LOG_MAX
         piece = await flood.logs(0, limit=1000)
-        assert piece.offset >= told.log_begin > 0 or told.log_end <= command_log.LOG_MAX
+        assert piece.offset >= answer.log_begin > 0 or answer.log_end <= command_log.LOG_MAX
         assert "a longer line of it\n" in piece.text
         written += (await flood.stop(grace_s=0)).log_end
     assert written < 5 * command_log.RATE
@@ -196,8 +199,8 @@ async def test_a_command_that_takes_all_memory_is_told_so(runtime: Runtime) -> N
     async with await runtime.create(narrower={"limits": {"memory_max": "128MiB"}}) as box:
         await box.run("kept = 1")
         command = await box.commands.start("exec python3 -c 'x = bytearray(1 << 30)'")
-        told = await command.wait(60)
-        assert (told.state, told.cause) == (CommandState.KILLED, CommandCause.MEMORY)
+        answer = await command.wait(60)
+        assert (answer.state, answer.cause) == (CommandState.KILLED, CommandCause.MEMORY)
         async with asyncio.timeout(60):
             while box.receipt is not None:  # noqa: ASYNC110  # the jail ends as a whole
                 await asyncio.sleep(0.02)
@@ -233,9 +236,9 @@ async def test_a_closed_sandbox_still_says_why_its_commands_ended(runtime: Runti
         command = await box.commands.start("echo up; sleep 100")
         await started(command)
         waiting = asyncio.create_task(command.wait())
-    told = await asyncio.wait_for(waiting, 60)
-    assert (told.state, told.cause) == (CommandState.KILLED, CommandCause.CLOSED)
-    assert await command.status() == told
+    answer = await asyncio.wait_for(waiting, 60)
+    assert (answer.state, answer.cause) == (CommandState.KILLED, CommandCause.CLOSED)
+    assert await command.status() == answer
     with pytest.raises(errors.Closed):
         await box.commands.start("true")
     with pytest.raises(errors.Closed):
@@ -268,10 +271,10 @@ async def test_commands_are_remembered_over_a_stop_and_a_restart_of_the_service(
         await started(running, "again")
     async with live(data) as served, Client(served.socket) as client:
         again = client.sandbox(box.id)
-        told = {one.id: one for one in await again.commands.list()}
-        assert told[done.id].exit_code == 0
-        assert told[stopped.id].cause is CommandCause.STOPPED
-        assert (told[running.id].state, told[running.id].cause) == (
+        answer = {one.id: one for one in await again.commands.list()}
+        assert answer[done.id].exit_code == 0
+        assert answer[stopped.id].cause is CommandCause.STOPPED
+        assert (answer[running.id].state, answer[running.id].cause) == (
             CommandState.KILLED,
             CommandCause.CLOSED,
         )
@@ -290,9 +293,9 @@ async def test_after_a_crash_of_the_service_its_commands_have_ended(data: Path) 
         (record.parent / "cmd-ffffffffffff.log").write_bytes(b"half")
     record.write_bytes(as_it_ran)  # a killed service writes no more
     async with live(data) as served, Client(served.socket) as client:
-        (told,) = await client.sandbox(box.id).commands.list()
-        assert (told.state, told.cause) == (CommandState.KILLED, CommandCause.CLOSED)
-        assert (told.log_begin, told.log_end) == (0, 3)
+        (answer,) = await client.sandbox(box.id).commands.list()
+        assert (answer.state, answer.cause) == (CommandState.KILLED, CommandCause.CLOSED)
+        assert (answer.log_begin, answer.log_end) == (0, 3)
         assert found(data, "cmd-ffffffffffff.*") == []
 
 
@@ -300,8 +303,8 @@ async def test_ids_of_others_are_404_whatever_is_asked_of_them(data: Path) -> No
     async with live(data) as served, served.client() as client:
         box = await made(client)
         at = f"/v1/sandboxes/{box['id']}/conversations/default"
-        told = await client.post(f"{at}/commands", json={"command": "sleep 100"})
-        name = told.json()["id"]
+        answer = await client.post(f"{at}/commands", json={"command": "sleep 100"})
+        name = answer.json()["id"]
         asked = (
             ("GET", "/commands"),
             ("POST", "/commands"),
@@ -336,8 +339,8 @@ async def test_a_token_reaches_the_commands_of_its_own_conversation_only(data: P
         tokens = []
         for more in ({"conversation_id": "c2"}, {"scopes": ["files:read"]}):
             asked = {"user_id": "u", "agent_id": "a", "owner": f"uid:{os.getuid()}", **more}
-            told = await client.post("/v1/admin/tokens", json={**asked, "ttl_s": 60})
-            tokens.append(told.json()["token"])
+            answer = await client.post("/v1/admin/tokens", json={**asked, "ttl_s": 60})
+            tokens.append(answer.json()["token"])
         for token in tokens:
             async with served.client(token) as other:
                 for path in (f"/commands/{name}", f"/commands/{name}/follow", "/usage"):

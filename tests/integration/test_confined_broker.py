@@ -333,8 +333,8 @@ def test_a_quota_is_set_for_a_conversation_and_for_nothing_else(tmp_path: Path) 
     (sandbox / ("d" * 32)).symlink_to("b" * 32)  # beneath: only the rule about symlinks refuses it
     names = ("skeletons", "binds", "created", "tmpfs", "files", "variables", "commands")
     nothing: dict[str, list[Any]] = {name: [] for name in names}
-    told = {"jail": nothing, "zygote": nothing, "preload": [], "walls": [], "writable": []}
-    confinement = BrokerAllowlist({**told, "data": str(tmp_path)})
+    reported = {"jail": nothing, "zygote": nothing, "preload": [], "walls": [], "writable": []}
+    confinement = BrokerAllowlist({**reported, "data": str(tmp_path)})
     limits = {"bytes_max": 1, "inodes_max": 1}
     try:
         for path in (sandbox / ("b" * 32), sandbox / "shared"):
@@ -356,8 +356,8 @@ def test_what_is_swapped_after_the_look_is_not_shown(tmp_path: Path) -> None:
     (source / "mine").touch()
     names = ("skeletons", "binds", "created", "tmpfs", "files", "variables", "commands")
     nothing: dict[str, list[Any]] = {name: [] for name in names}
-    told = {"jail": nothing, "zygote": nothing, "preload": [], "walls": [], "writable": []}
-    confinement = BrokerAllowlist({**told, "data": str(tmp_path)})
+    reported = {"jail": nothing, "zygote": nothing, "preload": [], "walls": [], "writable": []}
+    confinement = BrokerAllowlist({**reported, "data": str(tmp_path)})
     try:
         with ExitStack() as held:
             _, opened = confinement._open(str(source), held)
@@ -376,9 +376,9 @@ def test_a_source_behind_a_symlink_to_a_writable_directory_is_not_granted(tmp_pa
     names = ("skeletons", "binds", "created", "tmpfs", "files", "variables", "commands")
     nothing: dict[str, list[Any]] = {name: [] for name in names}
     binds = [("--ro-bind", "/usr", "/usr"), ("--ro-bind", str(link), "/srv")]
-    told = {"jail": {**nothing, "binds": binds}, "zygote": nothing, "preload": [], "walls": []}
-    told |= {"writable": [str(tmp_path / "mine")], "data": str(tmp_path)}
-    confinement = BrokerAllowlist(told)
+    reported = {"jail": {**nothing, "binds": binds}, "zygote": nothing, "preload": [], "walls": []}
+    reported |= {"writable": [str(tmp_path / "mine")], "data": str(tmp_path)}
+    confinement = BrokerAllowlist(reported)
     try:
         assert confinement._jails.binds == {binds[0]}
     finally:
@@ -389,13 +389,13 @@ async def test_no_sandbox_and_no_zygote_gets_a_uid_outside_of_the_range(taken: T
     first, count = ServiceSettings().uid_range
     for uid, why in (
         (0, "uid 0 of the host"),
-        (first - 1, "none of those"),
-        (first + count, "none of those"),
+        (first - 1, "outside the range"),
+        (first + count, "outside the range"),
     ):
         with pytest.raises(errors.Broken, match=why):
             await taken.broker.order("make_sandbox", sandbox="x", limits={}, uid=uid)
     for uid in (first - 1, first + count):
-        with pytest.raises(errors.Broken, match="none of those"):
+        with pytest.raises(errors.Broken, match="outside the range"):
             await taken.again("start_zygote", setting("uid", uid))
 
 

@@ -106,8 +106,8 @@ def error_of(answer: bytes) -> str:
 
 async def test_the_user_behind_a_unix_socket_is_known(path: Path) -> None:
     answer = await reply(path, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-    told = json.loads(answer.partition(b"\r\n\r\n")[2])["peer"]
-    assert told == {"uid": os.getuid(), "gid": os.getgid(), "pid": os.getpid()}
+    reported = json.loads(answer.partition(b"\r\n\r\n")[2])["peer"]
+    assert reported == {"uid": os.getuid(), "gid": os.getgid(), "pid": os.getpid()}
 
 
 async def test_no_header_names_a_peer_and_tcp_has_none() -> None:
@@ -260,6 +260,7 @@ def status_of(served: Service, family: str, more: bytes = b"") -> bytes:
         return everything(sock)[9:12]
 
 
+@pytest.mark.full_tier
 def test_silent_tcp_connections_lock_nobody_out(serviced: Service) -> None:
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connected(serviced, "tcp")) for _ in range(4 * PLACES)]
@@ -369,6 +370,7 @@ def posted(served: Service, path: str, body: dict[str, Any], version: str = "1.1
     return head.encode() + content
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize(("family", "version"), [("tcp", "1.0"), ("tcp", "1.1"), ("unix", "1.1")])
 def test_a_client_that_shuts_down_its_writing_side_gets_its_reply(
     serviced: Service, box: str, family: str, version: str
@@ -441,6 +443,7 @@ def busy(client: httpx.Client, box: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("family", ["tcp", "unix"])
 async def test_a_stream_ends_when_a_client_that_sends_no_more_is_gone(family: str) -> None:
     """It reads on while it is there: that it sends no more does not end it."""
@@ -521,6 +524,7 @@ async def test_an_interim_reply_never_comes_within_a_reply(monkeypatch: pytest.M
     assert first.partition(b"\r\n\r\n")[2] == b"1\r\nx\r\n" * 30
 
 
+@pytest.mark.full_tier
 async def test_a_stream_ends_when_the_client_of_a_pipeline_is_gone() -> None:
     """uvicorn tells only the last request of it."""
     begun, gone = asyncio.Event(), asyncio.Event()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from kept import ME, a_house
+from persistent_sandboxes import ME, open_service
 
 from sbx.errors import Broken, SbxError
 from sbx.runtime.run.contexts import Contexts
@@ -21,9 +21,9 @@ CONVERSATIONS = ("default", "second")
 FOR_S = 3.0
 
 
-async def _run(house: Service, box: str, talk: str, name: str) -> None:
+async def _run(service: Service, box: str, talk: str, name: str) -> None:
     ask = RunRequest("python", "import time; time.sleep(0.01)", context=name)
-    await (await house.runs.start(ME, box, talk, ask)).result()
+    await (await service.runs.start(ME, box, talk, ask)).result()
 
 
 async def _restart(contexts: Contexts, name: str) -> None:
@@ -47,17 +47,17 @@ OF_CONTEXTS: tuple[Callable[[Contexts, str], Awaitable[object]], ...] = (
 )
 
 
-async def _act(house: Service, box: str, chance: random.Random) -> None:
+async def _act(service: Service, box: str, chance: random.Random) -> None:
     talk, name = chance.choice(CONVERSATIONS), chance.choice("abc")
     match chance.randrange(8):
         case 0:
-            await house.sandboxes.stop(ME, box)
+            await service.sandboxes.stop(ME, box)
         case 1:
-            await house.sandboxes.delete_conversation(ME, box, talk)
+            await service.sandboxes.delete_conversation(ME, box, talk)
         case 2 | 3:
-            await _run(house, box, talk, chance.choice((name, "default")))
+            await _run(service, box, talk, chance.choice((name, "default")))
         case _:
-            async with house.sandboxes.using(ME, box, scope="execute") as use:
+            async with service.sandboxes.using(ME, box, scope="execute") as use:
                 await chance.choice(OF_CONTEXTS)(use.conversation(talk).contexts, name)
 
 
@@ -68,22 +68,22 @@ async def test_whatever_is_done_at_once_nothing_breaks_and_nothing_is_left(
     """Once, two that deleted a conversation while a third one used it made the store fail, and
     kernels start in directories that were gone."""
     chance = random.Random(seed)
-    async with a_house(tmp_path / "data", kernels_max=4) as house:
-        box = (await house.sandboxes.create(ME)).id
+    async with open_service(tmp_path / "data", kernels_max=4) as service:
+        box = (await service.sandboxes.create(ME)).id
         end = time.monotonic() + FOR_S
 
         async def go_on() -> None:
             while time.monotonic() < end:
                 async with asyncio.timeout(60):
                     try:
-                        await _act(house, box, chance)
+                        await _act(service, box, chance)
                     except Broken:
                         raise
                     except SbxError:
                         pass  # refused, or ended by somebody else
 
         await asyncio.gather(*(go_on() for _ in range(6)))
-        async with house.sandboxes.using(ME, box, scope="execute") as use:
+        async with service.sandboxes.using(ME, box, scope="execute") as use:
             known = {(talk, use.conversation(talk).contexts) for talk in CONVERSATIONS}
             names = {
                 (talk, one.name)
@@ -91,8 +91,8 @@ async def test_whatever_is_done_at_once_nothing_breaks_and_nothing_is_left(
                 for one in contexts.ending
                 if one is not contexts.default
             }
-            await house.store.write(lambda on: None)  # after all that was left to be written
-            stored = await house.store.rows("SELECT conversation, name FROM contexts")
+            await service.store.write(lambda on: None)  # after all that was left to be written
+            stored = await service.store.rows("SELECT conversation, name FROM contexts")
             assert {(row["conversation"], row["name"]) for row in stored} == names
             for talk in CONVERSATIONS:
                 assert (await use.conversation(talk).run("1")).result == "1"

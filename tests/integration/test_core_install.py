@@ -16,6 +16,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from serving import Service
 
+from tests.tiers import rows
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
@@ -90,6 +92,7 @@ def test_first_example_of_the_readme(python: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+@pytest.mark.full_tier
 def test_each_shipped_policy_runs_code(python: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from sbx import Sandbox\n"
@@ -121,12 +124,15 @@ def test_sbx_config_shows_the_settings(python: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "extra"),
-    [
-        (("serve",), "serve"),
-        (("agent", "hello"), "agent"),
-        (("chat",), "agent"),
-        (("mcp",), "mcp"),
-    ],
+    rows(
+        [
+            (("serve",), "serve"),
+            (("agent", "hello"), "agent"),
+            (("chat",), "agent"),
+            (("mcp",), "mcp"),
+        ],
+        ci_tier=[(("serve",), "serve"), (("chat",), "agent")],
+    ),
 )
 def test_missing_extra_is_one_sentence(
     words: tuple[str, ...], extra: str, python: Path, tmp_path: Path

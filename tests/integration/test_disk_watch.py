@@ -23,6 +23,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_limit, "_ROUND_S", 0.1)
 
 
+@pytest.mark.full_tier
 async def test_what_a_run_left_behind_is_watched(runtime: Runtime) -> None:
     fill = "def fill(): open('big', 'wb').write(bytes(8 << 20))"
     async with await runtime.create(narrower={"limits": {"workspace_max": "4MiB"}}) as box:
@@ -31,6 +32,7 @@ async def test_what_a_run_left_behind_is_watched(runtime: Runtime) -> None:
         assert (await box.run("1")).state_lost
 
 
+@pytest.mark.full_tier
 async def test_so_is_what_its_processes_leave_behind(runtime: Runtime) -> None:
     async with await runtime.create(narrower={"limits": {"workspace_max": "4MiB"}}) as box:
         await box.run("1")
@@ -38,6 +40,7 @@ async def test_so_is_what_its_processes_leave_behind(runtime: Runtime) -> None:
         await until(lambda: box.receipt is None)
 
 
+@pytest.mark.full_tier
 async def test_an_idle_jail_is_asked_and_its_files_are_not_looked_at(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from kept import ME, a_house, eventually
 from live_app import live
+from persistent_sandboxes import ME, eventually, open_service
 from places import short_directory
 from places import short_directory as open_directory
 
@@ -308,27 +308,29 @@ async def test_what_could_not_be_read_when_a_checkpoint_was_made_is_never_remove
 # -- a service -------------------------------------------------------------------------------------
 
 
+@pytest.mark.full_tier
 async def test_a_collection_leaves_copies_and_a_start_removes_them(tmp_path: Path) -> None:
-    async with a_house(tmp_path / "data") as house:
-        made = await house.sandboxes.create(ME)
-        async with house.sandboxes.using(ME, made.id, scope="execute") as use:
+    async with open_service(tmp_path / "data") as service:
+        made = await service.sandboxes.create(ME)
+        async with service.sandboxes.using(ME, made.id, scope="execute") as use:
             talk = use.conversation()
             dry_run = await talk.dry_run("echo x > made")
-            events = (await house.events.page(ME, made.id)).items
+            events = (await service.events.page(ME, made.id)).items
             assert events[-1].details.get("context") == f"dry_run/{dry_run.id}"
-            assert await house.garbage.clear_unknown() == 0
+            assert await service.garbage.clear_unknown() == 0
             copy = dry_run._copy
             await dry_run.commit()
             assert await talk.files.read("made") == "x\n"
-        name = house.runtime.data.new_name()
-        [sandbox] = [one for one in house.runtime.data.sandboxes() if one in str(copy.path)]
-        house.runtime.data.frozen(sandbox, name).close()  # as a killed service leaves it
-        (house.runtime.data.frozen_path(sandbox, name) / "files" / "copied").write_text("x")
-    async with a_house(tmp_path / "data") as house:
-        assert name not in house.runtime.data.conversations(sandbox)
+        name = service.runtime.data.new_name()
+        [sandbox] = [one for one in service.runtime.data.sandboxes() if one in str(copy.path)]
+        service.runtime.data.frozen(sandbox, name).close()  # as a killed service leaves it
+        (service.runtime.data.frozen_path(sandbox, name) / "files" / "copied").write_text("x")
+    async with open_service(tmp_path / "data") as service:
+        assert name not in service.runtime.data.conversations(sandbox)
         assert not (tmp_path / "data" / "unclaimed").exists()
 
 
+@pytest.mark.full_tier
 async def test_who_may_see_and_commit_it_over_http(tmp_path: Path) -> None:
     with short_directory() as directory:
         async with live(directory) as served, Client(served.socket) as client:
@@ -345,7 +347,7 @@ async def test_who_may_see_and_commit_it_over_http(tmp_path: Path) -> None:
                 ):
                     reply = await other.request(method, base + path, json={"command": "true"})
                     assert reply.status_code == 404, path
-            _, token = await served.house.access.make_token(
+            _, token = await served.service.access.make_token(
                 f"uid:{os.geteuid()}", user_id="u", scopes=["execute"], ttl_s=60
             )
             async with served.client(token) as runs_only:
@@ -380,7 +382,7 @@ async def test_a_caller_of_the_service_that_goes_ends_its_dry_run(tmp_path: Path
         async with live(directory) as served, Client(served.socket) as client:
             box = await client.create()
             await box.start()
-            runtime = served.house.runtime
+            runtime = served.service.runtime
             gone = asyncio.create_task(box.dry_run(HANG))
             await eventually(lambda: len(runtime.copies) == 1)
             gone.cancel()
@@ -395,6 +397,7 @@ async def test_a_caller_of_the_service_that_goes_ends_its_dry_run(tmp_path: Path
             assert len(made) == DRY_RUNS_MAX
 
 
+@pytest.mark.full_tier
 @pytest.mark.needs("root", "landlock", "seccomp")
 async def test_a_broker_that_is_confined_lets_it_be() -> None:
     with open_directory() as top:

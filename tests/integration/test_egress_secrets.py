@@ -119,13 +119,13 @@ async def test_a_placeholder_anywhere_else_is_refused_and_recorded(
 ) -> None:
     async with secured(tmp_path, certificates) as (out, site, inside, placeholder):
         path, header = path.format(placeholder), header.format(placeholder)
-        told = refusal(
+        reported = refusal(
             await out.ask(
                 f"{host}:{site.port}", inside, path, header, body=body.format(placeholder)
             )
         )
-        assert (told["status"], told["rule"]) == ("403", "secrets.API")
-        assert "placeholder of API" in told["reason"]
+        assert (reported["status"], reported["rule"]) == ("403", "secrets.API")
+        assert "placeholder of API" in reported["reason"]
         assert site.heard == []
     last = out.decisions[-1]
     assert (last.allowed, last.rule, last.host) == (False, "secrets.API", host)
@@ -148,8 +148,8 @@ async def test_a_placeholder_in_plain_http_is_refused_and_sent_where_it_may_be(
             ) as out,
         ):
             key = f"X-Key: {out.egress.environment['T']}"
-            told = refusal(await out.get(f"http://{OTHER}:{site.port}/", key))
-            assert told["rule"] == "secrets.API"
+            reported = refusal(await out.get(f"http://{OTHER}:{site.port}/", key))
+            assert reported["rule"] == "secrets.API"
             said = await out.get(f"http://{HOST}:{site.port}/", key)
             if allow_plain:
                 assert site.heard[0].header("X-Key") == VALUE.encode()
@@ -223,9 +223,9 @@ async def test_a_coding_that_was_not_asked_for_is_told_of(
     tmp_path: Path, certificates: Certificates
 ) -> None:
     async with secured(tmp_path, certificates, coded) as (out, site, inside, _):
-        told = refusal(await out.ask(f"{HOST}:{site.port}", inside, "/"))
-        assert told["rule"] == "secrets"
-        assert "cannot be searched" in told["reason"]
+        reported = refusal(await out.ask(f"{HOST}:{site.port}", inside, "/"))
+        assert reported["rule"] == "secrets"
+        assert "cannot be searched" in reported["reason"]
 
 
 async def test_a_host_that_no_secret_is_for_may_answer_in_any_coding(

@@ -284,9 +284,9 @@ async def test_a_server_that_is_not_who_it_says_is_not_asked(
             ) as out,
         ):
             inside = out.inside
-            told = refusal(await out.ask(f"{HOST}:{site.port}", inside, "/v1/"))
-            assert (told["status"], told["rule"]) == ("502", "outside")
-            assert "is not valid: " in told["reason"]
+            answer = refusal(await out.ask(f"{HOST}:{site.port}", inside, "/v1/"))
+            assert (answer["status"], answer["rule"]) == ("502", "outside")
+            assert "is not valid: " in answer["reason"]
             assert site.heard == []
 
 

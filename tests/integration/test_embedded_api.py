@@ -11,6 +11,7 @@ from sbx import AsyncSandbox, Runtime
 from sbx.errors import Closed, Conflict
 
 
+@pytest.mark.full_tier
 async def test_everything_after_the_runtime_s_close_is_refused() -> None:
     async with Runtime() as runtime:
         box = await runtime.create()
@@ -43,6 +44,7 @@ async def test_a_runtime_that_was_not_started_says_how() -> None:
     assert "async with" in (raised.value.hint or "")
 
 
+@pytest.mark.full_tier
 async def test_two_runtimes_do_not_share_a_data_directory(tmp_path: Path) -> None:
     settings = sbx.Settings(data_dir=tmp_path / "data")
     async with Runtime(settings):

@@ -72,6 +72,7 @@ def here() -> tuple[object, ...]:
 # -- threads ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.full_tier
 def test_a_sandbox_outlives_the_thread_that_made_it() -> None:
     made: list[Sandbox] = []
     maker = threading.Thread(target=lambda: made.append(Sandbox()))
@@ -81,6 +82,7 @@ def test_a_sandbox_outlives_the_thread_that_made_it() -> None:
         assert box.run("1 + 1").result == "2"
 
 
+@pytest.mark.full_tier
 def test_a_broker_outlives_the_thread_whose_loop_started_it() -> None:
     """A parent-death signal would fire when that thread ends."""
     runtimes: list[Runtime] = []
@@ -101,6 +103,7 @@ def test_a_broker_outlives_the_thread_whose_loop_started_it() -> None:
     loop.close()
 
 
+@pytest.mark.full_tier
 def test_a_thread_pool_uses_one_sandbox_and_many() -> None:
     with Sandbox() as shared, ThreadPoolExecutor(4) as pool:
 
@@ -114,6 +117,7 @@ def test_a_thread_pool_uses_one_sandbox_and_many() -> None:
         assert list(ours) == [str(number * 3) for number in range(8)]
 
 
+@pytest.mark.full_tier
 def test_closing_from_within_an_event_loop_of_the_program() -> None:
     """Once, it ended in `Cannot run the event loop while another loop is running`."""
     box = Sandbox()
@@ -130,6 +134,7 @@ def test_closing_from_within_an_event_loop_of_the_program() -> None:
 # -- nothing of the program is changed -------------------------------------------------------------
 
 
+@pytest.mark.full_tier
 def test_the_program_is_unchanged_while_a_sandbox_lives_save_for_one_child() -> None:
     before, children = here(), set(psutil.Process().children())
     with Sandbox() as box:
@@ -167,6 +172,7 @@ def test_closing_twice_and_closing_nothing() -> None:
         assert again.run("1").ok
 
 
+@pytest.mark.full_tier
 def test_one_event_loop_after_the_other() -> None:
     async def use() -> str | None:
         async with Runtime() as runtime, await runtime.create() as box:
@@ -236,6 +242,7 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on() -> None:
         assert box.run("kept").result == "1"
 
 
+@pytest.mark.full_tier
 def test_a_forked_child_makes_its_own() -> None:
     def use() -> str:
         with Sandbox() as box:
@@ -289,6 +296,7 @@ def _double(number: int) -> str | None:
         return box.run(f"{number} * 2").result
 
 
+@pytest.mark.full_tier
 def test_multiprocessing() -> None:
     with Sandbox() as box:
         box.run("kept = 1")
@@ -302,11 +310,13 @@ def test_multiprocessing() -> None:
 # -- the end of the program ------------------------------------------------------------------------
 
 
+@pytest.mark.full_tier
 def test_a_program_that_forgets_to_close_ends_cleanly() -> None:
     code, out, err = outcome("box = sbx.Sandbox(); print(box.run('1 + 1').result)")
     assert (code, out, err) == (0, "2\n", "")
 
 
+@pytest.mark.full_tier
 def test_a_program_that_ends_while_a_cell_runs() -> None:
     code, out, err = outcome(
         "box = sbx.Sandbox()\n"
@@ -317,6 +327,7 @@ def test_a_program_that_ends_while_a_cell_runs() -> None:
     assert (code, out, err) == (0, "leaving\n", "")
 
 
+@pytest.mark.full_tier
 def test_a_program_that_ends_with_an_error_shows_its_own_only() -> None:
     code, _, err = outcome("box = sbx.Sandbox(); box.run('1'); raise ValueError('mine')")
     assert code == 1
@@ -324,6 +335,7 @@ def test_a_program_that_ends_with_an_error_shows_its_own_only() -> None:
     assert "sbx/runtime" not in err
 
 
+@pytest.mark.full_tier
 def test_an_answer_that_never_comes_does_not_keep_the_program() -> None:
     code, out, err = outcome(
         "import threading, time\n"
@@ -362,6 +374,7 @@ async def life(runtime: Runtime) -> None:
         await box.conversation("other").run("import time; time.sleep(0.1)")
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("share", [part / 12 for part in range(12)])
 async def test_cancellation_at_any_point_leaves_nothing(
     share: float, took: dict[str, float], runtime: Runtime
@@ -387,6 +400,7 @@ def took() -> dict[str, float]:
     return {}
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3])
 async def test_cancellation_while_a_runtime_starts_or_ends_leaves_nothing(delay_s: float) -> None:
     """The module's own check finds what is left: the broker, its socket, the data directory."""
@@ -435,6 +449,7 @@ def test_a_synchronous_call_from_an_async_on_input_is_refused_at_once() -> None:
     assert codes == ["would_block"]
 
 
+@pytest.mark.full_tier
 def test_a_sandbox_that_is_forgotten_ends_by_itself() -> None:
     kept = Sandbox()
     box = Sandbox()
@@ -450,6 +465,7 @@ def test_a_sandbox_that_is_forgotten_ends_by_itself() -> None:
     kept.close()
 
 
+@pytest.mark.full_tier
 def test_a_stream_starts_when_it_is_asked_for_and_says_at_once_what_is_wrong_with_it() -> None:
     with Sandbox() as box:
         with pytest.raises(BadRequest):

@@ -33,6 +33,7 @@ def undecoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BundlePart, "value", value)
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize(("value", "form"), [(PLAIN, PLAIN), (MARKED, FORM)])
 @pytest.mark.usefixtures("undecoded")
 async def test_every_surface_tells_the_json_that_was_shown(
@@ -48,12 +49,13 @@ async def test_every_surface_tells_the_json_that_was_shown(
     for url in (native, bay):
         reply = await client.post(url, json={"code": code}, headers=SSE)
         assert reply.text.isascii()
-        told = [json.loads(line[6:]) for line in reply.text.split("\n") if line[:6] == "data: "]
-        assert [one["data"] for one in told if one["type"] == "display"] == [like]
-        assert told[-1]["run"]["outputs"] == [like]
+        answer = [json.loads(line[6:]) for line in reply.text.split("\n") if line[:6] == "data: "]
+        assert [one["data"] for one in answer if one["type"] == "display"] == [like]
+        assert answer[-1]["run"]["outputs"] == [like]
     await client.delete(f"/v1/sandboxes/{box}")
 
 
+@pytest.mark.full_tier
 @pytest.mark.usefixtures("undecoded")
 async def test_the_store_keeps_small_json_as_it_was_shown(
     served: Served, client: httpx.AsyncClient
@@ -63,7 +65,7 @@ async def test_the_store_keeps_small_json_as_it_was_shown(
     large = "display({'application/json': [{}] * 50_000, 'text/plain': 'x'}, raw=True)"
     run = (await client.post(native, json={"code": f"{cell(PLAIN)}\n{large}"})).json()
     assert len(run["outputs"][1]["application/json"]) == 50_000
-    row = await served.house.store.row("SELECT result FROM runs WHERE id = ?", run["run_id"])
+    row = await served.service.store.row("SELECT result FROM runs WHERE id = ?", run["run_id"])
     assert row is not None
     kept = json.loads(row["result"])
     assert kept["outputs"] == [run["outputs"][0], {"text/plain": "x"}]

@@ -37,7 +37,7 @@ _BY_UV = ("--installer", "uv")
 _TINY = "HERE = 'in the environment'\n\ndef double(number):\n    return 2 * number\n"
 
 
-class House:
+class WheelsHost:
     """Wheels, environments made of them, and policies that name these.
 
     `hollow` are wheels of the same names with next to nothing in them, for what no kernel runs in.
@@ -124,10 +124,10 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(own_temporary_directory: Path) -> Iterator[House]:
+def wheels_host(own_temporary_directory: Path) -> Iterator[WheelsHost]:
     top = Path(tempfile.mkdtemp(prefix="environments-", dir=own_temporary_directory))
     top.chmod(0o755)
-    made = House(top)
+    made = WheelsHost(top)
     done = made.create_whole("small", "tiny")
     assert done.returncode == 0, done.stderr
     yield made
@@ -135,8 +135,8 @@ def house(own_temporary_directory: Path) -> Iterator[House]:
 
 
 @pytest.fixture
-async def runtime(house: House) -> AsyncIterator[Runtime]:
-    async with Runtime(house.settings()) as runtime:
+async def runtime(wheels_host: WheelsHost) -> AsyncIterator[Runtime]:
+    async with Runtime(wheels_host.settings()) as runtime:
         yield runtime
 
 
@@ -144,26 +144,26 @@ async def runtime(house: House) -> AsyncIterator[Runtime]:
 
 
 @pytest.mark.core
-def test_it_is_told_with_versions_hashes_and_where_it_lies(house: House) -> None:
-    told = json.loads(house.quick("show", "small", "--json").stdout)
-    assert {"name": "tiny", "version": "2.0"} in told["packages"]
-    assert told["requirements"] == ["tiny"]
-    assert told["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert told["algorithm"] == "sha256"
-    assert re.fullmatch(r"[0-9a-f]{64}", told["digest"])
-    lock = Path(told["lock_path"]).read_text()
+def test_it_is_told_with_versions_hashes_and_where_it_lies(wheels_host: WheelsHost) -> None:
+    answer = json.loads(wheels_host.quick("show", "small", "--json").stdout)
+    assert {"name": "tiny", "version": "2.0"} in answer["packages"]
+    assert answer["requirements"] == ["tiny"]
+    assert answer["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert answer["algorithm"] == "sha256"
+    assert re.fullmatch(r"[0-9a-f]{64}", answer["digest"])
+    lock = Path(answer["lock_path"]).read_text()
     assert re.search(r"^tiny==2\.0 \\\n    --hash=sha256:[0-9a-f]{64}$", lock, re.MULTILINE)
-    listed = house.quick("list")
+    listed = wheels_host.quick("list")
     assert re.search(r"^small +3\.", listed.stdout, re.MULTILINE)
 
 
 @pytest.mark.core
-def test_pip_takes_its_lock_with_require_hashes(house: House, tmp_path: Path) -> None:
-    lock = house.environments / "small" / "requirements.lock"
+def test_pip_takes_its_lock_with_require_hashes(wheels_host: WheelsHost, tmp_path: Path) -> None:
+    lock = wheels_host.environments / "small" / "requirements.lock"
     words = ["-m", "pip", "download", "--require-hashes", "--no-deps", "-q", "-r", str(lock)]
     subprocess.run(
         [sys.executable, *words, "-d", str(tmp_path)],
-        env=environment(**house.variables),
+        env=environment(**wheels_host.variables),
         check=True,
         timeout=60,
     )
@@ -172,175 +172,188 @@ def test_pip_takes_its_lock_with_require_hashes(house: House, tmp_path: Path) ->
 
 @pytest.mark.full_tier
 def test_requirements_come_from_a_file_and_agree_with_packages(
-    house: House, tmp_path: Path
+    wheels_host: WheelsHost, tmp_path: Path
 ) -> None:
     (tmp_path / "requirements.txt").write_text("# what we need\nneedy >= 1  # and so tiny 1\n")
-    done = house.create_hollow("filed", "-r", tmp_path / "requirements.txt", "--json")
+    done = wheels_host.create_hollow("filed", "-r", tmp_path / "requirements.txt", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert {"name": "tiny", "version": "1.0"} in told["packages"]
+    answer = json.loads(done.stdout)
+    assert {"name": "tiny", "version": "1.0"} in answer["packages"]
     assert done.stderr == ""
-    assert house.quick("remove", "filed").returncode == 0
-    assert house.there == ["small"]
+    assert wheels_host.quick("remove", "filed").returncode == 0
+    assert wheels_host.there == ["small"]
 
 
 def test_what_cannot_be_resolved_is_said_with_the_installer_s_lines_and_leaves_nothing(
-    house: House,
+    wheels_host: WheelsHost,
 ) -> None:
-    done = house.create_hollow("impossible", "needy", "tiny==2.0")
+    done = wheels_host.create_hollow("impossible", "needy", "tiny==2.0")
     assert done.returncode == 3
     assert "conflict" in done.stderr.lower()
     assert "hint: request fewer fixed versions" in done.stderr
-    assert house.there == ["small"]
+    assert wheels_host.there == ["small"]
 
 
-def test_hashes_of_a_file_must_be_those_of_the_index(house: House, tmp_path: Path) -> None:
+def test_hashes_of_a_file_must_be_those_of_the_index(
+    wheels_host: WheelsHost, tmp_path: Path
+) -> None:
     (tmp_path / "r.txt").write_text("tiny==2.0 --hash=sha256:" + "1" * 64 + "\n")
-    house.uv.forget()
-    done = house.create_quick("swapped", "-r", tmp_path / "r.txt", "--json")
+    wheels_host.uv.forget()
+    done = wheels_host.create_quick("swapped", "-r", tmp_path / "r.txt", "--json")
     assert done.returncode == 2
     assert json.loads(done.stdout)["error"]["code"] == "hash_mismatch"
-    assert not [call for call in house.uv.calls if call.startswith("pip install")]
-    assert house.there == ["small"]
+    assert not [call for call in wheels_host.uv.calls if call.startswith("pip install")]
+    assert wheels_host.there == ["small"]
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "", "a" * 65, "x y", "-x", "a\n"])
-def test_a_hostile_name_is_refused(house: House, name: str) -> None:
-    environments = Environments(house.environments)
+def test_a_hostile_name_is_refused(wheels_host: WheelsHost, name: str) -> None:
+    environments = Environments(wheels_host.environments)
     for act in (environments.claim, environments.get, environments.remove):
         with pytest.raises(errors.BadRequest) as raised:
             act(name)
         assert raised.value.code == "invalid_environment"
-    assert house.there == ["small"]
+    assert wheels_host.there == ["small"]
 
 
-def test_a_hostile_name_is_a_wrong_call_of_the_command(house: House) -> None:
-    assert house.create_quick("../up", "tiny").returncode == 2
-    assert house.quick("remove", "--force", "..").returncode == 2
-    assert not (house.environments.parent / "up").exists()
+def test_a_hostile_name_is_a_wrong_call_of_the_command(wheels_host: WheelsHost) -> None:
+    assert wheels_host.create_quick("../up", "tiny").returncode == 2
+    assert wheels_host.quick("remove", "--force", "..").returncode == 2
+    assert not (wheels_host.environments.parent / "up").exists()
 
 
 @pytest.mark.parametrize("word", ["--index-url=https://evil.example", "./tiny"])
-def test_an_option_in_place_of_a_package_is_refused(house: House, word: str) -> None:
-    done = house.quick("create", "--json", "--", "steered", "tiny", word)
+def test_an_option_in_place_of_a_package_is_refused(wheels_host: WheelsHost, word: str) -> None:
+    done = wheels_host.quick("create", "--json", "--", "steered", "tiny", word)
     assert done.returncode == 2
     assert json.loads(done.stdout)["error"]["code"] == "invalid_requirement"
-    assert house.there == ["small"]
+    assert wheels_host.there == ["small"]
 
 
-def test_without_build_no_code_of_a_source_distribution_runs(house: House, tmp_path: Path) -> None:
+def test_without_build_no_code_of_a_source_distribution_runs(
+    wheels_host: WheelsHost, tmp_path: Path
+) -> None:
     source = tmp_path / "evil"
     source.mkdir()
     (source / "setup.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     packed = shutil.make_archive(str(tmp_path / "evil-1.0"), "gztar", tmp_path, "evil")
     for path in (source, packed):
-        refused = house.create_quick("evil", f"evil @ file://{path}")
+        refused = wheels_host.create_quick("evil", f"evil @ file://{path}")
         assert "is not a wheel" in refused.stderr
         assert refused.returncode == 2
     assert not (tmp_path / "ran").exists()
-    assert "evil" not in house.there
+    assert "evil" not in wheels_host.there
 
 
-def test_no_code_of_a_wheel_runs_while_it_is_installed(house: House, tmp_path: Path) -> None:
+def test_no_code_of_a_wheel_runs_while_it_is_installed(
+    wheels_host: WheelsHost, tmp_path: Path
+) -> None:
     content = {"startup.pth": f"import os; open({str(tmp_path / 'ran')!r}, 'w')\n"}
     wheel(tmp_path, "startup", "1.0", content)
     (path,) = tmp_path.glob("startup-*.whl")
-    made = house.create_hollow("startup", f"startup @ file://{path}")
+    made = wheels_host.create_hollow("startup", f"startup @ file://{path}")
     assert made.returncode == 0, made.stderr
-    assert list((house.environments / "startup").rglob("startup.pth"))
+    assert list((wheels_host.environments / "startup").rglob("startup.pth"))
     assert not (tmp_path / "ran").exists()
-    assert house.quick("remove", "startup").returncode == 0
+    assert wheels_host.quick("remove", "startup").returncode == 0
 
 
-def test_a_name_that_is_taken_is_told_so(house: House) -> None:
-    done = house.create_quick("small", "tiny")
+def test_a_name_that_is_taken_is_told_so(wheels_host: WheelsHost) -> None:
+    done = wheels_host.create_quick("small", "tiny")
     assert done.returncode == 3
     assert "there is an environment small already" in done.stderr
-    assert house.quick("show", "small").returncode == 0
+    assert wheels_host.quick("show", "small").returncode == 0
 
 
 @pytest.mark.full_tier
-def test_of_two_who_make_one_name_at_once_one_wins(house: House) -> None:
+def test_of_two_who_make_one_name_at_once_one_wins(wheels_host: WheelsHost) -> None:
     words = [*COMMAND, "env", "create", "raced", "tiny", *_BY_UV, "--json"]
     both = [
         subprocess.Popen(
-            words, stdout=subprocess.PIPE, env=environment(**house.scripted_variables), text=True
+            words,
+            stdout=subprocess.PIPE,
+            env=environment(**wheels_host.scripted_variables),
+            text=True,
         )
         for _ in range(2)
     ]
-    told = [json.loads(one.communicate(timeout=60)[0]) for one in both]
+    answer = [json.loads(one.communicate(timeout=60)[0]) for one in both]
     assert sorted(one.returncode for one in both) == [0, 3]
-    (lost,) = [one["error"]["code"] for one in told if "error" in one]
+    (lost,) = [one["error"]["code"] for one in answer if "error" in one]
     assert lost in ("environment_in_the_making", "environment_exists")
-    assert house.quick("show", "raced", "--verify").returncode == 0
-    assert house.quick("remove", "raced").returncode == 0
+    assert wheels_host.quick("show", "raced", "--verify").returncode == 0
+    assert wheels_host.quick("remove", "raced").returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_creation_leaves_nothing(house: House, number: signal.Signals) -> None:
+def test_an_interrupted_creation_leaves_nothing(
+    wheels_host: WheelsHost, number: signal.Signals
+) -> None:
     """It ends its installer, too."""
-    house.uv.forget()
-    house.uv.hang()
+    wheels_host.uv.forget()
+    wheels_host.uv.hang()
     words = ("env", "create", "stopped", "tiny", *_BY_UV)
-    with started(*words, env=house.scripted_variables) as process:
+    with started(*words, env=wheels_host.scripted_variables) as process:
         assert process.stderr is not None
-        house.uv.wait_for_call("pip compile")
+        wheels_host.uv.wait_for_call("pip compile")
         installer = family(process)[1:]
         assert installer
         process.send_signal(number)
         assert process.wait(60) == 128 + number
         assert b"no environment was created" in process.stderr.read()
     assert psutil.wait_procs(installer, timeout=60)[1] == []
-    house.uv.go_on()
-    assert house.there == ["small"]
+    wheels_host.uv.go_on()
+    assert wheels_host.there == ["small"]
 
 
-def test_what_a_killed_creation_leaves_is_none_and_gives_way(house: House) -> None:
-    house.uv.forget()
-    house.uv.hang()
+def test_what_a_killed_creation_leaves_is_none_and_gives_way(wheels_host: WheelsHost) -> None:
+    wheels_host.uv.forget()
+    wheels_host.uv.hang()
     words = ("env", "create", "killed", "tiny", *_BY_UV)
-    with started(*words, env=house.scripted_variables) as process:
-        house.uv.wait_for_call("pip compile")
+    with started(*words, env=wheels_host.scripted_variables) as process:
+        wheels_host.uv.wait_for_call("pip compile")
         installer = family(process)[1:]
         process.kill()
         process.wait(60)
-    assert "killed" in house.there
-    assert house.quick("show", "killed").returncode == 2
-    early = house.create_quick("killed", "tiny")
+    assert "killed" in wheels_host.there
+    assert wheels_host.quick("show", "killed").returncode == 2
+    early = wheels_host.create_quick("killed", "tiny")
     assert early.returncode == 3
     assert "being created or removed" in early.stderr
-    house.uv.go_on()
+    wheels_host.uv.go_on()
     assert psutil.wait_procs(installer, timeout=60)[1] == []
-    done = house.create_quick("killed", "tiny")
+    done = wheels_host.create_quick("killed", "tiny")
     assert done.returncode == 0, done.stderr
-    assert house.quick("show", "killed", "--verify").returncode == 0
-    assert house.quick("remove", "killed").returncode == 0
-    assert house.there == ["small"]
+    assert wheels_host.quick("show", "killed", "--verify").returncode == 0
+    assert wheels_host.quick("remove", "killed").returncode == 0
+    assert wheels_host.there == ["small"]
 
 
-def test_what_takes_too_long_is_ended_and_leaves_nothing(house: House) -> None:
-    house.uv.forget()
-    house.uv.hang()
-    done = house.create_quick("slow", "tiny", "--timeout", "0.3")
-    house.uv.go_on()
+def test_what_takes_too_long_is_ended_and_leaves_nothing(wheels_host: WheelsHost) -> None:
+    wheels_host.uv.forget()
+    wheels_host.uv.hang()
+    done = wheels_host.create_quick("slow", "tiny", "--timeout", "0.3")
+    wheels_host.uv.go_on()
     assert done.returncode == 3
     assert "did not end in time" in done.stderr
-    assert house.there == ["small"]
+    assert wheels_host.there == ["small"]
 
 
 # -- verified --------------------------------------------------------------------------------------
 
 
 @pytest.mark.core
-def test_a_changed_a_missing_and_an_added_file_are_found(house: House) -> None:
-    assert "are unchanged" in house.quick("show", "small", "--verify").stdout
-    site = next((house.environments / "small" / "venv" / "lib").glob("python3*/site-packages"))
+def test_a_changed_a_missing_and_an_added_file_are_found(wheels_host: WheelsHost) -> None:
+    assert "are unchanged" in wheels_host.quick("show", "small", "--verify").stdout
+    site = next(
+        (wheels_host.environments / "small" / "venv" / "lib").glob("python3*/site-packages")
+    )
     before = (site / "tiny.py").read_bytes()
     comm = (site / "comm" / "__init__.py").rename(site / "comm" / "moved.py")
     try:
         (site / "tiny.py").write_text(_TINY.replace("2", "3"))
-        done = house.quick("show", "small", "--verify", "--json")
+        done = wheels_host.quick("show", "small", "--verify", "--json")
         assert done.returncode == 1
         found = json.loads(done.stdout)["verified"]
         assert not found["ok"]
@@ -350,15 +363,15 @@ def test_a_changed_a_missing_and_an_added_file_are_found(house: House) -> None:
     finally:
         comm.rename(site / "comm" / "__init__.py")
         (site / "tiny.py").write_bytes(before)
-    assert house.quick("show", "small", "--verify").returncode == 0
+    assert wheels_host.quick("show", "small", "--verify").returncode == 0
 
 
-def test_a_list_of_hashes_that_was_changed_is_told_so(house: House) -> None:
-    listed = house.environments / "small" / "files.json"
+def test_a_list_of_hashes_that_was_changed_is_told_so(wheels_host: WheelsHost) -> None:
+    listed = wheels_host.environments / "small" / "files.json"
     before = listed.read_bytes()
     try:
         listed.write_bytes(before.replace(b'"file ', b'"fine ', 1))
-        done = house.quick("show", "small", "--verify")
+        done = wheels_host.quick("show", "small", "--verify")
         assert done.returncode == 3
         assert "was changed" in done.stderr
     finally:
@@ -366,19 +379,19 @@ def test_a_list_of_hashes_that_was_changed_is_told_so(house: House) -> None:
 
 
 @pytest.mark.core
-def test_a_directory_that_others_can_write_to_is_not_used(house: House) -> None:
-    small = house.environments / "small"
+def test_a_directory_that_others_can_write_to_is_not_used(wheels_host: WheelsHost) -> None:
+    small = wheels_host.environments / "small"
     small.chmod(0o777)
     try:
         with pytest.raises(errors.Denied) as raised:
-            Environments(house.environments).get("small")
+            Environments(wheels_host.environments).get("small")
         assert raised.value.code == "environment_not_private"
     finally:
         small.chmod(0o755)
 
 
-def test_no_file_of_it_is_set_id_or_for_others_to_write(house: House) -> None:
-    for path in (house.environments / "small" / "venv").rglob("*"):
+def test_no_file_of_it_is_set_id_or_for_others_to_write(wheels_host: WheelsHost) -> None:
+    for path in (wheels_host.environments / "small" / "venv").rglob("*"):
         mode = path.lstat().st_mode
         if not stat.S_ISLNK(mode):
             assert mode & 0o444 == 0o444
@@ -403,15 +416,15 @@ print(tiny.double(21), sys.prefix, written, beside)
 @pytest.mark.core
 @pytest.mark.parametrize("start", ["cold", "fork"])
 async def test_a_jail_imports_from_it_and_cannot_write_to_it(
-    house: House, runtime: Runtime, start: str
+    wheels_host: WheelsHost, runtime: Runtime, start: str
 ) -> None:
-    name = house.policy(f"small-{start}", "small", start=start)
+    name = wheels_host.policy(f"small-{start}", "small", start=start)
     async with await runtime.create(name) as box:
-        told = (await box.run(_LOOK)).stdout.split()
-        assert told[0] == "42"
-        assert told[1] == str(house.environments / "small" / "venv")
-        assert told[2] in ("OSError", "PermissionError")  # read-only, or another's
-        assert told[3] == "False"
+        answer = (await box.run(_LOOK)).stdout.split()
+        assert answer[0] == "42"
+        assert answer[1] == str(wheels_host.environments / "small" / "venv")
+        assert answer[2] in ("OSError", "PermissionError")  # read-only, or another's
+        assert answer[3] == "False"
         assert box.receipt is not None
         assert box.receipt.path == start
         by_shell = await box.shell("python -c 'import tiny; print(tiny.HERE)'")
@@ -420,13 +433,15 @@ async def test_a_jail_imports_from_it_and_cannot_write_to_it(
 
 @pytest.mark.core
 async def test_other_policies_do_not_see_it_and_zygotes_are_not_shared(
-    house: House, runtime: Runtime
+    wheels_host: WheelsHost, runtime: Runtime
 ) -> None:
     async with (
-        await runtime.create(house.policy("with-it", "small")) as one,
+        await runtime.create(wheels_host.policy("with-it", "small")) as one,
         await runtime.create("default", narrower={"pool": {"min_idle": 0}}) as other,
     ):
-        look = f"import os, sys; print(os.path.exists({str(house.environments)!r}), sys.prefix)"
+        look = (
+            f"import os, sys; print(os.path.exists({str(wheels_host.environments)!r}), sys.prefix)"
+        )
         assert (await one.run(look)).stdout.split()[0] == "True"
         assert (await other.run(look)).stdout.split() == ["False", sys.prefix]
         failed = await other.run("import tiny")
@@ -439,10 +454,10 @@ async def test_other_policies_do_not_see_it_and_zygotes_are_not_shared(
 
 @pytest.mark.core
 async def test_an_environment_that_is_not_there_is_told_with_how_to_make_it(
-    house: House, runtime: Runtime
+    wheels_host: WheelsHost, runtime: Runtime
 ) -> None:
     with pytest.raises(errors.PolicyError) as raised:
-        await runtime.create(house.policy("without", "nowhere"))
+        await runtime.create(wheels_host.policy("without", "nowhere"))
     assert raised.value.code == "environment_unavailable"
     assert raised.value.hint is not None
     assert "sbx env create nowhere" in raised.value.hint
@@ -450,53 +465,53 @@ async def test_an_environment_that_is_not_there_is_told_with_how_to_make_it(
 
 @pytest.mark.full_tier
 async def test_a_new_one_of_the_same_name_gets_a_zygote_of_its_own(
-    house: House, runtime: Runtime
+    wheels_host: WheelsHost, runtime: Runtime
 ) -> None:
     """A zygote has imported from the one before: it must not serve for the one after."""
     policy = Policy(name="again", interpreter="env:again")
     keys = []
     for version in ("1.0", "2.0"):
-        done = await asyncio.to_thread(house.create, "again", f"tiny=={version}")
+        done = await asyncio.to_thread(wheels_host.create, "again", f"tiny=={version}")
         assert done.returncode == 0, done.stderr
-        keys += [await _key(house, runtime, policy) for _ in range(2)]
-        assert (await asyncio.to_thread(house.env, "remove", "again")).returncode == 0
+        keys += [await _key(wheels_host, runtime, policy) for _ in range(2)]
+        assert (await asyncio.to_thread(wheels_host.env, "remove", "again")).returncode == 0
     assert keys[0] == keys[1] != keys[2] == keys[3]
 
 
-async def _key(house: House, runtime: Runtime, policy: Policy) -> Key | None:
-    found = Environments(house.environments).interpreter("again", policy.name)
+async def _key(wheels_host: WheelsHost, runtime: Runtime, policy: Policy) -> Key | None:
+    found = Environments(wheels_host.environments).interpreter("again", policy.name)
     filters = load_filters(platform.machine())
     return key_of(policy, policy, runtime.capabilities, Paths("", "", found, "/guest"), filters)
 
 
 @pytest.mark.core
 async def test_one_that_is_in_use_is_not_removed_without_force(
-    house: House, runtime: Runtime
+    wheels_host: WheelsHost, runtime: Runtime
 ) -> None:
     value = Policy(**load("default").model_dump() | {"interpreter": "env:small"})
-    for path in house.policies.glob("*.toml"):
+    for path in wheels_host.policies.glob("*.toml"):
         path.unlink()
     async with await runtime.create(value, narrower={"pool": {"start": "cold"}}) as box:
         await box.run("1")
-        done = await asyncio.to_thread(house.env, "remove", "small", "--json")
+        done = await asyncio.to_thread(wheels_host.env, "remove", "small", "--json")
         assert done.returncode == 3
         details = json.loads(done.stdout)["error"]["details"]
         assert details["policies"] == []
         assert details["processes"]
-    house.policy("names-it", "small")
-    done = await asyncio.to_thread(house.env, "remove", "small")
+    wheels_host.policy("names-it", "small")
+    done = await asyncio.to_thread(wheels_host.env, "remove", "small")
     assert done.returncode == 3
     assert "the policy names-it names it" in done.stderr
 
 
 async def test_a_sandbox_whose_environment_is_removed_by_force_says_so(
-    house: House, runtime: Runtime
+    wheels_host: WheelsHost, runtime: Runtime
 ) -> None:
-    small = house.environments / "small"
-    async with await runtime.create(house.policy("losing-it", "small", start="cold")) as box:
+    small = wheels_host.environments / "small"
+    async with await runtime.create(wheels_host.policy("losing-it", "small", start="cold")) as box:
         assert (await box.run("1")).ok
         await box.stop()
-        away = small.rename(house.environments / ".away")  # as if by --force
+        away = small.rename(wheels_host.environments / ".away")  # as if by --force
         try:
             with pytest.raises(errors.PolicyError) as raised:
                 await box.run("1")
@@ -508,8 +523,8 @@ async def test_a_sandbox_whose_environment_is_removed_by_force_says_so(
 
 
 @pytest.mark.full_tier
-def test_sbx_run_and_the_synchronous_sandbox_use_it_too(house: House) -> None:
-    policy = house.policies / f"{house.policy('plain', 'small', start='cold')}.toml"
+def test_sbx_run_and_the_synchronous_sandbox_use_it_too(wheels_host: WheelsHost) -> None:
+    policy = wheels_host.policies / f"{wheels_host.policy('plain', 'small', start='cold')}.toml"
     code = (
         "from pathlib import Path; from sbx import Sandbox\n"
         f"with Sandbox(Path({str(policy)!r})) as box:\n"
@@ -517,7 +532,7 @@ def test_sbx_run_and_the_synchronous_sandbox_use_it_too(house: House) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=environment(**house.variables),
+        env=environment(**wheels_host.variables),
         capture_output=True,
         text=True,
         timeout=60,
@@ -525,7 +540,13 @@ def test_sbx_run_and_the_synchronous_sandbox_use_it_too(house: House) -> None:
     )
     assert done.stdout.strip() == "42", done.stderr
     ran = in_process(
-        "run", "--policy", "plain", "-c", "import tiny; tiny.HERE", stdin=b"", **house.variables
+        "run",
+        "--policy",
+        "plain",
+        "-c",
+        "import tiny; tiny.HERE",
+        stdin=b"",
+        **wheels_host.variables,
     )
     assert ran.returncode == 0, ran.stderr
     assert "in the environment" in ran.stdout
@@ -543,24 +564,28 @@ def _others() -> list[pythons.Python]:
 
 @pytest.mark.full_tier
 def test_another_python_of_the_host_runs_cells_cold_and_forked(
-    house: House, pytestconfig: pytest.Config
+    wheels_host: WheelsHost, pytestconfig: pytest.Config
 ) -> None:
     others = _others()
     if not others:
         pytest.skip("this host has no other Python that kernels can run")
     for python in others if pytestconfig.getoption("--full") else others[:1]:
-        done = house.create_whole("other", "tiny", "--python", ".".join(map(str, python.version)))
+        done = wheels_host.create_whole(
+            "other", "tiny", "--python", ".".join(map(str, python.version))
+        )
         assert done.returncode == 0, done.stderr
-        told = asyncio.run(_versions(house))
-        assert told == [(python.text, "cold"), (python.text, "fork")]
-        assert house.quick("remove", "other", "--force").returncode == 0
+        answer = asyncio.run(_versions(wheels_host))
+        assert answer == [(python.text, "cold"), (python.text, "fork")]
+        assert wheels_host.quick("remove", "other", "--force").returncode == 0
 
 
-async def _versions(house: House) -> list[tuple[str, str]]:
-    told = []
-    async with Runtime(house.settings()) as runtime:
+async def _versions(wheels_host: WheelsHost) -> list[tuple[str, str]]:
+    answer = []
+    async with Runtime(wheels_host.settings()) as runtime:
         for start in ("cold", "fork"):
-            async with await runtime.create(house.policy("other", "other", start=start)) as box:
+            async with await runtime.create(
+                wheels_host.policy("other", "other", start=start)
+            ) as box:
                 done = await box.run(
                     "import platform, ssl, tiny, threading\n"
                     "ran = []\n"
@@ -575,30 +600,30 @@ async def _versions(house: House) -> list[tuple[str, str]]:
                 assert (await box.run("while True: pass", timeout=0.3)).status == "timeout"
                 assert (await box.run("ran")).result == "[42]"
                 assert box.receipt is not None
-                told.append((done.stdout.strip(), box.receipt.path))
-    (house.policies / "other.toml").unlink()
-    return told
+                answer.append((done.stdout.strip(), box.receipt.path))
+    (wheels_host.policies / "other.toml").unlink()
+    return answer
 
 
-def test_a_python_that_is_too_old_or_not_there_is_refused(house: House) -> None:
-    old = house.create_quick("old", "tiny", "--python", "3.10")
+def test_a_python_that_is_too_old_or_not_there_is_refused(wheels_host: WheelsHost) -> None:
+    old = wheels_host.create_quick("old", "tiny", "--python", "3.10")
     assert old.returncode == 2
     assert "3.11 or later" in old.stderr
-    far = house.create_quick("far", "tiny", "--python", "3.99")
+    far = wheels_host.create_quick("far", "tiny", "--python", "3.99")
     assert far.returncode == 3
     assert "this host has no Python 3.99" in far.stderr
-    none = house.create_quick("none", "tiny", "--python", "/bin/true")
+    none = wheels_host.create_quick("none", "tiny", "--python", "/bin/true")
     assert none.returncode == 3
-    assert house.there == ["small"]
+    assert wheels_host.there == ["small"]
 
 
 @pytest.mark.full_tier
 @pytest.mark.needs("root", "landlock", "seccomp")
 def test_a_service_that_gave_up_root_uses_those_that_were_there_at_its_start(
-    house: House,
+    wheels_host: WheelsHost,
 ) -> None:
-    house.policy("early", "small")
-    variables = {**house.variables, "SBX_POLICIES": str(house.policies)}
+    wheels_host.policy("early", "small")
+    variables = {**wheels_host.variables, "SBX_POLICIES": str(wheels_host.policies)}
     del variables["SBX_POLICY_DIRS"]
     with (
         short_directory() as top,
@@ -611,18 +636,18 @@ def test_a_service_that_gave_up_root_uses_those_that_were_there_at_its_start(
             code = {"code": "import tiny; print(tiny.double(21))"}
             return client.post(f"/v1/sandboxes/{made}/python/exec", json=code)
 
-        def told(policy: str) -> str:
+        def answer(policy: str) -> str:
             done = run(policy)
             assert done.status_code == 200, done.text
             return str(done.json()["output"].strip())
 
-        assert told("early") == "42"
-        assert house.create_quick("later", "tiny").returncode == 0
-        house.policy("late", "later")
+        assert answer("early") == "42"
+        assert wheels_host.create_quick("later", "tiny").returncode == 0
+        wheels_host.policy("late", "later")
         late = run("late")
         assert late.status_code == 403
         assert late.json()["error"]["code"] == "not_granted"
         assert "start the service again" in late.text
-        (house.policies / "late.toml").unlink()
-        assert house.quick("remove", "later").returncode == 0
-        assert told("early") == "42"
+        (wheels_host.policies / "late.toml").unlink()
+        assert wheels_host.quick("remove", "later").returncode == 0
+        assert answer("early") == "42"

@@ -137,13 +137,13 @@ async def test_a_policy_whose_file_breaks_later_names_no_path(
 
 @asynccontextmanager
 async def store_that(served: Served, pragma: str, after: str) -> AsyncIterator[None]:
-    await served.house.store.write(lambda on: on.execute(f"PRAGMA {pragma}"))
-    writer = served.house.store._writer
+    await served.service.store.write(lambda on: on.execute(f"PRAGMA {pragma}"))
+    writer = served.service.store._writer
     try:
         yield
     finally:
         await writer.run(lambda on: on.execute(f"PRAGMA {after}"))
-        served.house.recording.reserve.allocate()  # or the disk counts as full for a while
+        served.service.recording.reserve.allocate()  # or the disk counts as full for a while
 
 
 async def test_a_store_that_cannot_be_written_names_no_path(
@@ -171,13 +171,13 @@ async def test_a_full_store_names_no_path(
             if reply.status_code != 201:
                 break
         check(reply, top, "no_space")
-    await asyncio.to_thread(served.house.recording.reserve.allocate)  # or the next tests get 507
+    await asyncio.to_thread(served.service.recording.reserve.allocate)  # or the next tests get 507
 
 
 async def test_a_directory_that_became_a_file_names_no_path(
     served: Served, client: httpx.AsyncClient, top: Path
 ) -> None:
-    directory = served.house.data_dir / "sandboxes"
+    directory = served.service.data_dir / "sandboxes"
     box = await created(client)
     with file_in_place_of(directory):
         files = f"/v1/sandboxes/{box}/filesystem/files"
@@ -194,7 +194,7 @@ async def test_a_directory_that_became_a_file_names_no_path(
 
 
 async def test_a_secret_that_others_may_read_names_no_path(served: Served, top: Path) -> None:
-    secret = served.house.data_dir / "token_secret"
+    secret = served.service.data_dir / "token_secret"
     async with served.client() as operator:
         with file_in_place_of(secret):
             asked = {"user_id": "u", "ttl_s": 60}
@@ -209,6 +209,7 @@ async def test_a_project_outside_the_allowed_paths_names_only_itself(
     check(await client.post("/api/v1/projects", json=asked), top, "not_granted")
 
 
+@pytest.mark.full_tier
 @pytest.mark.needs("root")
 async def test_a_full_disk_names_no_path() -> None:
     async with AsyncExitStack() as stack:

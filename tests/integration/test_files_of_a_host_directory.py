@@ -24,6 +24,7 @@ async def box(runtime: Runtime, tmp_path: Path) -> AsyncIterator[AsyncSandbox]:
         yield box
 
 
+@pytest.mark.full_tier
 async def test_what_is_found_is_told_where_it_is_seen_inside(box: AsyncSandbox) -> None:
     """Uploads lie at /uploads then, and were told at /workspace/uploads/temparea."""
     await box.uploads.put_bytes("u.txt", b"hello")

@@ -53,17 +53,17 @@ class Seen:
     """A front end that remembers. `slow` is awaited before anything is taken."""
 
     def __init__(self, box: AsyncSandbox) -> None:
-        self.told: list[Published] = []
+        self.received: list[Published] = []
         self.ends: list[RunError] = []
         self.slow: Callable[[Published], Awaitable[object]] | None = None
         self._news = asyncio.Condition()
         self.context = box.contexts.default
         self.front = JupyterFrontend(self.context, self._take, self._ended)
 
-    async def _take(self, told: Published) -> None:
+    async def _take(self, reported: Published) -> None:
         if self.slow is not None:
-            await self.slow(told)
-        self.told.append(told)
+            await self.slow(reported)
+        self.received.append(reported)
         async with self._news:
             self._news.notify_all()
 
@@ -85,7 +85,7 @@ class Seen:
         return self.ends[0]
 
     def of(self, *kinds: type) -> list[Any]:
-        return [one for one in self.told if type(one) in kinds]
+        return [one for one in self.received if type(one) in kinds]
 
     def text(self, name: str = "stdout") -> str:
         return "".join(one.text for one in self.of(frames.Stream) if one.name == name)
@@ -94,7 +94,7 @@ class Seen:
     def kinds(self) -> list[str]:
         """In order; neighbouring pieces of one stream count as one."""
         kinds: list[str] = []
-        for one in self.told:
+        for one in self.received:
             kind = one.name if isinstance(one, frames.Stream) else type(one).__name__
             if not (isinstance(one, frames.Stream) and kinds and kinds[-1] == kind):
                 kinds.append(kind)
@@ -110,7 +110,7 @@ class Seen:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def house() -> AsyncIterator[Runtime]:
+async def own_runtime() -> AsyncIterator[Runtime]:
     async with Runtime(Settings(interrupt_grace=PATIENCE_S)) as runtime:
         yield runtime
 
@@ -119,11 +119,11 @@ Make = Callable[..., Awaitable[Seen]]
 
 
 @pytest_asyncio.fixture
-async def make(house: Runtime) -> AsyncIterator[Make]:
+async def make(own_runtime: Runtime) -> AsyncIterator[Make]:
     made: list[tuple[AsyncSandbox, Seen]] = []
 
     async def one(**options: Any) -> Seen:
-        box = await house.create(**options)
+        box = await own_runtime.create(**options)
         seen = Seen(box)
         made.append((box, seen))
         await seen.front.start()
@@ -151,8 +151,8 @@ async def refused(call: Awaitable[object]) -> str:
 
 async def test_start_tells_of_the_kernel_that_lives_and_starts_no_second_one(seen: Seen) -> None:
     pids = seen.context.processes
-    told = await seen.front.start()
-    assert told.python.startswith("3.")
+    reported = await seen.front.start()
+    assert reported.python.startswith("3.")
     assert seen.context.processes == pids
 
 
@@ -188,10 +188,10 @@ async def test_an_error_is_told_and_is_the_run_s(seen: Seen) -> None:
 async def test_user_expressions_are_worth_something_or_an_error_each(seen: Seen) -> None:
     wanted = {"sum": "6 * 7", "none": "nothing_like_it", "vast": "'x' * (4 << 20)", "last": "2"}
     done = await seen.front.execute(Cell("6", user_expressions=wanted))
-    told = done.user_expressions
-    assert told["sum"] == {"status": "ok", "data": {"text/plain": "42"}, "metadata": {}}
-    assert (told["none"]["status"], told["none"]["ename"]) == ("error", "NameError")
-    assert (told["vast"]["status"], told["last"]["status"]) == ("error", "ok")
+    reported = done.user_expressions
+    assert reported["sum"] == {"status": "ok", "data": {"text/plain": "42"}, "metadata": {}}
+    assert (reported["none"]["status"], reported["none"]["ename"]) == ("error", "NameError")
+    assert (reported["vast"]["status"], reported["last"]["status"]) == ("error", "ok")
     failed = await seen.front.execute(Cell("1 / 0", user_expressions=wanted))
     assert failed.user_expressions == {}
 
@@ -246,7 +246,7 @@ async def test_requests_are_served_in_their_order(seen: Seen) -> None:
     slow = asyncio.create_task(seen.run("import time; time.sleep(0.2); x = 'set'; print(x)"))
     asked = asyncio.create_task(seen.front.inspect("x", 1, 0))
     await asyncio.gather(slow, asked)
-    assert asked.result().found
+    assert asked.result().is_found
     both = (seen.run("print(1)"), seen.front.complete("x.isal", 6), seen.run("print(2)"))
     await asyncio.gather(*both)
     assert seen.text() == "set\n1\n2\n"
@@ -262,7 +262,7 @@ async def test_questions_are_answered(seen: Seen) -> None:
     assert (completed.cursor_start, completed.cursor_end) in [(7, 10), (8, 10)]
     found = await seen.front.inspect("numbers", 7, 0)
     assert "list" in frames.bundle(found.data)["text/plain"]
-    assert not (await seen.front.inspect("nothing", 7, 0)).found
+    assert not (await seen.front.inspect("nothing", 7, 0)).is_found
     assert await seen.front.is_complete("for x in y:") == frames.IsCompleteReply(
         "incomplete", "    "
     )
@@ -405,9 +405,11 @@ async def test_a_cell_has_every_limit_of_a_run(make: Make, monkeypatch: pytest.M
     assert (await seen.until_ended()).name == "Timeout"
 
 
-async def test_a_policy_without_python_refuses_cells_and_questions(house: Runtime) -> None:
-    policy = (await house.decide("default"))[0].model_copy(update={"capabilities": ("shell",)})
-    async with await house.create(policy) as box:
+async def test_a_policy_without_python_refuses_cells_and_questions(own_runtime: Runtime) -> None:
+    policy = (await own_runtime.decide("default"))[0].model_copy(
+        update={"capabilities": ("shell",)}
+    )
+    async with await own_runtime.create(policy) as box:
         front = Seen(box).front
         for call in (
             front.execute(Cell("1")),
@@ -428,7 +430,7 @@ async def test_one_who_takes_slowly_slows_this_kernel_and_no_other(make: Make) -
     slow.slow = wait
     running = asyncio.create_task(slow.run("for n in range(3000): print('x' * 8000)"))
     assert (await other.run("print('on')")).run.status is Status.OK
-    assert slow.told == []
+    assert slow.received == []
     assert not running.done()
     slow.slow = None
     gate.set()
@@ -450,12 +452,12 @@ async def test_a_time_out_counts_while_somebody_takes_slowly(
     seen.slow = wait
     done = await seen.run("while True: print('x' * 9000)")
     assert (done.run.status, done.run.state_lost) == (Status.TIMEOUT, False)
-    assert len(seen.told) < 20
+    assert len(seen.received) < 20
 
 
 async def test_malformed_raised_by_who_is_told_cuts_the_kernel_off(seen: Seen) -> None:
-    async def judge(told: Published) -> None:
-        if isinstance(told, frames.DisplayData):
+    async def judge(reported: Published) -> None:
+        if isinstance(reported, frames.DisplayData):
             raise frames.MalformedFrame("no bundle of ours")
 
     seen.slow = judge
@@ -467,12 +469,12 @@ async def test_malformed_raised_by_who_is_told_cuts_the_kernel_off(seen: Seen) -
 
 
 async def test_a_bug_of_who_is_told_ends_nothing(seen: Seen) -> None:
-    async def fail(told: Published) -> None:
+    async def fail(reported: Published) -> None:
         raise ZeroDivisionError
 
     seen.slow = fail
     assert (await seen.run("print(1); 2")).run.status is Status.OK
-    assert seen.told == []
+    assert seen.received == []
 
 
 async def test_a_cancelled_call_interrupts_its_cell(seen: Seen) -> None:
@@ -516,7 +518,7 @@ async def test_what_a_thread_and_a_task_show_between_cells_is_told(seen: Seen) -
         "    sys.stdout.write('task\\n'); display(1)\n"
         "threading.Thread(target=late).start(); t = asyncio.create_task(task())"
     )
-    assert seen.told == []
+    assert seen.received == []
     assert (await seen.context.shell("touch now")).ok
     await seen.until(lambda s: len(s.text().split()) == 2 and s.of(frames.DisplayData))
     assert sorted(seen.text().split()) == ["task", "thread"]
@@ -579,9 +581,9 @@ BETWEEN = {
 
 @pytest.mark.parametrize("what", BETWEEN)
 async def test_what_no_kernel_of_ours_says_between_cells_ends_it(seen: Seen, what: str) -> None:
-    async def judge(told: Published) -> None:
-        if isinstance(told, frames.DisplayData):
-            frames.bundle(told.data)
+    async def judge(reported: Published) -> None:
+        if isinstance(reported, frames.DisplayData):
+            frames.bundle(reported.data)
 
     seen.slow = judge
     sent = f"threading.Timer(0.1, lambda: wire.sendall({BETWEEN[what]})).start()"
@@ -640,9 +642,9 @@ async def test_memory_that_ran_out_between_cells_is_named(make: Make) -> None:
     seen = await make(narrower={"limits": {"memory_max": "128MiB"}})
     eat = "hoard = []\ndef eat():\n    while True: hoard.append(b'x' * (8 << 20))\n"
     await seen.run(f"{eat}import threading; threading.Timer(0.1, eat).start()")
-    told = await seen.until_ended()
-    assert (told.name, str(128 * MIB) in told.value) == ("MemoryLimit", True)
-    assert told.value.startswith("the kernel used")
+    reported = await seen.until_ended()
+    assert (reported.name, str(128 * MIB) in reported.value) == ("MemoryLimit", True)
+    assert reported.value.startswith("the kernel used")
 
 
 async def test_restart_gives_a_clean_namespace_over_the_same_files(seen: Seen) -> None:
@@ -677,8 +679,8 @@ async def test_stop_ends_the_kernel_untold_and_start_starts_another(seen: Seen) 
     assert seen.text().endswith("kept\n")
 
 
-async def test_a_sandbox_that_is_closed_tells_its_front_end(house: Runtime) -> None:
-    box = await house.create()
+async def test_a_sandbox_that_is_closed_tells_its_front_end(own_runtime: Runtime) -> None:
+    box = await own_runtime.create()
     seen = Seen(box)
     await seen.front.start()
     await box.close()

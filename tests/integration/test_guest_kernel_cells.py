@@ -1,6 +1,7 @@
 """Cells of the real kernel over its socket, without walls."""
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -289,6 +290,7 @@ def test_no_use_of_asyncio_ends_the_kernel(kernel: KernelClient, code: str) -> N
 # --- Interrupts.
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize(
     "code",
     [
@@ -319,6 +321,20 @@ def test_an_idle_kernel_ignores_interrupts(kernel: KernelClient) -> None:
     assert kernel.hears_nothing_for(0.1)
 
 
+def test_an_interrupt_that_comes_before_the_request_is_read_hits_that_request_only(
+    kernel: KernelClient,
+) -> None:
+    """On a busy host it was lost, and the cell ran on."""
+    for earlier, ename in ((0, "KeyboardInterrupt"), (1, None)):
+        assert kernel.run("1").result == "1"
+        os.kill(kernel.process.pid, signal.SIGSTOP)
+        finish = kernel.start("execute_request", code="'ran'")
+        kernel.send("interrupt", {}, str(kernel._count - earlier))
+        kernel.interrupt()
+        os.kill(kernel.process.pid, signal.SIGCONT)
+        assert finish().reply.get("ename") == ename
+
+
 def test_a_cell_may_not_disable_the_interrupts_of_the_next(kernel: KernelClient) -> None:
     kernel.run("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
     finish = kernel.start("execute_request", code="print('go')\nwhile True: pass")
@@ -327,6 +343,7 @@ def test_a_cell_may_not_disable_the_interrupts_of_the_next(kernel: KernelClient)
     assert finish().reply["ename"] == "KeyboardInterrupt"
 
 
+@pytest.mark.full_tier
 def test_interrupts_at_any_moment_leave_one_reply_each(kernel: KernelClient) -> None:
     """Wherever they strike, also in the middle of a frame."""
     code = "import time\nfor i in range(200): print('x' * 3000); time.sleep(0)"
@@ -491,6 +508,7 @@ def test_a_workspace_module_does_not_shadow_the_preload(tmp_path: Path) -> None:
         assert "preload_failed" not in kernel.ready
 
 
+@pytest.mark.full_tier
 def test_preparing_starts_no_thread_and_writes_no_file(tmp_path: Path) -> None:
     """A zygote prepares once and forks kernels; the seal needs one thread."""
     import subprocess
@@ -506,8 +524,8 @@ def test_preparing_starts_no_thread_and_writes_no_file(tmp_path: Path) -> None:
         "print(len(os.listdir('/proc/self/task')), missing, shell.user_ns['x'])"
     )
     environment = {"IPYTHONDIR": str(tmp_path / "ipython"), "HOME": str(tmp_path)}
-    told = subprocess.check_output([sys.executable, "-I", "-c", code, ROOT], env=environment)
-    assert told == b"1 {} 2\n"
+    reported = subprocess.check_output([sys.executable, "-I", "-c", code, ROOT], env=environment)
+    assert reported == b"1 {} 2\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -550,6 +568,7 @@ def test_a_request_that_fails_inside_still_gets_its_reply(kernel: KernelClient) 
     assert (reply["status"], reply["matches"]) == ("error", [])
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize(
     "code",
     [

@@ -6,6 +6,7 @@ execute_input messages (which we do not send), and `\\r\\n` of `!cmd`, which we 
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,8 +36,12 @@ class Both:
     """One of each kernel; `run` gives what each published and its reply, in the same form."""
 
     def __init__(self, cwd: Path) -> None:
-        self.ours = KernelClient(cwd, home=os.path.expanduser("~"))
         environment = {**os.environ, "IPYTHONDIR": str(cwd / ".jupyter-ipython")}
+        environment["MPLCONFIGDIR"] = str(cwd / ".mpl")  # that of our kernel
+        # matplotlib writes a warning if the search for fonts takes more than 5 seconds
+        search = [sys.executable, "-c", "import matplotlib.font_manager"]
+        subprocess.run(search, env=environment, check=True, capture_output=True, timeout=300)
+        self.ours = KernelClient(cwd, home=os.path.expanduser("~"))
         environment["JPY_SESSION_NAME"] = ""
         self._manager = manager.KernelManager()
         self._manager.kernel_spec.argv[0] = sys.executable
@@ -174,6 +179,7 @@ CELLS = {
 }  # fmt: skip
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("name", CELLS)
 def test_a_cell_says_what_it_says_in_jupyter(both: Both, name: str) -> None:
     ours, theirs = both.run(CELLS[name])
@@ -188,6 +194,7 @@ def test_a_cell_says_what_it_says_in_jupyter(both: Both, name: str) -> None:
 
 def test_figures_are_png_and_the_frame_is_html(both: Both) -> None:
     """So that the comparison above cannot hold for want of both."""
+    both.run("import matplotlib.pyplot as plt; import pandas as pd")
     (seen, _), _ = both.run("fig, ax = plt.subplots(figsize=(1, 1)); pd.DataFrame({'a': [1]})")
     kinds = {mime for kind, content in seen for mime in content["data"]}
     assert {"image/png", "text/html"} <= kinds

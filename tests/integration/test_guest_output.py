@@ -95,6 +95,7 @@ def test_a_value_shown_in_the_middle_of_a_cell_is_shown_then(
     assert finish().reply["status"] == "ok"
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize(
     ("mode", "code"),
     [
@@ -118,6 +119,7 @@ def test_a_value_after_which_the_cell_runs_on_is_shown_then(
     assert finish().reply["status"] == "ok"
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize(
     ("mode", "code", "expected"),
     [
@@ -131,7 +133,7 @@ def test_only_the_value_that_ends_a_cell_is_held(
     tmp_path: Path, mode: str, code: str, expected: list[bool]
 ) -> None:
     """The others are with the host at once, and wait for no other thread."""
-    told = in_python(
+    answer = in_python(
         "from sbx.guest.kernel import shell\n"
         "from sbx.guest.start.warmup import _run\n"
         "ip, held = shell.build(), []\n"
@@ -141,7 +143,7 @@ def test_only_the_value_that_ends_a_cell_is_held(
         "print(held)",
         tmp_path,
     )
-    assert told.splitlines()[-1] == str(expected)
+    assert answer.splitlines()[-1] == str(expected)
 
 
 def test_what_was_held_back_keeps_its_place(kernel: KernelClient) -> None:
@@ -149,9 +151,10 @@ def test_what_was_held_back_keeps_its_place(kernel: KernelClient) -> None:
     assert kernel.run("print('before')\n'value'").kinds == ["stdout", "execute_result", "stdout"]
 
 
+@pytest.mark.full_tier
 def test_a_kernel_is_made_without_a_thread_and_before_it_knows_for_whom(tmp_path: Path) -> None:
     """So a parked one is ready, and can still be sealed."""
-    told = in_python(
+    answer = in_python(
         "import os, socket\n"
         "from sbx.guest.kernel.setup import prepare\n"
         "shell, missing = prepare()\n"
@@ -161,5 +164,5 @@ def test_a_kernel_is_made_without_a_thread_and_before_it_knows_for_whom(tmp_path
         "os.write(stdout, b'%d\\n' % len(os.listdir('/proc/self/task')))",
         tmp_path,
     )
-    assert told == "1\n"
+    assert answer == "1\n"
     assert list(tmp_path.iterdir()) == []

@@ -43,6 +43,7 @@ def test_no_cell_is_taken_for_python_that_ipython_would_change(kernel: KernelCli
     assert kernel.run("ip._is_python('1+1'), ip._is_python('who')").result == "(True, False)"
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize(
     "change",
     [

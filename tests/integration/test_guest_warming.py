@@ -38,10 +38,11 @@ def traces():
 
 
 def traces(then: str, home: Path) -> list[dict[str, Any]]:
-    told = in_python(TRACES + then, home)
-    return [json.loads(line) for line in told.splitlines()]
+    answer = in_python(TRACES + then, home)
+    return [json.loads(line) for line in answer.splitlines()]
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("how", ["", "failing=True"])
 def test_a_warmed_shell_is_as_a_fresh_one(how: str, tmp_path: Path) -> None:
     say = "print(json.dumps(traces()))"
@@ -50,18 +51,20 @@ def test_a_warmed_shell_is_as_a_fresh_one(how: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full_tier
 def test_those_traces_are_what_a_cell_leaves(tmp_path: Path) -> None:
     """The control: else the test above could not fail."""
     cell = "shell.run_cell('x = 1; x', store_history=True); shell.run_cell('1/0')"
     say = "print('\\n' + json.dumps(traces()))"
-    told = in_python(f"{TRACES}{say}; {cell}; {say}", tmp_path).splitlines()
-    before, after = (json.loads(line) for line in told if line.startswith("{"))
+    answer = in_python(f"{TRACES}{say}; {cell}; {say}", tmp_path).splitlines()
+    before, after = (json.loads(line) for line in answer if line.startswith("{"))
     left = {name for name in before if before[name] != after[name]}
     assert left >= {"names", "hidden", "count", "last run", "inputs", "unders", "error", "sources"}
 
 
+@pytest.mark.full_tier
 def test_warming_runs_cells_and_shows_nothing(tmp_path: Path) -> None:
-    told = in_python(
+    answer = in_python(
         TRACES + "ran = []\n"
         "shell.events.register('post_run_cell', ran.append)\n"
         "shell.events.register('pre_run_cell', lambda info: ran.append(info.raw_cell))\n"
@@ -69,12 +72,13 @@ def test_warming_runs_cells_and_shows_nothing(tmp_path: Path) -> None:
         "print(len(ran) > 4)",
         tmp_path,
     )
-    assert told == "True\n"
+    assert answer == "True\n"
 
 
+@pytest.mark.full_tier
 def test_warming_collects_no_garbage(tmp_path: Path) -> None:
     """In a fork a collection copies every page it looks at."""
-    told = in_python(
+    answer = in_python(
         TRACES + "collections = []\n"
         "gc.set_threshold(1)\n"
         "warm(shell)\n"
@@ -82,11 +86,12 @@ def test_warming_collects_no_garbage(tmp_path: Path) -> None:
         "gc.disable(); warm(shell, failing=True); print(gc.isenabled(), collections)",
         tmp_path,
     )
-    assert told == "False []\n"
+    assert answer == "False []\n"
 
 
+@pytest.mark.full_tier
 def test_nothing_is_attached_by_warming_and_cells_count_from_1(tmp_path: Path) -> None:
-    told = in_python(
+    answer = in_python(
         TRACES + "warm(shell)\n"
         "shown = []\n"
         "shell.attach(lambda kind, content, hold=False: shown.append((kind, content)))\n"
@@ -94,6 +99,6 @@ def test_nothing_is_attached_by_warming_and_cells_count_from_1(tmp_path: Path) -
         "print(json.dumps(shown))",
         tmp_path,
     )
-    ((kind, content),) = json.loads(told)
+    ((kind, content),) = json.loads(answer)
     assert (kind, content["execution_count"]) == ("execute_result", 1)
     assert content["data"] == {"text/plain": "42"}

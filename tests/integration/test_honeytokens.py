@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kept import ME, OTHER
+from persistent_sandboxes import ME, OTHER
 
 from sbx import AsyncSandbox, Runtime, Settings
 from sbx.errors import Conflict, NotFound
@@ -97,6 +97,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("how", ENDINGS)
 async def test_an_output_that_holds_one_ends_the_run(box: AsyncSandbox, how: str) -> None:
     secret = await value(box)
@@ -206,6 +207,7 @@ async def test_only_what_is_watched_counts(runtime: Runtime) -> None:
         assert (await box.run("import os; os.path.exists('/tmp/.aws')")).result == "False"
 
 
+@pytest.mark.full_tier
 async def test_a_policy_without_them_plants_nothing(own_runtime: Runtime) -> None:
     async with await own_runtime.create() as box:
         assert box.honeytokens is None
@@ -223,38 +225,40 @@ async def test_a_service_remembers_and_only_an_operator_unfreezes(tmp_path: Path
     )
     settings = Settings(data_dir=tmp_path / "data", policy_dirs=(policies,))
     code = "import os; print(os.environ['GITHUB_TOKEN'])"
-    async with Service(settings) as house:
-        made = await house.sandboxes.create(ME, profile="wired")
-        handle = await house.runs.start(ME, made.id, "default", RunRequest("python", code))
+    async with Service(settings) as service:
+        made = await service.sandboxes.create(ME, profile="wired")
+        handle = await service.runs.start(ME, made.id, "default", RunRequest("python", code))
         run = await handle.result()
         assert (run.status, run.cause) == (Status.KILLED, Cause.HONEYTOKEN)
-        await house.sandboxes.stop(ME, made.id)
-        view = await house.sandboxes.get(ME, made.id)
+        await service.sandboxes.stop(ME, made.id)
+        view = await service.sandboxes.get(ME, made.id)
         assert view.failure is not None
         assert (view.state.value, view.failure["code"]) == ("failed", "honeytoken")
-    async with Service(settings) as house:
+    async with Service(settings) as service:
         with pytest.raises(Conflict) as raised:
-            async with house.sandboxes.using(ME, made.id, scope="execute") as use:
+            async with service.sandboxes.using(ME, made.id, scope="execute") as use:
                 await use.box.conversation("default").start()
         assert raised.value.code == "honeytoken"
         assert raised.value.details["token"] == "GITHUB_TOKEN"
-        row = await house.runs.history.entry(ME, made.id, run.run_id)
+        row = await service.runs.history.entry(ME, made.id, run.run_id)
         assert row.run is not None
         assert row.run.cause is Cause.HONEYTOKEN
         with pytest.raises(NotFound):
-            house.sandboxes.index.get_as_operator(OTHER, made.id)
-        assert house.sandboxes.index.get_as_operator(ME, made.id).unfreeze()
-        assert not house.sandboxes.index.get_as_operator(ME, made.id).unfreeze()
-        async with house.sandboxes.using(ME, made.id, scope="execute") as use:
+            service.sandboxes.index.get_as_operator(OTHER, made.id)
+        assert service.sandboxes.index.get_as_operator(ME, made.id).unfreeze()
+        assert not service.sandboxes.index.get_as_operator(ME, made.id).unfreeze()
+        async with service.sandboxes.using(ME, made.id, scope="execute") as use:
             assert (await use.box.conversation("default").run("1")).ok
-        events = (await house.events.page(ME, made.id)).items
+        events = (await service.events.page(ME, made.id)).items
         assert [one.type for one in events if one.type in ("honeytoken", "unfrozen")] == [
             "honeytoken",
             "unfrozen",
         ]
     log = (tmp_path / "data" / "audit.jsonl").read_text().splitlines()
-    told = [one for one in map(json.loads, log) if one["what"] == "honeytoken"]
-    assert [(one["object"], one["details"]["token"]) for one in told] == [(made.id, "GITHUB_TOKEN")]
+    state_events = [one for one in map(json.loads, log) if one["what"] == "honeytoken"]
+    assert [(one["object"], one["details"]["token"]) for one in state_events] == [
+        (made.id, "GITHUB_TOKEN")
+    ]
 
 
 async def test_a_kernel_that_starts_meanwhile_is_not_left(box: AsyncSandbox) -> None:

@@ -3,19 +3,21 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from kept import eventually
+from persistent_sandboxes import eventually
 
 from sbx.errors import BadRequest, Closed, InvalidPath, NotFound
 from sbx.protocol.runs import Cause, Run, Stdout
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.service.projects.host_mode import HostSession
 
-GRACE_S = 0.3
+GRACE_S = 30.0  # on a busy machine an interrupt takes long
+SHORT_GRACE_S = 0.3
 
 
 @pytest.fixture
@@ -27,6 +29,14 @@ def directory(tmp_path: Path) -> Path:
 @pytest.fixture
 async def box(directory: Path) -> AsyncIterator[HostSession]:
     box = HostSession(directory, None, GRACE_S)
+    yield box
+    await box.close()
+
+
+@pytest.fixture
+async def hasty(directory: Path) -> AsyncIterator[HostSession]:
+    """A session that kills soon after an interrupt."""
+    box = HostSession(directory, None, SHORT_GRACE_S)
     yield box
     await box.close()
 
@@ -70,8 +80,11 @@ async def test_the_output_comes_as_it_is_printed(box: HostSession, directory: Pa
     assert (await live.result()).stdout == "on\nü\n"
 
 
-async def test_a_command_that_takes_too_long_ends_with_what_it_started(box: HostSession) -> None:
-    live = box.start_shell("trap '' INT; sleep 600 & echo $!; wait; sleep 600", timeout=2)
+@pytest.mark.full_tier
+async def test_a_command_that_takes_too_long_ends_with_what_it_started(
+    hasty: HostSession,
+) -> None:
+    live = hasty.start_shell("trap '' INT; sleep 600 & echo $!; wait; sleep 600", timeout=2)
     pid = int(await printed(live))
     run = await live.result()
     assert (run.status, run.exit_code) == ("timeout", 128 + signal.SIGKILL)
@@ -84,10 +97,10 @@ async def test_what_a_command_left_in_its_group_ends_with_it(box: HostSession) -
     await eventually(lambda: gone(int(run.stdout)))
 
 
-async def test_a_command_that_is_given_up_ends(box: HostSession) -> None:
-    live = box.start_shell("trap '' INT; echo $$; while :; do sleep 1; done")
+async def test_a_command_that_is_given_up_ends(hasty: HostSession) -> None:
+    live = hasty.start_shell("trap '' INT; echo $$; while :; do sleep 1; done")
     pid = int(await printed(live))
-    await box.give_up(live)
+    await hasty.give_up(live)
     assert (await live.result()).status == "interrupted"
     assert gone(pid)
 
@@ -106,6 +119,7 @@ async def test_closing_ends_commands_and_python(directory: Path) -> None:
         box.start_shell("true")
 
 
+@pytest.mark.full_tier
 async def test_output_has_an_end(box: HostSession) -> None:
     run = await command(box, "yes")
     assert (run.status, run.cause, run.truncated) == ("killed", Cause.OUTPUT, True)
@@ -138,17 +152,45 @@ async def test_python_keeps_its_variables_and_shows_what_it_draws(
     assert (await cell(box, "answer")).result == "42"
 
 
-async def test_python_that_dies_is_started_again_and_says_so(box: HostSession) -> None:
-    died = await cell(box, "x = 1; import os; os._exit(3)")
+async def test_python_that_dies_is_started_again_and_says_so(hasty: HostSession) -> None:
+    died = await cell(hasty, "x = 1; import os; os._exit(3)")
     assert (died.status, died.cause, died.state_lost) == ("killed", Cause.CRASHED, True)
-    live = box.start_run(
+    live = hasty.start_run(
         "import time\nprint('x' in globals(), flush=True)\n"
         "while True:\n    try:\n        time.sleep(600)\n    except KeyboardInterrupt: pass"
     )
     assert await printed(live) == "False"
-    await box.give_up(live)  # it ignores interrupts
+    await hasty.give_up(live)  # it ignores interrupts
     ignored = await live.result()
     assert (ignored.status, ignored.state_lost) == ("interrupted", True)
+
+
+async def test_a_reply_that_arrives_with_the_kill_reports_the_lost_state(
+    hasty: HostSession, directory: Path
+) -> None:
+    """The reply was reported as if the kernel lived. A race on purpose: the loop stands still from
+    the end of the code to the end of the grace period, until the kill and the reply met once."""
+    interrupted, go, ended = (directory / name for name in ("interrupted", "go", "ended"))
+    code = (
+        "import os, time\ntry:\n    print('on', flush=True); time.sleep(600)\n"
+        "except KeyboardInterrupt:\n    open('interrupted', 'w').close()\n"
+        "while not os.path.exists('go'): time.sleep(0.001)\nopen('ended', 'w').close()"
+    )
+    for _ in range(20):
+        before = await cell(hasty, "import os; os.getpid()")
+        live = hasty.start_run(code, timeout=1)
+        assert await printed(live) == "on"
+        await eventually(interrupted.exists)
+        go.touch()
+        time.sleep(2 * SHORT_GRACE_S)  # noqa: ASYNC251 - the stall
+        late = await live.result()
+        after = await cell(hasty, "import os; os.getpid()")
+        assert (late.status, late.state_lost) == ("timeout", before.result != after.result)
+        if late.state_lost and ended.exists():
+            return
+        for path in (interrupted, go, ended):
+            path.unlink(missing_ok=True)
+    raise AssertionError("the reply never met the kill")
 
 
 async def test_the_receipt_states_that_no_wall_is_in_force(box: HostSession) -> None:
@@ -164,6 +206,7 @@ async def test_the_receipt_states_that_no_wall_is_in_force(box: HostSession) -> 
     assert "no walls" in wall["means"]
 
 
+@pytest.mark.full_tier
 async def test_commands_survive_the_death_of_python(box: HostSession, directory: Path) -> None:
     live = box.start_shell("echo on; while [ ! -e go ]; do sleep 0.01; done; echo off")
     assert await printed(live) == "on"

@@ -33,6 +33,7 @@ def project(own_temporary_directory: Path, request: pytest.FixtureRequest) -> Pa
     return top
 
 
+@pytest.mark.full_tier
 def test_code_works_on_the_host_s_own_files(project: Path) -> None:
     with Sandbox(workspace=project) as box:
         run = box.run("%run main.py\nopen('new.txt', 'w').write('made inside')")
@@ -57,6 +58,7 @@ def test_nothing_of_ours_is_written_into_it(project: Path) -> None:
     assert after == before
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("path", [".git/hooks/post-checkout", ".git/config", ".envrc"])
 def test_what_would_run_on_the_host_is_read_only(project: Path, path: str) -> None:
     with Sandbox(workspace=project) as box:

@@ -16,6 +16,7 @@ while True:
 """
 
 
+@pytest.mark.full_tier
 @pytest.mark.needs("cpu", "tasks")
 async def test_fork_bomb_under_a_small_cpu_quota_is_gone_soon_after_its_deadline(
     runtime: Runtime,

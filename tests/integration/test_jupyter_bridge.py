@@ -80,10 +80,10 @@ class Client:
         self.own.stop_channels()
 
     def ask(self, kind: str, content: Said, channel: str = "shell", **more: Any) -> str:
-        told = self.own.session.msg(kind, content, metadata=more.get("metadata"))
+        answer = self.own.session.msg(kind, content, metadata=more.get("metadata"))
         socket = getattr(self.own, f"{channel}_channel").socket
-        self.own.session.send(socket, told, buffers=more.get("buffers"))
-        name: str = told["header"]["msg_id"]
+        self.own.session.send(socket, answer, buffers=more.get("buffers"))
+        name: str = answer["header"]["msg_id"]
         return name
 
     def execute(self, code: str, **how: Any) -> str:
@@ -97,19 +97,19 @@ class Client:
         return self.reply(self.ask(kind, content, channel), channel)
 
     def shown(self) -> Said:
-        told: Said = self.own.get_iopub_msg(timeout=WAIT_S)
-        return told
+        answer: Said = self.own.get_iopub_msg(timeout=WAIT_S)
+        return answer
 
     def shown_by(self, name: str) -> list[Said]:
         """What the request caused, from its `busy` to its `idle`, without these."""
-        told: list[Said] = []
+        answer: list[Said] = []
         while True:
             message = self.shown()
             if message["parent_header"].get("msg_id") == name:
-                told.append(message)
+                answer.append(message)
                 if message["content"].get("execution_state") == "idle":
-                    assert told[0]["content"] == {"execution_state": "busy"}
-                    return told[1:-1]
+                    assert answer[0]["content"] == {"execution_state": "busy"}
+                    return answer[1:-1]
 
     def run(self, code: str, **how: Any) -> tuple[Said, list[Said]]:
         """A cell's reply, and what it showed."""
@@ -117,12 +117,12 @@ class Client:
         return self.reply(name), self.shown_by(name)
 
 
-def kinds(told: list[Said]) -> list[str]:
-    return [message["msg_type"] for message in told]
+def kinds(answer: list[Said]) -> list[str]:
+    return [message["msg_type"] for message in answer]
 
 
-def printed(told: list[Said]) -> str:
-    return "".join(m["content"]["text"] for m in told if m["msg_type"] == "stream")
+def printed(answer: list[Said]) -> str:
+    return "".join(m["content"]["text"] for m in answer if m["msg_type"] == "stream")
 
 
 @pytest.fixture(scope="module")
@@ -170,17 +170,18 @@ def mortal(shared: SharedRuntime) -> Iterator[tuple[Bridged, Client]]:
 # -- Jupyter's own clients -------------------------------------------------------------------------
 
 
+@pytest.mark.full_tier
 def test_a_blocking_client_finds_the_kernel_ready_over_tcp(kernel: Bridged) -> None:
     client = BlockingKernelClient()
     client.load_connection_info(kernel.info)
     client.start_channels()
     try:
         client.wait_for_ready(timeout=WAIT_S)
-        told: list[Said] = []
-        reply = client.execute_interactive("6 * 7", output_hook=told.append, timeout=WAIT_S)
+        answer: list[Said] = []
+        reply = client.execute_interactive("6 * 7", output_hook=answer.append, timeout=WAIT_S)
         assert reply["content"]["status"] == "ok"
-        assert kinds(told) == ["status", "execute_input", "execute_result", "status"]
-        assert told[2]["content"]["data"] == {"text/plain": "42"}
+        assert kinds(answer) == ["status", "execute_input", "execute_result", "status"]
+        assert answer[2]["content"]["data"] == {"text/plain": "42"}
         assert client.hb_channel.is_beating()
     finally:
         client.stop_channels()
@@ -235,26 +236,26 @@ def test_kernel_info_tells_what_is_there(client: Client) -> None:
 
 def test_outputs_come_between_busy_and_idle_with_the_header_of_their_cell(client: Client) -> None:
     code = "from IPython.display import display; print('a'); display(1, display_id='d'); 2"
-    reply, told = client.run(code)
-    assert kinds(told) == ["execute_input", "stream", "display_data", "execute_result"]
-    assert told[2]["content"]["transient"] == {"display_id": "d"}
-    assert told[0]["content"]["execution_count"] == reply["execution_count"]
-    assert told[3]["content"]["execution_count"] == reply["execution_count"]
+    reply, answer = client.run(code)
+    assert kinds(answer) == ["execute_input", "stream", "display_data", "execute_result"]
+    assert answer[2]["content"]["transient"] == {"display_id": "d"}
+    assert answer[0]["content"]["execution_count"] == reply["execution_count"]
+    assert answer[3]["content"]["execution_count"] == reply["execution_count"]
 
 
 def test_a_failing_cell_shows_its_error_and_replies_it(client: Client) -> None:
-    reply, told = client.run("1 / 0")
-    assert kinds(told) == ["execute_input", "error"]
-    assert reply["ename"] == told[1]["content"]["ename"] == "ZeroDivisionError"
-    assert reply["traceback"] == told[1]["content"]["traceback"]
+    reply, answer = client.run("1 / 0")
+    assert kinds(answer) == ["execute_input", "error"]
+    assert reply["ename"] == answer[1]["content"]["ename"] == "ZeroDivisionError"
+    assert reply["traceback"] == answer[1]["content"]["traceback"]
 
 
 def test_a_silent_cell_is_not_announced_nor_counted(client: Client) -> None:
     before, _ = client.run("1")
-    reply, told = client.run("x = 5", silent=True)
-    assert (reply["status"], told) == ("ok", [])
-    _, told = client.run("x", store_history=False)
-    assert kinds(told) == ["execute_input", "execute_result"]
+    reply, answer = client.run("x = 5", silent=True)
+    assert (reply["status"], answer) == ("ok", [])
+    _, answer = client.run("x", store_history=False)
+    assert kinds(answer) == ["execute_input", "execute_result"]
     after, _ = client.run("1")
     assert after["execution_count"] == before["execution_count"] + 1
 
@@ -284,9 +285,9 @@ def test_a_comm_carries_data_and_buffers_both_ways(client: Client) -> None:
     listed = client.answered("comm_info_request", {"target_name": "echo"})
     assert listed == {"status": "ok", "comms": {"c1": {"target_name": "echo"}}}
     name = client.ask("comm_msg", {"comm_id": "c1", "data": {"n": 1}}, buffers=[b"x", large])
-    told = client.shown_by(name)
-    assert printed(told) == "handling {'n': 1}\n"
-    (back,) = (message for message in told if message["msg_type"] == "comm_msg")
+    answer = client.shown_by(name)
+    assert printed(answer) == "handling {'n': 1}\n"
+    (back,) = (message for message in answer if message["msg_type"] == "comm_msg")
     assert back["content"] == {"comm_id": "c1", "data": {"back": {"n": 1}}}
     assert [bytes(part) for part in back["buffers"]] == [b"x", large]
     client.shown_by(client.ask("comm_close", {"comm_id": "c1", "data": {}}))
@@ -344,8 +345,8 @@ def _asked_and_answered(asking: Client, other: Client) -> None:
     other.own.input("mine")
     asking.ask("input_reply", {"value": 5}, "stdin")
     asking.own.input("Ada")
-    told = asking.shown_by(name)
-    assert printed(told) == "first\nAda\n"
+    answer = asking.shown_by(name)
+    assert printed(answer) == "first\nAda\n"
     assert asking.reply(name)["status"] == "ok"
     assert not other.own.stdin_channel.msg_ready()
 
@@ -382,8 +383,8 @@ def test_an_interrupt_ends_the_cell_and_keeps_the_kernel(client: Client) -> None
         pass
     assert client.answered("interrupt_request", {}, "control") == {"status": "ok"}
     assert client.reply(name)["ename"] == "KeyboardInterrupt"
-    _, told = client.run("kept")
-    assert told[-1]["content"]["data"] == {"text/plain": "1"}
+    _, answer = client.run("kept")
+    assert answer[-1]["content"]["data"] == {"text/plain": "1"}
 
 
 def test_an_interrupt_while_nothing_runs_changes_nothing(client: Client) -> None:
@@ -391,6 +392,7 @@ def test_an_interrupt_while_nothing_runs_changes_nothing(client: Client) -> None
     assert client.run("1")[0]["status"] == "ok"
 
 
+@pytest.mark.full_tier
 def test_cells_behind_one_that_fails_are_aborted(client: Client) -> None:
     failing = client.execute("input(); 1 / 0", allow_stdin=True)
     client.own.get_stdin_msg(timeout=WAIT_S)
@@ -419,15 +421,16 @@ def test_cells_behind_one_that_may_fail_run(client: Client) -> None:
     client.shown_by(behind)
 
 
+@pytest.mark.full_tier
 def test_a_cell_beyond_its_time_ends_in_words_of_ours(shared: SharedRuntime) -> None:
     narrower = {"limits": {"wall_time": "1s"}}
     with bridged(shared, ConnectionInfo(KEY), narrower=narrower) as held:
         held.start()
         with closing(Client(held.info)) as client:
-            reply, told = client.run("while True: pass")
+            reply, answer = client.run("while True: pass")
         assert (reply["ename"], reply["status"]) == ("Timeout", "error")
-        assert told[-1]["msg_type"] == "error"
-        assert told[-1]["content"]["ename"] == "Timeout"
+        assert answer[-1]["msg_type"] == "error"
+        assert answer[-1]["content"]["ename"] == "Timeout"
 
 
 # -- the end of a kernel ---------------------------------------------------------------------------
@@ -445,8 +448,8 @@ def test_a_kernel_that_dies_answers_and_is_told_of_and_the_next_one_finds_the_fi
     assert client.reply(behind)["status"] == "aborted"
     assert held.codes.get(timeout=WAIT_S) == 137
     held.start()
-    _, told = client.run("open('kept.txt').read()")
-    assert told[-1]["content"]["data"] == {"text/plain": "'kept'"}
+    _, answer = client.run("open('kept.txt').read()")
+    assert answer[-1]["content"]["data"] == {"text/plain": "'kept'"}
     asked = {"hist_access_type": "range", "session": -1}
     first = client.answered("history_request", asked)["history"]
     assert first[0] == [1, 1, "open('kept.txt', 'w').write('kept')"]
@@ -517,13 +520,13 @@ def test_a_bridge_leaves_nothing_on_its_loop(shared: SharedRuntime) -> None:
     ],
 )
 def test_a_request_of_no_known_shape_is_refused(client: Client, kind: str, content: Said) -> None:
-    told = client.own.session.msg(kind, {})
-    told["content"] = json.dumps(content)
-    client.own.session.send(client.own.shell_channel.socket, told)
-    reply = client.reply(told["header"]["msg_id"])
+    answer = client.own.session.msg(kind, {})
+    answer["content"] = json.dumps(content)
+    client.own.session.send(client.own.shell_channel.socket, answer)
+    reply = client.reply(answer["header"]["msg_id"])
     assert (reply["status"], reply["ename"]) == ("error", "BadRequest")
     shown = ["error"] if kind == "execute_request" else []
-    assert kinds(client.shown_by(told["header"]["msg_id"])) == shown
+    assert kinds(client.shown_by(answer["header"]["msg_id"])) == shown
     assert client.run("1")[0]["status"] == "ok"
 
 
@@ -537,8 +540,8 @@ def test_a_comm_message_of_any_depth_ends_no_kernel(client: Client) -> None:
 
 
 def test_a_cell_that_is_too_long_is_refused_in_words(client: Client) -> None:
-    reply, told = client.run("#" * (9 << 20))
-    assert reply["ename"] == told[-1]["content"]["ename"] == "TooLarge"
+    reply, answer = client.run("#" * (9 << 20))
+    assert reply["ename"] == answer[-1]["content"]["ename"] == "TooLarge"
     assert client.run("1")[0]["status"] == "ok"
 
 
@@ -547,9 +550,10 @@ def test_an_unknown_request_is_passed_over(client: Client) -> None:
     assert client.run("1")[0]["status"] == "ok"
 
 
+@pytest.mark.full_tier
 def test_messages_that_are_not_authentic_are_not_heard(client: Client, kernel: Bridged) -> None:
     stranger = Session(key=b"another key")
-    told = stranger.serialize(stranger.msg("execute_request", {"code": "heard = 1"}))
+    answer = stranger.serialize(stranger.msg("execute_request", {"code": "heard = 1"}))
     own = client.own.session
     replayed = own.serialize(own.msg("execute_request", {"code": "n = globals().get('n', 0) + 1"}))
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
@@ -558,13 +562,13 @@ def test_messages_that_are_not_authentic_are_not_heard(client: Client, kernel: B
             with context.socket(zmq.DEALER) as raw:
                 raw.linger = raw.sndtimeo = 1000
                 raw.connect(f"tcp://127.0.0.1:{kernel.info[f'{channel}_port']}")
-                for parts in (told, [b""], [b"\x01\xff"], [b"x"] * 50, told[:3], told[1:]):
+                for parts in (answer, [b""], [b"\x01\xff"], [b"x"] * 50, answer[:3], answer[1:]):
                     try:
                         raw.send_multipart(parts)
                     except zmq.Again:
                         assert channel == "iopub"  # which refuses this type of socket
         dealer.connect(f"tcp://127.0.0.1:{kernel.info['shell_port']}")
-        for parts in (told, replayed, replayed):
+        for parts in (answer, replayed, replayed):
             dealer.send_multipart(parts)
         assert dealer.poll(WAIT_MS)
         reply = own.deserialize(own.feed_identities(dealer.recv_multipart())[1])
@@ -584,6 +588,7 @@ def test_a_message_that_is_too_large_ends_its_connection(kernel: Bridged) -> Non
         monitor.close()
 
 
+@pytest.mark.full_tier
 def test_a_client_that_reads_nothing_is_not_waited_for_twice(
     shared: SharedRuntime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -607,8 +612,8 @@ def test_a_client_that_reads_nothing_is_not_waited_for_twice(
         said = 0
         with caplog.at_level(logging.WARNING):
             for _ in range(120):
-                _, told = client.run("print('x' * 100_000, end='')")
-                said += printed(told).count("x")
+                _, answer = client.run("print('x' * 100_000, end='')")
+                said += printed(answer).count("x")
         assert said == 120 * 100_000
         assert [r.message for r in caplog.records if "does not read" in r.message]
 
@@ -650,9 +655,9 @@ def test_a_connection_that_cannot_be_bound_is_refused(
         (ConnectionInfo(KEY, curve_publickey=b"k" * 40), BadRequest, "invalid_connection"),
     ]
     for asked, error, code in refused:
-        with pytest.raises(error) as told:
+        with pytest.raises(error) as answer:
             shared.call(Bridge.bind(asked))
-        assert told.value.code == code
+        assert answer.value.code == code
 
 
 def test_a_path_is_taken_from_the_dead_and_not_from_the_living(shared: SharedRuntime) -> None:

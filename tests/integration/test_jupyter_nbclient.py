@@ -46,9 +46,9 @@ ax.set_title("penguins");
 
 def run(kernel: str, *sources: str, cwd: Path | None = None, **options: Any) -> NotebookNode:
     """Execute a new notebook; what nbclient makes of it."""
-    told = {"timeout": PATIENCE_S, "iopub_timeout": PATIENCE_S, **options}
+    answer = {"timeout": PATIENCE_S, "iopub_timeout": PATIENCE_S, **options}
     resources = {"metadata": {"path": str(cwd)}} if cwd else {}
-    client = NotebookClient(notebook(*sources), kernel_name=kernel, resources=resources, **told)
+    client = NotebookClient(notebook(*sources), kernel_name=kernel, resources=resources, **answer)
     return client.execute()
 
 

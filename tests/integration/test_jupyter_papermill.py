@@ -42,9 +42,9 @@ def test_the_result_holds_its_parameters_and_what_they_gave(tmp_path: Path) -> N
         "import pandas as pd\ntable = pd.DataFrame({name: range(count)})\ntable",
         "print(name, count, options['deep'][1], len(table))",
     )
-    told = {"count": 3, "name": 'Ünïcode "quoted"', "options": {"deep": [1, None]}}
-    done = read(execute(path, **told))
-    assert done.metadata.papermill.parameters == told
+    answer = {"count": 3, "name": 'Ünïcode "quoted"', "options": {"deep": [1, None]}}
+    done = read(execute(path, **answer))
+    assert done.metadata.papermill.parameters == answer
     assert done.metadata.papermill.exception is None
     assert done.metadata.kernelspec.name == DEFAULT
     assert done.metadata.language_info.name == "python"

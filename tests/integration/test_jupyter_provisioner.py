@@ -58,8 +58,8 @@ def other_thread() -> Iterator[ThreadPoolExecutor]:
 def said(client: BlockingKernelClient, code: str) -> str:
     """What the cell gives back, or how it failed."""
     shown: list[Mapping[str, Any]] = []
-    told = client.execute_interactive(code, timeout=PATIENCE_S, output_hook=shown.append)
-    reply = told["content"]
+    reported = client.execute_interactive(code, timeout=PATIENCE_S, output_hook=shown.append)
+    reply = reported["content"]
     if reply["status"] != "ok":
         return f"{reply['ename']}: {reply['evalue']}"
     results = [one["content"] for one in shown if one["msg_type"] == "execute_result"]
@@ -85,6 +85,7 @@ def boxes() -> set[str]:
 # -- a kernel's life -------------------------------------------------------------------------------
 
 
+@pytest.mark.full_tier
 def test_a_restart_keeps_ports_connections_and_files() -> None:
     with managed() as manager, client_of(manager) as client:
         said(client, "open('notes', 'w').write('kept'); x = 1")
@@ -118,6 +119,7 @@ def test_threads_with_loops_of_their_own_may_ask_by_turns() -> None:
         assert not manager.is_alive()
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])
 async def test_an_async_manager_over(transport: str, jupyter_kernels: Path) -> None:  # noqa: F811
     manager = AsyncKernelManager(kernel_name=DEFAULT, transport=transport)
@@ -230,8 +232,8 @@ def test_a_start_that_is_refused_says_why_and_leaves_nothing(
     assert refused(NOTEBOOK, start={"cwd": "/"}).code == "directory_forbidden"
     directory = person_s(make(own_temporary_directory / "with-file"))
     file = directory / "kernel.json"
-    told = refused(NOTEBOOK, start={"cwd": str(directory)}, connection_file=str(file))
-    assert (type(told), told.code) == (Denied, "connection_in_workspace")
+    reported = refused(NOTEBOOK, start={"cwd": str(directory)}, connection_file=str(file))
+    assert (type(reported), reported.code) == (Denied, "connection_in_workspace")
     assert not file.exists()
     until(lambda: boxes() <= before)
 
@@ -243,9 +245,9 @@ def test_a_policy_that_is_gone_is_said_so(
     (spec / "lost").mkdir()
     text = (spec / DEFAULT / "kernel.json").read_text()
     (spec / "lost" / "kernel.json").write_text(text.replace('"default"', '"defualt"'))
-    told = refused("lost", start={})
-    assert (type(told), told.code) == (NotFound, "policy_not_found")
-    assert "did you mean default?" in str(told)
+    reported = refused("lost", start={})
+    assert (type(reported), reported.code) == (NotFound, "policy_not_found")
+    assert "did you mean default?" in str(reported)
 
 
 # -- whose files -----------------------------------------------------------------------------------
@@ -256,6 +258,7 @@ def named(notebook: str, directory: Path) -> dict[str, Any]:
     return {"cwd": str(directory), "env": {**os.environ, "JPY_SESSION_NAME": notebook}}
 
 
+@pytest.mark.full_tier
 def test_a_notebook_that_is_opened_again_finds_its_files_and_no_other_one_does(
     tmp_path: Path,
 ) -> None:

@@ -25,6 +25,8 @@ from jupyter_specs import (  # noqa: F401
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
+from tests.tiers import rows
+
 pytest.importorskip("jupyter_server", reason="the tests' own extra brings it")
 
 PATIENCE_S = 60.0
@@ -159,13 +161,13 @@ def server(jupyter_kernels: Path) -> Iterator[Server]:  # noqa: F811  # of the m
             command, stdout=writing, stderr=writing, env=environment(), cwd=notebooks
         )
     try:
-        told = jupyter_kernels / "runtime_dir" / f"jpserver-{process.pid}.json"
+        reported = jupyter_kernels / "runtime_dir" / f"jpserver-{process.pid}.json"
         deadline = time.monotonic() + PATIENCE_S
-        while not told.exists():
+        while not reported.exists():
             assert process.poll() is None, f"it ended: {log.read_text()[-4000:]}"
             assert time.monotonic() < deadline, f"it did not start: {log.read_text()[-4000:]}"
             time.sleep(0.02)
-        server = Server(json.loads(told.read_text())["url"], notebooks)
+        server = Server(json.loads(reported.read_text())["url"], notebooks)
         yield server
         server.close()
     finally:
@@ -188,7 +190,7 @@ def test_the_kernels_are_listed(server: Server) -> None:
     assert specs[DEFAULT]["spec"]["language"] == "python"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rows(KINDS, [DEFAULT]))
 def test_a_kernel_is_started_interrupted_restarted_and_deleted(server: Server, kind: str) -> None:
     """What is interrupted goes on; what is restarted forgets its variables and keeps its files."""
     with server.kernel(kind) as kernel:

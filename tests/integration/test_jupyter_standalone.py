@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from command import environment
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_specs import jupyter_kernels, person_s  # noqa: F401
@@ -108,6 +109,7 @@ def is_stream(message: dict[str, Any], asked: str) -> bool:
     return bool(message["msg_type"] == "stream" and message["parent_header"].get("msg_id") == asked)
 
 
+@pytest.mark.full_tier
 def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     file = tmp_path / "kernel.json"
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent:

@@ -127,8 +127,8 @@ def test_an_error_in_an_observer_is_told_and_the_slider_goes_on(page: Page) -> N
     comm = slider(page)
     page.run("def broken(change): raise RuntimeError('in an observer')\nw.observe(broken, 'value')")
     heard = page.move(comm, value=4)
-    told = str([content for kind in ("error", "stream") for content in of(heard, kind)])
-    assert "in an observer" in told
+    answer = str([content for kind in ("error", "stream") for content in of(heard, kind)])
+    assert "in an observer" in answer
     page.run("w.unobserve_all()")
     page.move(comm, value=5)
     assert page.value("w.value") == "5"

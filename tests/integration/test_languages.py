@@ -48,6 +48,7 @@ async def left_in_tmp(box: AsyncSandbox) -> list[str]:
     return found
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("language", SPOKEN)
 async def test_a_program_reads_a_file_and_writes_one(box: AsyncSandbox, language: Language) -> None:
     needs_language(language)
@@ -91,6 +92,7 @@ async def test_a_script_runs_beside_a_busy_cell_and_other_scripts(box: AsyncSand
     assert (await box.run("x + 1")).result == "42"
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize(
     ("language", "code"),
     [
@@ -151,6 +153,7 @@ async def test_javascript_finds_modules_and_files_beside_which_it_runs(box: Asyn
     assert (run.status, run.stdout) == ("ok", "hi old 42 /workspace/js\n"), run.text
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize(
     ("code", "exit_code", "said"),
     [

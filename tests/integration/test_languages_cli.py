@@ -60,14 +60,14 @@ def test_doctor_says_which_languages_there_are(
 ) -> None:
     monkeypatch.setattr(languages, "find", lambda view: InstalledPrograms(bash="/usr/bin/bash"))
     monkeypatch.setattr(languages, "_cache", languages.Cache())
-    told = {one.language: one for one in host_check._languages(Environments(tmp_path))}
-    assert told["bash"].to_dict() == {
+    answer = {one.language: one for one in host_check._languages(Environments(tmp_path))}
+    assert answer["bash"].to_dict() == {
         "language": "bash",
         "available": True,
         "path": "/usr/bin/bash",
         "remedy": None,
     }
-    assert (told["java"].path, told["java"].remedy) == (None, "install default-jdk on the host")
+    assert (answer["java"].path, answer["java"].remedy) == (None, "install default-jdk on the host")
     live = host_check.Live("cold", False, 0.0)
-    found = host_check.HostCheck("6", "x86_64", True, (), (), (live,), tuple(told.values()))
+    found = host_check.HostCheck("6", "x86_64", True, (), (), (live,), tuple(answer.values()))
     assert ("no java", "install default-jdk on the host") in found.hints()

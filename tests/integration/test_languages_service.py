@@ -29,6 +29,7 @@ async def asked(client: httpx.AsyncClient, box: str, **body: Any) -> httpx.Respo
     return await client.post(path, json=body, timeout=60)
 
 
+@pytest.mark.full_tier
 async def test_a_session_executes_other_languages(client: httpx.AsyncClient) -> None:
     needs_language("javascript")
     session = await new_session(client)
@@ -38,9 +39,9 @@ async def test_a_session_executes_other_languages(client: httpx.AsyncClient) -> 
     assert (body["result"], body["execution_count"], body["error"]) == (None, None, None)
     assert (await run(client, session, "open('made').read()")).json()["result"] == "'1'"
     reply = await run(client, session, "echo 1; exit 3", language="bash", stream=True)
-    told = events(reply.text)
-    assert [kind for _, kind, _ in told] == ["run_start", "stdout", "run_end"]
-    assert (told[-1][2]["status"], told[-1][2]["stdout"]) == ("error", "1\n")
+    answer = events(reply.text)
+    assert [kind for _, kind, _ in answer] == ["run_start", "stdout", "run_end"]
+    assert (answer[-1][2]["status"], answer[-1][2]["stdout"]) == ("error", "1\n")
     late = (await run(client, session, "sleep 30", language="bash", timeout=1)).json()
     assert (late["status"], late["state_lost"]) == ("timeout", False)
 
@@ -120,8 +121,8 @@ async def test_profiles_say_which_languages_there_are(
 
     async def languages_of(profile: str) -> list[str]:
         items = (await client.get("/v1/profiles")).json()["items"]
-        (told,) = (one["languages"] for one in items if one["id"] == profile)
-        return list(told)
+        (answer,) = (one["languages"] for one in items if one["id"] == profile)
+        return list(answer)
 
     assert await languages_of("default") == ["python", "bash", "javascript", "typescript"]
     assert await languages_of("python-default") == await languages_of("default")

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.core
 
-Told = Callable[[str], list[str]]
+OutputOf = Callable[[str], list[str]]
 
 ROOT = Path(__file__).resolve().parents[2]
 _BEGIN = """
@@ -91,7 +91,7 @@ def in_child(call):
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Told:
+def output_of(tmp_path: Path) -> OutputOf:
     """Run code after `_BEGIN`, and give the words it printed."""
 
     def run(code: str) -> list[str]:
@@ -107,9 +107,9 @@ def told(tmp_path: Path) -> Told:
 
 
 @pytest.mark.unprivileged
-def test_a_tree_arrives_where_its_source_was_never_seen(told: Told) -> None:
+def test_a_tree_arrives_where_its_source_was_never_seen(output_of: OutputOf) -> None:
     """As from the broker to a jail: another user namespace, whose mounts are another's."""
-    assert told("""
+    assert output_of("""
 enter()
 put("host/file"); put("host/below/none"); mounts.tmpfs("host/below", "size=4k")
 put("host/below/file", "as well"); os.mkdir("jail")
@@ -128,8 +128,8 @@ print(os.listdir("jail"))
 """) == ["[]", "here", "as", "well", "[]"]
 
 
-def test_a_read_only_tree_is_so_with_all_that_is_mounted_below(told: Told) -> None:
-    assert told("""
+def test_a_read_only_tree_is_so_with_all_that_is_mounted_below(output_of: OutputOf) -> None:
+    assert output_of("""
 enter()
 put("source/file"); os.mkdir("source/below"); with_all_rights("source/below")
 os.mkdir("target"); place("source", "target", read_only=True)
@@ -138,8 +138,10 @@ print(flags("target"), flags("target/below"), flags("source/below"))
 """) == ["EROFS", "EROFS", "7", "7", "0"]
 
 
-def test_a_tree_that_may_be_written_has_neither_set_id_programs_nor_devices(told: Told) -> None:
-    assert told("""
+def test_a_tree_that_may_be_written_has_neither_set_id_programs_nor_devices(
+    output_of: OutputOf,
+) -> None:
+    assert output_of("""
 enter()
 os.mkdir("source"); with_all_rights("source")
 os.mkdir("target"); place("source", "target", read_only=False)
@@ -147,8 +149,8 @@ put("target/new"); print(os.listdir("source"), flags("target"))
 """) == ["['new']", "6"]
 
 
-def test_a_file_can_be_placed_on_a_file_and_not_on_a_directory(told: Told) -> None:
-    assert told("""
+def test_a_file_can_be_placed_on_a_file_and_not_on_a_directory(output_of: OutputOf) -> None:
+    assert output_of("""
 enter()
 put("source"); put("target", "old"); os.mkdir("directory")
 place("source", "target", read_only=True)
@@ -157,8 +159,8 @@ print(outcome(lambda: place("source", "directory", read_only=True)))
 """) == ["here", "EROFS", "EINVAL"]
 
 
-def test_a_symlink_is_no_tree_and_leaves_no_descriptor(told: Told) -> None:
-    assert told("""
+def test_a_symlink_is_no_tree_and_leaves_no_descriptor(output_of: OutputOf) -> None:
+    assert output_of("""
 enter()
 os.mkdir("source"); os.symlink("source", "link")
 before = os.listdir("/proc/self/fd")
@@ -166,12 +168,12 @@ print(outcome(mounts.open_tree, "link"), os.listdir("/proc/self/fd") == before)
 """) == ["ELOOP", "True"]
 
 
-def test_the_fd_of_a_tree_is_close_on_exec(told: Told) -> None:
-    assert told("enter(); print(os.get_inheritable(mounts.open_tree('.')))") == ["False"]
+def test_the_fd_of_a_tree_is_close_on_exec(output_of: OutputOf) -> None:
+    assert output_of("enter(); print(os.get_inheritable(mounts.open_tree('.')))") == ["False"]
 
 
-def test_a_tree_of_a_shared_mount_passes_no_mount_on(told: Told) -> None:
-    assert told("""
+def test_a_tree_of_a_shared_mount_passes_no_mount_on(output_of: OutputOf) -> None:
+    assert output_of("""
 enter(); share(".")
 os.makedirs("source/in"); os.makedirs("source/out"); os.mkdir("target")
 place("source", "target", read_only=False)
@@ -180,8 +182,8 @@ mounts.tmpfs("target/out", ""); put("target/out/file"); print(os.listdir("source
 """) == ["[]", "[]"]
 
 
-def test_a_tree_has_one_place_and_moves_from_there(told: Told) -> None:
-    assert told("""
+def test_a_tree_has_one_place_and_moves_from_there(output_of: OutputOf) -> None:
+    assert output_of("""
 enter()
 for name in ("target", "other"):
     os.mkdir(name)
@@ -197,8 +199,8 @@ print(outcome(mounts.attach, tree, os.open("target", os.O_PATH)))
 # -- what a jail mounts for itself -----------------------------------------------------------------
 
 
-def test_below_a_private_mount_nothing_arrives(told: Told) -> None:
-    assert told("""
+def test_below_a_private_mount_nothing_arrives(output_of: OutputOf) -> None:
+    assert output_of("""
 enter(); share(".")
 for name in ("a/x", "a/y", "b"):
     os.makedirs(name)
@@ -209,8 +211,8 @@ mounts.tmpfs("a/y", ""); put("a/y/file"); print(os.listdir("b/y"))
 """) == ["['file']", "[]"]
 
 
-def test_a_tmpfs_gets_another_size_and_mode_and_keeps_the_rest(told: Told) -> None:
-    assert told("""
+def test_a_tmpfs_gets_another_size_and_mode_and_keeps_the_rest(output_of: OutputOf) -> None:
+    assert output_of("""
 enter()
 os.mkdir("t"); mounts.tmpfs("t", "mode=0700,size=16k"); put("t/file")
 print(outcome(put, "t/large", "x" * 20_000))
@@ -222,8 +224,8 @@ print(outcome(put, "t/large", "x" * 20_000), outcome(mounts.resize_tmpfs, "t", 8
 
 
 @pytest.mark.unprivileged
-def test_proc_shows_the_processes_of_its_own_namespace_only(told: Told) -> None:
-    assert told("""
+def test_proc_shows_the_processes_of_its_own_namespace_only(output_of: OutputOf) -> None:
+    assert output_of("""
 enter(Namespace.PID)
 os.mkdir("proc")
 
@@ -235,8 +237,8 @@ in_child(first)
 """) == ["1", "14"]
 
 
-def test_terminals_of_one_devpts_are_not_in_another(told: Told) -> None:
-    assert told("""
+def test_terminals_of_one_devpts_are_not_in_another(output_of: OutputOf) -> None:
+    assert output_of("""
 enter()
 for name in ("one", "two"):
     os.mkdir(name); mounts.devpts(name, ptys_max=8)
@@ -249,8 +251,8 @@ print(oct(os.stat("one/ptmx").st_mode & 0o777))
 # -- namespaces ------------------------------------------------------------------------------------
 
 
-def test_a_pidfd_lends_several_namespaces_at_once(told: Told) -> None:
-    assert told("""
+def test_a_pidfd_lends_several_namespaces_at_once(output_of: OutputOf) -> None:
+    assert output_of("""
 made = Namespace.USER | Namespace.NET | Namespace.UTS
 child, end = beside(lambda: namespaces.unshare(made))
 namespaces.join(os.pidfd_open(child), Namespace.USER | Namespace.NET)
@@ -260,16 +262,16 @@ end()
 """) == ["True", "True", "False"]
 
 
-def test_a_file_of_another_kind_of_namespace_is_refused(told: Told) -> None:
-    assert told("""
+def test_a_file_of_another_kind_of_namespace_is_refused(output_of: OutputOf) -> None:
+    assert output_of("""
 enter(Namespace.NET)
 fd = os.open("/proc/self/ns/net", os.O_RDONLY)
 print(outcome(namespaces.join, fd, Namespace.NET), outcome(namespaces.join, fd, Namespace.UTS))
 """) == ["ok", "EINVAL"]
 
 
-def test_ids_get_other_numbers_inside(told: Told) -> None:
-    assert told("""
+def test_ids_get_other_numbers_inside(output_of: OutputOf) -> None:
+    assert output_of("""
 namespaces.unshare(Namespace.USER)
 namespaces.map_ids((1000, 1001), ids)
 print(os.geteuid(), os.getegid(), outcome(os.setgroups, []))
@@ -277,9 +279,9 @@ print(os.geteuid(), os.getegid(), outcome(os.setgroups, []))
 
 
 @pytest.mark.unprivileged
-def test_a_namespace_without_further_user_namespaces(told: Told) -> None:
+def test_a_namespace_without_further_user_namespaces(output_of: OutputOf) -> None:
     """Neither in it nor in one made in it before; and outside of it, nothing has changed."""
-    assert told("""
+    assert output_of("""
 def one_more():
     print(outcome(namespaces.unshare, Namespace.USER))
 
@@ -296,16 +298,16 @@ one_more()
 
 
 @pytest.mark.unprivileged
-def test_who_has_no_capability_forbids_nothing(told: Told) -> None:
-    assert told("""
+def test_who_has_no_capability_forbids_nothing(output_of: OutputOf) -> None:
+    assert output_of("""
 enter(); capabilities.drop_all()
 print(outcome(namespaces.forbid_user_namespaces))
 """) == ["EACCES"]
 
 
 @pytest.mark.needs("root")
-def test_a_parent_maps_several_ranges_of_ids(told: Told) -> None:
-    assert told("""
+def test_a_parent_maps_several_ranges_of_ids(output_of: OutputOf) -> None:
+    assert output_of("""
 def mapped():
     uids, gids = (open(f"/proc/self/{kind}_map").read() for kind in ("uid", "gid"))
     print(uids == gids, uids, outcome(os.setgroups, []))
@@ -317,8 +319,10 @@ end()
 """) == ["True", *["0", "0", "1", "60000", "60000", "5"], "ok", "ok", "60004"]
 
 
-def test_a_new_network_namespace_reaches_itself_once_its_loopback_is_up(told: Told) -> None:
-    assert told("""
+def test_a_new_network_namespace_reaches_itself_once_its_loopback_is_up(
+    output_of: OutputOf,
+) -> None:
+    assert output_of("""
 import socket
 enter(Namespace.NET)
 def reach():

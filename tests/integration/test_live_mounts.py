@@ -224,6 +224,7 @@ async def test_a_symlink_planted_at_the_target_leads_nowhere(
     assert await box.mounts() == ()
 
 
+@pytest.mark.full_tier
 async def test_a_jail_that_renames_meanwhile_wins_nothing(box: AsyncSandbox, source: Path) -> None:
     """What was mounted is at its target, or nowhere; and nothing hangs."""
     await box.run(

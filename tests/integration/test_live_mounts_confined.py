@@ -57,6 +57,7 @@ async def test_only_what_the_settings_name_is_mounted(top: Path) -> None:
         assert (await refused(top / "granted", read_only=False)).code == "not_granted"
 
 
+@pytest.mark.full_tier
 async def test_taken_over_service_cannot_leave_sockets_uncovered(top: Path) -> None:
     data, place = top / "data", top / "granted"
     settings = ServiceSettings(data_dir=data, socket=top / "run" / "s", mount_dirs=(place,))

@@ -48,6 +48,7 @@ async def test_a_lasting_context_keeps_the_sandbox_and_drops_the_call(page: io.S
     assert lines(page, "the call works")[0]["request"] == "r1"
 
 
+@pytest.mark.full_tier
 async def test_lines_of_the_pool_name_no_request(own_runtime: Runtime, page: io.StringIO) -> None:
     with logs.bound(request="r1", sandbox="s1", conversation="c1", run="u1"):
         await own_runtime.warm(count=PARKED)
@@ -55,7 +56,7 @@ async def test_lines_of_the_pool_name_no_request(own_runtime: Runtime, page: io.
             await box.run("1")
     starter = own_runtime._starter
     assert starter is not None
-    # A kernel that ends while it moves into its berth is no parked one.
+    # A kernel that ends while it is prewarmed is no parked one.
     await until(lambda: all(pool.settled for pool in starter._pools.values()))
     await tidy(own_runtime)
     itself = nest()

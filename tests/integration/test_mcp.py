@@ -78,11 +78,11 @@ async def test_tools_state_files_errors_and_images() -> None:
 
 @pytest.mark.full_tier
 async def test_output_comes_live_and_a_call_that_is_cancelled_is_interrupted() -> None:
-    told: list[str | None] = []
+    answer: list[str | None] = []
     running = asyncio.Event()
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-        told.append(message)
+        answer.append(message)
         running.set()
 
     endless = (
@@ -94,8 +94,8 @@ async def test_output_comes_live_and_a_call_that_is_cancelled_is_interrupted() -
             client.call_tool("run_code", {"code": endless}, progress_callback=on_progress)
         )
         await running.wait()
-        assert told[0] is not None
-        assert told[0].startswith("begun")
+        assert answer[0] is not None
+        assert answer[0].startswith("begun")
         calling.cancel()
         await asyncio.wait([calling])
         assert calling.cancelled()

@@ -18,9 +18,9 @@ PNG = (
 PLOT = f"from IPython.display import display\ndisplay({{'image/png': '{PNG}'}}, raw=True)"
 
 
-def calls(*told: tuple[str, str]) -> Response:
+def calls(*answer: tuple[str, str]) -> Response:
     """With ids as a provider gives them: the same in each answer."""
-    made = tuple(ToolCall(f"toolu_{n}", name, text) for n, (name, text) in enumerate(told))
+    made = tuple(ToolCall(f"toolu_{n}", name, text) for n, (name, text) in enumerate(answer))
     return Response("", made, TokenUsage(10, 5), "tools")
 
 

@@ -21,7 +21,7 @@ PICTURE = {
 }
 
 
-def told_events(*events: dict[str, Any]) -> Raw:
+def raw_events(*events: dict[str, Any]) -> Raw:
     lines = [f"event: {one['type']}\ndata: {json.dumps(one)}\n\n" for one in events]
     return Raw("".join(lines).encode(), "text/event-stream")
 
@@ -135,7 +135,7 @@ async def test_stop_reasons() -> None:
 async def test_blocks_that_are_no_answer_are_left_aside_and_cached_tokens_are_counted() -> None:
     usage = {"input_tokens": 1, "cache_read_input_tokens": 20, "cache_creation_input_tokens": 300}
     message = {"id": "x", "type": "message", "role": "assistant", "model": "m", "content": []}
-    body = told_events(
+    body = raw_events(
         {"type": "message_start", "message": {**message, "usage": {**usage, "output_tokens": 1}}},
         {
             "type": "content_block_start",

@@ -16,9 +16,9 @@ SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "require
 DOT = Image("image/png", "iVBORw0KGgo=")
 
 
-def chunks(*told: Any, done: bool = True) -> Raw:
+def chunks(*answer: Any, done: bool = True) -> Raw:
     """A stream of these chunks, as servers write them that are not OpenAI's own."""
-    lines = [f"data: {json.dumps(one)}\n\n" for one in told] + ["data: [DONE]\n\n"] * done
+    lines = [f"data: {json.dumps(one)}\n\n" for one in answer] + ["data: [DONE]\n\n"] * done
     return Raw("".join(lines).encode(), "text/event-stream")
 
 

@@ -61,8 +61,8 @@ async def called(client: httpx.AsyncClient, at: str, call: tuple[str, str, Any])
 async def test_a_token_of_another_conversation_reaches_nothing(
     served: Served, client: httpx.AsyncClient
 ) -> None:
-    told = await client.post("/api/v1/sessions", json={"user_id": "u", "agent_id": "a"})
-    at = f"/v1/sandboxes/{told.json()['session_id']}/conversations/mine"
+    answer = await client.post("/api/v1/sessions", json={"user_id": "u", "agent_id": "a"})
+    at = f"/v1/sandboxes/{answer.json()['session_id']}/conversations/mine"
     assert (await client.put(f"{at}/files?path=a", content=b"a")).status_code == 200
     begun = (await client.post(f"{at}/partials", json={"path": "p", "size": 1})).json()
     bounds = {"user_id": "u", "agent_id": "a", "conversation_id": "other", "ttl_s": 60}
@@ -79,8 +79,8 @@ async def test_a_token_of_another_conversation_reaches_nothing(
 async def test_a_token_needs_the_scope_of_what_it_does(
     served: Served, client: httpx.AsyncClient
 ) -> None:
-    told = await client.post("/api/v1/sessions", json={"user_id": "r", "agent_id": "a"})
-    at = f"/v1/sandboxes/{told.json()['session_id']}/conversations/c"
+    answer = await client.post("/api/v1/sessions", json={"user_id": "r", "agent_id": "a"})
+    at = f"/v1/sandboxes/{answer.json()['session_id']}/conversations/c"
     await client.put(f"{at}/files?path=a", content=b"a")
     bounds = {"user_id": "r", "scopes": ["files:read"], "ttl_s": 60}
     token = await client.post("/v1/admin/tokens", json={**bounds, "owner": f"uid:{os.getuid()}"})
@@ -165,8 +165,8 @@ async def test_an_unfinished_upload_is_forgotten_in_time(
     at = await place(client)
     sandbox = at.split("/")[3]
     begun = (await client.post(f"{at}/partials", json={"path": "f", "size": 4})).json()
-    async with served.house.sandboxes.using(
-        served.house.access.from_peer(os.getuid()), sandbox, scope="files:write"
+    async with served.service.sandboxes.using(
+        served.service.access.from_peer(os.getuid()), sandbox, scope="files:write"
     ) as use:
         held = use.conversation("default").files.partials
         held._lifetime_s = 0.0
@@ -229,14 +229,14 @@ async def test_a_large_upload_survives_lost_connections(tmp_path: Path) -> None:
             Client(directory / "w") as client,
             await client.create() as box,
         ):
-            told: list[int] = []
+            answer: list[int] = []
             size = await box.files.upload(
-                tmp_path / "large.bin", "large.bin", on_progress=lambda done, _: told.append(done)
+                tmp_path / "large.bin", "large.bin", on_progress=lambda done, _: answer.append(done)
             )
             assert size == len(data)
             assert len(cut) == 3
-            assert told == sorted(told)
-            assert told[-1] == size
+            assert answer == sorted(answer)
+            assert answer[-1] == size
             run = await box.run(
                 "import hashlib; hashlib.sha256(open('large.bin', 'rb').read()).hexdigest()"
             )
@@ -335,8 +335,8 @@ async def test_a_mode_is_a_number(client: httpx.AsyncClient) -> None:
     at = await place(client)
     await client.put(f"{at}/files?path=f", content=b"")
     for mode in (True, "420", 420.0, -1, 0o10000):
-        told = await client.post(f"{at}/chmod", json={"path": "f", "mode": mode})
-        refused(told, 422, "validation_error")
+        answer = await client.post(f"{at}/chmod", json={"path": "f", "mode": mode})
+        refused(answer, 422, "validation_error")
     assert (await client.post(f"{at}/chmod", json={"path": "f", "mode": 420})).status_code == 200
 
 

@@ -18,8 +18,8 @@ LOOKS = (
 
 
 async def names(client: httpx.AsyncClient, sandbox_id: str) -> list[str]:
-    told = (await client.get(f"/v1/sandboxes/{sandbox_id}/inspect")).json()
-    return [one["conversation_id"] for one in told["conversations"]]
+    answer = (await client.get(f"/v1/sandboxes/{sandbox_id}/inspect")).json()
+    return [one["conversation_id"] for one in answer["conversations"]]
 
 
 async def test_a_look_at_an_unknown_conversation_is_404(client: httpx.AsyncClient) -> None:
@@ -42,11 +42,11 @@ async def test_a_token_that_may_only_read_takes_no_descriptors(
 ) -> None:
     made_session = await client.post("/api/v1/sessions", json={"user_id": "u", "agent_id": "a"})
     key = made_session.json()["session_id"]
-    told = await client.post(
+    answer = await client.post(
         "/v1/admin/tokens",
         json={"user_id": "u", "scopes": ["files:read"], "ttl_s": 60, "owner": f"uid:{os.getuid()}"},
     )
-    async with served.client(told.json()["token"]) as reader:
+    async with served.client(answer.json()["token"]) as reader:
         await reader.get(f"/v1/sandboxes/{key}/conversations/c/list")
         before = len(os.listdir("/proc/self/fd"))
         for number in range(50):

@@ -366,9 +366,9 @@ async def test_the_log_of_a_sandbox_tells_what_was_asked(runtime: Runtime, site:
         assert [one.host for one in box.network_log] == []
         await got(box, f"{site.url}/told")
         await said_no(box, "http://example.org/secret?key=1")
-        told = [(one.allowed, one.host, one.port) for one in box.network_log if not one.ended]
-        assert told == [(True, ADDRESS, site.port), (False, "example.org", 80)]
-        assert json.dumps(told)
+        answer = [(one.allowed, one.host, one.port) for one in box.network_log if not one.ended]
+        assert answer == [(True, ADDRESS, site.port), (False, "example.org", 80)]
+        assert json.dumps(answer)
     async with await runtime.create() as plain:
         assert plain.network_log == ()
 

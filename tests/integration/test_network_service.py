@@ -60,11 +60,12 @@ async def served(site: Web) -> AsyncIterator[Served]:
 async def cell(client: httpx.AsyncClient, box: str, code: str) -> str:
     reply = await client.post(f"/v1/sandboxes/{box}/python/exec", json={"code": GET + code})
     assert reply.status_code == 200, reply.text
-    told = reply.json()
-    assert told["success"], told
-    return str(told["output"])
+    answer = reply.json()
+    assert answer["success"], answer
+    return str(answer["output"])
 
 
+@pytest.mark.full_tier
 async def test_what_it_did_is_in_the_audit_log_and_what_it_refused_among_the_events(
     served: Served, site: Web
 ) -> None:
@@ -76,16 +77,16 @@ async def test_what_it_did_is_in_the_audit_log_and_what_it_refused_among_the_eve
         events = (await client.get(f"/v1/sandboxes/{box}/events")).text
         assert '"network_refused"' in events
         assert "example.org" in events
-    await served.house.audit.record("test", "end", "test")  # after which the notes are written
-    lines = (served.house.data_dir / "audit.jsonl").read_text()
-    told = [
+    await served.service.audit.record("test", "end", "test")  # after which the notes are written
+    lines = (served.service.data_dir / "audit.jsonl").read_text()
+    answer = [
         (line["what"], line["details"]["host"], line["details"].get("path"))
         for line in map(json.loads, lines.splitlines())
         if line["what"].startswith("network.") and line["object"] == box
     ]
-    assert told[0] == ("network.allowed", ADDRESS, "/a")
-    assert ("network.ended", ADDRESS, "/a") in told
-    assert told[-1] == ("network.refused", "example.org", "/private")
+    assert answer[0] == ("network.allowed", ADDRESS, "/a")
+    assert ("network.ended", ADDRESS, "/a") in answer
+    assert answer[-1] == ("network.refused", "example.org", "/private")
     assert TOKEN not in lines
 
 

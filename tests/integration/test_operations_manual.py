@@ -91,6 +91,7 @@ def test_every_status_of_the_service_has_a_promise() -> None:
     assert answered | {200, 201, 202, 204} <= statuses()
 
 
+@pytest.mark.full_tier
 def test_every_code_of_the_manual_is_one_of_sbx() -> None:
     source = "\n".join(path.read_text() for path in (ROOT / "sbx").rglob("*.py"))
     codes = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", MANUAL))

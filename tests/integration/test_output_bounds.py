@@ -3,6 +3,8 @@
 import asyncio
 import json
 
+import pytest
+
 from sbx import AsyncSandbox, Runtime
 from sbx.protocol.runs import Cause, Run
 
@@ -37,6 +39,7 @@ async def test_json_that_was_shown_is_read_as_values(box: AsyncSandbox) -> None:
     assert {**run.outputs[0]}["application/json"] == run.outputs[0]["application/json"] == value
 
 
+@pytest.mark.full_tier
 async def test_json_of_very_many_values_makes_way_for_a_note(box: AsyncSandbox) -> None:
     run = await box.run("display({'application/json': [{}] * 200_000}, raw=True)")
     assert (run.ok, run.truncated) == (True, True)
@@ -51,6 +54,7 @@ async def test_a_result_of_100_mb_is_cut_and_the_run_says_so(box: AsyncSandbox) 
     assert "cut: 100000002 characters in all" in run.result
 
 
+@pytest.mark.full_tier
 async def test_a_flood_stalls_no_other_kernel(runtime: Runtime) -> None:
     """Counted, not timed: while one kernel's flood lasts, cells of another begin and end."""
     async with await runtime.create() as flooding, await runtime.create() as quick:
@@ -64,6 +68,7 @@ async def test_a_flood_stalls_no_other_kernel(runtime: Runtime) -> None:
     assert len(answered) >= 5
 
 
+@pytest.mark.full_tier
 async def test_a_kernel_that_nobody_reads_waits_and_keeps_the_order(box: AsyncSandbox) -> None:
     """What it prints is not gathered anywhere until it is read: a pipe's worth is on its way."""
     events = box.stream("for n in range(20_000): print(n)\n'end'")

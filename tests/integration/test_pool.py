@@ -101,6 +101,7 @@ def like_any(receipt: Receipt) -> dict[str, Any]:
     return {**plain, "namespaces": sorted(receipt.namespaces)}
 
 
+@pytest.mark.full_tier
 async def test_setting_leaves_only_the_cold_path() -> None:
     async with Runtime(Settings(fast_path=False)) as runtime:
         async with await runtime.create() as box:
@@ -111,6 +112,7 @@ async def test_setting_leaves_only_the_cold_path() -> None:
         assert not zygotes(runtime)
 
 
+@pytest.mark.full_tier
 async def test_narrowed_limits_and_variables_come_to_a_kernel_that_was_parked_before(
     runtime: Runtime,
 ) -> None:
@@ -128,6 +130,7 @@ async def test_narrowed_limits_and_variables_come_to_a_kernel_that_was_parked_be
         assert box.receipt.path == "pool"
 
 
+@pytest.mark.full_tier
 async def test_request_that_shows_less_of_the_host_gets_a_zygote_of_its_own(
     runtime: Runtime,
 ) -> None:
@@ -139,6 +142,7 @@ async def test_request_that_shows_less_of_the_host_gets_a_zygote_of_its_own(
         assert box.receipt.path == "fork"
 
 
+@pytest.mark.full_tier
 async def test_many_who_come_at_once_share_one_zygote(runtime: Runtime) -> None:
     async def one() -> str:
         async with await runtime.create() as box:
@@ -151,6 +155,7 @@ async def test_many_who_come_at_once_share_one_zygote(runtime: Runtime) -> None:
 # -- what fails, and what serves instead -----------------------------------------------------------
 
 
+@pytest.mark.full_tier
 async def test_kernel_that_died_parked_is_not_given_out_and_its_place_is_filled(
     runtime: Runtime,
 ) -> None:
@@ -165,6 +170,7 @@ async def test_kernel_that_died_parked_is_not_given_out_and_its_place_is_filled(
         assert (await box.start()).path == "pool"
 
 
+@pytest.mark.full_tier
 async def test_jail_that_cannot_enter_is_destroyed_and_the_next_path_serves(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +196,7 @@ async def test_jail_that_cannot_enter_is_destroyed_and_the_next_path_serves(
     assert runtime.starts.last_cause == "a mount went wrong"
 
 
+@pytest.mark.full_tier
 async def test_cold_path_serves_where_no_jail_can_enter_and_the_zygote_goes(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +213,7 @@ async def test_cold_path_serves_where_no_jail_can_enter_and_the_zygote_goes(
     await until(lambda: not zygotes(runtime))
 
 
+@pytest.mark.full_tier
 async def test_zygote_whose_parked_jail_cannot_enforce_is_not_asked_again(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,18 +252,19 @@ async def test_one_deadline_is_for_all_paths_and_leaves_the_last_its_share(
                 await box.start()
 
 
+@pytest.mark.full_tier
 async def test_zygote_has_as_long_as_a_start_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    order, told = BrokerClient.order, []
+    order, answer = BrokerClient.order, []
 
     async def listen(broker: BrokerClient, do: str, **words: Any) -> dict[str, Any]:
         if do == "start_zygote":
-            told.append(words["deadline_s"])
+            answer.append(words["deadline_s"])
         return await order(broker, do, **words)
 
     monkeypatch.setattr(BrokerClient, "order", listen)
     async with Runtime(Settings(start_timeout=77)) as runtime:
         await runtime.warm()
-    assert told == [77]
+    assert answer == [77]
 
 
 @pytest.mark.full_tier
@@ -263,18 +272,19 @@ async def test_variable_that_a_preloaded_module_has_read_acts_as_on_the_cold_pat
     runtime: Runtime,
 ) -> None:
     asked = "import matplotlib; matplotlib.get_backend()"
-    science, told = load("data-science"), []
+    science, answer = load("data-science"), []
     for narrower in ({}, COLD):
         async with await runtime.create(
             science, narrower=narrower, env={"MPLBACKEND": "svg"}
         ) as box:
-            told.append((await box.run(asked)).result)
+            answer.append((await box.run(asked)).result)
             assert box.receipt is not None
             assert box.receipt.path == "cold"
             assert ("the request sets MPLBACKEND" in box.receipt.fallback) is (not narrower)
-    assert told == ["'svg'", "'svg'"]
+    assert answer == ["'svg'", "'svg'"]
 
 
+@pytest.mark.full_tier
 async def test_caller_s_own_fault_costs_nobody_the_zygote(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +306,7 @@ async def test_caller_s_own_fault_costs_nobody_the_zygote(
     assert zygotes(runtime) == before
 
 
+@pytest.mark.full_tier
 async def test_zygote_that_cannot_start_leaves_the_cold_path_and_a_reason(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +327,7 @@ async def test_zygote_that_cannot_start_leaves_the_cold_path_and_a_reason(
     assert runtime.starts.failed["fork"] == 2
 
 
+@pytest.mark.full_tier
 @pytest.mark.core
 async def test_zygote_that_is_killed_takes_nobody_along_and_the_pool_fills_again(
     runtime: Runtime,
@@ -334,6 +346,7 @@ async def test_zygote_that_is_killed_takes_nobody_along_and_the_pool_fills_again
         assert not set(before) & set(zygotes(runtime))
 
 
+@pytest.mark.full_tier
 async def test_start_that_is_cancelled_at_any_moment_leaves_no_jail_behind(
     runtime: Runtime,
 ) -> None:
@@ -349,14 +362,14 @@ async def test_start_that_is_cancelled_at_any_moment_leaves_no_jail_behind(
     pool = pool_of(runtime)
     await until(lambda: not pool.lacks)
     await until(lambda: not pool.needs_prewarmed)
-    kept = (*pool._parked, *(one.kernel for one in pool._berths))
+    kept = (*pool._parked, *(one.kernel for one in pool._prewarmed))
     await until(lambda: set(broker._jails.values()) == {one.jail for one in kept})
 
 
 # -- sizes, with a clock of our own ----------------------------------------------------------------
 
 
-class House:
+class BrokerHost:
     """A broker and a starter without sandboxes, where time goes by when a test says so."""
 
     def __init__(self, broker: BrokerClient, clock: ManualClock, starter: KernelFactory) -> None:
@@ -383,30 +396,32 @@ class House:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
+async def broker_host() -> AsyncIterator[BrokerHost]:
     settings = Settings()
     broker = await BrokerClient.start(uids=settings.uid_range, groups=settings.cgroups)
     clock = ManualClock()
     starter = KernelFactory(broker, most=2, deadline_s=30, clock=clock.loop)
-    yield House(broker, clock, starter)
+    yield BrokerHost(broker, clock, starter)
     await starter.close()
     await broker.close()
 
 
-async def test_what_nobody_wants_goes_down_to_min_idle(house: House) -> None:
-    key = house.key(min_idle=1, max_idle=4)
-    await house.starter.warm(key, 4)
-    await house.pass_time(QUIET_S - TICK_S)
-    assert house.starter.parked(key) == 4
-    await house.pass_time(QUIET_S + TICK_S)
-    assert house.starter.parked(key) == 1
+@pytest.mark.full_tier
+async def test_what_nobody_wants_goes_down_to_min_idle(broker_host: BrokerHost) -> None:
+    key = broker_host.key(min_idle=1, max_idle=4)
+    await broker_host.starter.warm(key, 4)
+    await broker_host.pass_time(QUIET_S - TICK_S)
+    assert broker_host.starter.parked(key) == 4
+    await broker_host.pass_time(QUIET_S + TICK_S)
+    assert broker_host.starter.parked(key) == 1
 
 
-async def test_nothing_is_parked_while_somebody_waits_for_a_start(house: House) -> None:
-    key = house.key()
-    await house.starter.warm(key, 1)
-    (pool,) = house.starter._pools.values()
-    with house.starter._caller_waits():
+@pytest.mark.full_tier
+async def test_nothing_is_parked_while_somebody_waits_for_a_start(broker_host: BrokerHost) -> None:
+    key = broker_host.key()
+    await broker_host.starter.warm(key, 1)
+    (pool,) = broker_host.starter._pools.values()
+    with broker_host.starter._caller_waits():
         taken = pool.take()
         assert taken is not None
         after = await Kernel.attach(await pool.lineage.fork())
@@ -416,57 +431,61 @@ async def test_nothing_is_parked_while_somebody_waits_for_a_start(house: House) 
     await until(lambda: pool.parked == 1)
 
 
-async def test_policy_that_nobody_uses_keeps_neither_kernel_nor_zygote(house: House) -> None:
-    key = house.key()
-    await house.starter.warm(key, 1)
-    await house.pass_time(UNUSED_S)
-    assert house.starter.parked(key) == 0
-    await until(lambda: not zygotes(house.broker))
-    await until(lambda: not house.broker._jails)
-    assert house.clock._due == []  # and nothing wakes up for it any more
+@pytest.mark.full_tier
+async def test_policy_that_nobody_uses_keeps_neither_kernel_nor_zygote(
+    broker_host: BrokerHost,
+) -> None:
+    key = broker_host.key()
+    await broker_host.starter.warm(key, 1)
+    await broker_host.pass_time(UNUSED_S)
+    assert broker_host.starter.parked(key) == 0
+    await until(lambda: not zygotes(broker_host.broker))
+    await until(lambda: not broker_host.broker._jails)
+    assert broker_host.clock._due == []  # and nothing wakes up for it any more
 
 
 async def test_short_memory_ends_what_is_parked_and_nothing_is_parked_until_it_is_over(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    broker_host: BrokerHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = house.key()
-    await house.starter.warm(key, 1)
+    key = broker_host.key()
+    await broker_host.starter.warm(key, 1)
     with monkeypatch.context() as short:
         short.setattr(memory, "available", lambda: (1, 100))
-        await house.pass_time(2 * TICK_S)
-        assert house.starter.parked(key) == 0
+        await broker_host.pass_time(2 * TICK_S)
+        assert broker_host.starter.parked(key) == 0
         with pytest.raises(Unavailable, match="short of memory"):
-            await house.starter.warm(key, 1)
-    await house.pass_time(TICK_S)
-    await until(lambda: house.starter.parked(key) == 1)
+            await broker_host.starter.warm(key, 1)
+    await broker_host.pass_time(TICK_S)
+    await until(lambda: broker_host.starter.parked(key) == 1)
 
 
-async def test_third_policy_makes_room_by_the_one_used_longest_ago(house: House) -> None:
-    first, second, third = (house.key(min_idle=number) for number in (0, 1, 2))
+async def test_third_policy_makes_room_by_the_one_used_longest_ago(broker_host: BrokerHost) -> None:
+    first, second, third = (broker_host.key(min_idle=number) for number in (0, 1, 2))
     for key in (first, second, third):
-        house.clock.advance(LEFT_ALONE_S / 2)
-        await house.starter.warm(key, 1)
-    parked = [house.starter.parked(key) for key in (first, second, third)]
+        broker_host.clock.advance(LEFT_ALONE_S / 2)
+        await broker_host.starter.warm(key, 1)
+    parked = [broker_host.starter.parked(key) for key in (first, second, third)]
     assert parked[0] == 0
     assert parked[1] == parked[2] == 1
-    await until(lambda: len(zygotes(house.broker)) == 2)
+    await until(lambda: len(zygotes(broker_host.broker)) == 2)
 
 
-async def test_third_policy_ends_no_zygote_that_was_just_used(house: House) -> None:
+async def test_third_policy_ends_no_zygote_that_was_just_used(broker_host: BrokerHost) -> None:
     for number in (0, 1):
-        await house.starter.warm(house.key(min_idle=number), 1)
-    before = zygotes(house.broker)
-    house.clock.advance(LEFT_ALONE_S - 1)
+        await broker_host.starter.warm(broker_host.key(min_idle=number), 1)
+    before = zygotes(broker_host.broker)
+    broker_host.clock.advance(LEFT_ALONE_S - 1)
     with pytest.raises(Unavailable, match="all 2 zygotes are in use"):
-        await house.starter.warm(house.key(min_idle=2), 1)
-    assert zygotes(house.broker) == before
+        await broker_host.starter.warm(broker_host.key(min_idle=2), 1)
+    assert zygotes(broker_host.broker) == before
 
 
+@pytest.mark.full_tier
 async def test_pool_is_busy_while_a_kernel_is_parked_ahead(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    broker_host: BrokerHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await house.starter.warm(house.key(), 1)
-    (pool,) = house.starter._pools.values()
+    await broker_host.starter.warm(broker_host.key(), 1)
+    (pool,) = broker_host.starter._pools.values()
     fork, busy = ZygoteGroup.fork, []
 
     async def look(lineage: ZygoteGroup, *, ahead: bool = False) -> Jail:
@@ -475,15 +494,15 @@ async def test_pool_is_busy_while_a_kernel_is_parked_ahead(
 
     monkeypatch.setattr(ZygoteGroup, "fork", look)
     used_at = pool.used_at
-    house.clock.advance(1)
+    broker_host.clock.advance(1)
     await pool.shrink(0)
-    house.starter._work.set()
+    broker_host.starter._work.set()
     await until(lambda: pool.parked == 1)
     assert (busy, pool.busy, pool.used_at) == ([True], False, used_at)
 
 
 async def test_kernels_that_end_at_once_are_not_waited_for_without_end(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    broker_host: BrokerHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attach, park = Kernel.attach, Pool.park
 
@@ -501,86 +520,89 @@ async def test_kernels_that_end_at_once_are_not_waited_for_without_end(
         patch.setattr(Pool, "park", short_lived)
         patch.setattr(KernelFactory, "_lacking", lambda _: None)
         with pytest.raises(Unavailable, match="as soon as they are parked"):
-            await house.starter.warm(house.key(), 1)
+            await broker_host.starter.warm(broker_host.key(), 1)
         patch.setattr(Pool, "park", park)
         patch.setattr(Kernel, "attach", stillborn)
         with pytest.raises(Broken, match="ended as it was parked"):
-            await house.starter.warm(house.key(), 1)
-    (pool,) = house.starter._pools.values()
+            await broker_host.starter.warm(broker_host.key(), 1)
+    (pool,) = broker_host.starter._pools.values()
     assert pool.lineage.rests_s == 1
-    assert not zygotes(house.broker)
+    assert not zygotes(broker_host.broker)
 
 
 async def test_what_nobody_foresaw_ends_neither_refilling_nor_tending(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    broker_host: BrokerHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(_: Pool) -> None:
         raise RuntimeError("nobody foresaw this")
 
-    key = house.key()
-    await house.starter.warm(key, 1)
-    (pool,) = house.starter._pools.values()
+    key = broker_host.key()
+    await broker_host.starter.warm(key, 1)
+    (pool,) = broker_host.starter._pools.values()
     await pool.shrink(0)
     with monkeypatch.context() as patch:
         patch.setattr(Pool, "park", fail)
         patch.setattr(Pool, "settle", fail)
-        await house.pass_time(2 * TICK_S)
-        await until(lambda: not house.starter._work.is_set())
-    house.starter._drop(house.key(min_idle=3))  # which nobody ever used
-    await house.pass_time(TICK_S)
-    await until(lambda: house.starter.parked(key) == 1)
+        await broker_host.pass_time(2 * TICK_S)
+        await until(lambda: not broker_host.starter._work.is_set())
+    broker_host.starter._drop(broker_host.key(min_idle=3))  # which nobody ever used
+    await broker_host.pass_time(TICK_S)
+    await until(lambda: broker_host.starter.parked(key) == 1)
 
 
-async def test_worn_zygote_is_replaced_and_what_it_forked_lives_on(house: House) -> None:
-    key = house.key()
-    await house.starter.warm(key, 1)
-    (before,) = zygotes(house.broker)
-    (pool,) = house.starter._pools.values()
-    house.clock.advance(3600)
-    pool.used_at = house.clock.time()
-    await house.pass_time(TICK_S)
-    await until(lambda: before not in zygotes(house.broker))
-    assert len(zygotes(house.broker)) == 1
-    assert house.starter.parked(key) == 1
+async def test_worn_zygote_is_replaced_and_what_it_forked_lives_on(broker_host: BrokerHost) -> None:
+    key = broker_host.key()
+    await broker_host.starter.warm(key, 1)
+    (before,) = zygotes(broker_host.broker)
+    (pool,) = broker_host.starter._pools.values()
+    broker_host.clock.advance(3600)
+    pool.used_at = broker_host.clock.time()
+    await broker_host.pass_time(TICK_S)
+    await until(lambda: before not in zygotes(broker_host.broker))
+    assert len(zygotes(broker_host.broker)) == 1
+    assert broker_host.starter.parked(key) == 1
     assert pool._parked[0].alive
 
 
-async def test_more_than_a_policy_keeps_cannot_be_asked_for(house: House) -> None:
+async def test_more_than_a_policy_keeps_cannot_be_asked_for(broker_host: BrokerHost) -> None:
     with pytest.raises(BadRequest, match=r"pool.max_idle of the policy is 4"):
-        await house.starter.warm(house.key(), 5)
+        await broker_host.starter.warm(broker_host.key(), 5)
 
 
-async def test_close_while_a_zygote_starts_leaves_nothing(house: House) -> None:
-    warming = asyncio.create_task(house.starter.warm(house.key(), 1))
-    await until(lambda: house.broker._zygotes)
-    await house.starter.close()
+@pytest.mark.full_tier
+async def test_close_while_a_zygote_starts_leaves_nothing(broker_host: BrokerHost) -> None:
+    warming = asyncio.create_task(broker_host.starter.warm(broker_host.key(), 1))
+    await until(lambda: broker_host.broker._zygotes)
+    await broker_host.starter.close()
     with pytest.raises(SbxError):
         await warming
-    assert not house.broker._zygotes
+    assert not broker_host.broker._zygotes
 
 
-async def test_end_of_the_broker_ends_all_that_was_kept(house: House) -> None:
-    key = house.key()
-    await house.starter.warm(key, 2)
-    assert house.broker._process is not None
-    below = psutil.Process(house.broker._process.pid).children(recursive=True)
-    house.broker._process.kill()
-    await until(lambda: not house.broker.alive)
-    await until(lambda: house.starter.parked(key) == 0)
+@pytest.mark.full_tier
+async def test_end_of_the_broker_ends_all_that_was_kept(broker_host: BrokerHost) -> None:
+    key = broker_host.key()
+    await broker_host.starter.warm(key, 2)
+    assert broker_host.broker._process is not None
+    below = psutil.Process(broker_host.broker._process.pid).children(recursive=True)
+    broker_host.broker._process.kill()
+    await until(lambda: not broker_host.broker.alive)
+    await until(lambda: broker_host.starter.parked(key) == 0)
     with pytest.raises(SbxError):
-        await house.starter.warm(key, 1)
-    assert zygotes(house.broker) == []
+        await broker_host.starter.warm(key, 1)
+    assert zygotes(broker_host.broker) == []
     await until(lambda: not any(one.is_running() and one.status() != ZOMBIE for one in below))
-    await house.starter.close()
-    await house.broker.close()
+    await broker_host.starter.close()
+    await broker_host.broker.close()
     async with Runtime():
         pass  # the next one removes the cgroups that a killed broker leaves
 
 
-async def test_a_kernel_that_moves_into_its_berth_is_not_replaced(
+@pytest.mark.full_tier
+async def test_a_kernel_that_is_prewarmed_is_not_replaced(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was neither parked nor in a berth meanwhile, so that another one was forked for it."""
+    """It was neither parked nor prewarmed meanwhile, so that another one was forked for it."""
     entering, may_enter, enter = asyncio.Event(), asyncio.Event(), BrokerClient.enter
 
     async def wait_and_enter(self: BrokerClient, *words: Any) -> None:

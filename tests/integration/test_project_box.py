@@ -76,6 +76,7 @@ def replaced(project: Path, by_symlink: bool) -> None:
         project.mkdir()
 
 
+@pytest.mark.full_tier
 async def test_python_and_commands_share_files_and_nothing_else(
     box: ProjectSession, project: Path
 ) -> None:
@@ -102,6 +103,7 @@ async def test_a_command_leaves_nothing_running(box: ProjectSession, project: Pa
     assert not (project / "late.txt").exists()
 
 
+@pytest.mark.full_tier
 async def test_looks_at_the_links_of_a_directory_at_once_leave_the_last_rules(
     box: ProjectSession, project: Path
 ) -> None:
@@ -120,6 +122,7 @@ async def test_looks_at_the_links_of_a_directory_at_once_leave_the_last_rules(
         assert [status.st_dev, status.st_ino] in rules["linked"]
 
 
+@pytest.mark.full_tier
 async def test_the_variables_of_python_stay_when_a_command_ends(box: ProjectSession) -> None:
     await cell(box, "kept = 1")
     assert (await command(box, LEAVES)).ok
@@ -127,12 +130,14 @@ async def test_the_variables_of_python_stay_when_a_command_ends(box: ProjectSess
     assert (run.result, run.state_lost) == ("1", False)
 
 
+@pytest.mark.full_tier
 async def test_a_command_may_leave_a_process_once_commands_are_allowed(box: ProjectSession) -> None:
     await box.allow_commands()
     assert (await command(box, LEAVES)).ok
     assert (await command(box, "until test -e late.txt; do sleep 0.02; done")).ok
 
 
+@pytest.mark.full_tier
 async def test_python_starts_no_process(box: ProjectSession) -> None:
     for code in (
         "import subprocess; subprocess.run(['id'])",
@@ -151,6 +156,7 @@ async def test_python_starts_no_process(box: ProjectSession) -> None:
         assert "allows no processes" in run.error.value, code
 
 
+@pytest.mark.full_tier
 async def test_no_system_call_starts_one_either(box: ProjectSession) -> None:
     """By ctypes, past every name: what linux itself answers is EPERM."""
     await cell(box, "import ctypes; libc = ctypes.CDLL(None, use_errno=True)")
@@ -163,6 +169,7 @@ async def test_no_system_call_starts_one_either(box: ProjectSession) -> None:
         assert (await cell(box, f"{call}, ctypes.get_errno()")).result == "(-1, 1)", call
 
 
+@pytest.mark.full_tier
 async def test_python_may_start_processes_once_commands_are_allowed(box: ProjectSession) -> None:
     await cell(box, "kept = 1")
     assert (await command(box, "true")).ok
@@ -195,6 +202,7 @@ async def test_a_cell_that_runs_while_commands_are_allowed_is_run_to_its_end(
     assert (await cell(box, "1")).state_lost
 
 
+@pytest.mark.full_tier
 async def test_a_run_that_nobody_waits_for_is_given_up(box: ProjectSession) -> None:
     live = box.start_run("import time; print('on', flush=True); time.sleep(60)")
     async for event in live.events():
@@ -310,6 +318,7 @@ async def test_a_dry_run_of_a_command_is_committed(box: ProjectSession, project:
     assert await box.files.read_bytes("main.py") == b"answer = 42\n"
 
 
+@pytest.mark.full_tier
 async def test_no_dry_run_changes_what_would_run_on_the_host(
     box: ProjectSession, project: Path
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kept import eventually
+from persistent_sandboxes import eventually
 
 from sbx import Runtime
 from sbx.agent.agent import Agent
@@ -149,6 +149,7 @@ def content(top: Path) -> dict[str, str]:
 # -- ask -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full_tier
 async def test_a_cell_that_changes_files_is_asked_about_with_a_diff(
     box: ProjectSession, project: Path
 ) -> None:
@@ -220,6 +221,7 @@ async def test_a_call_that_changes_nothing_is_never_asked_about(
     assert sorted(content(project)) == ["main.py", "src/a.txt", "tests/t.txt"]
 
 
+@pytest.mark.full_tier
 async def test_git_status_and_diff_change_nothing(box: ProjectSession, project: Path) -> None:
     """On a copy every file looks touched to git, which would note that in its index."""
     await asyncio.to_thread(make_repository, project)
@@ -228,6 +230,7 @@ async def test_git_status_and_diff_change_nothing(box: ProjectSession, project: 
         assert (result.asked, result.end.is_error) == (False, False), text
 
 
+@pytest.mark.full_tier
 async def test_files_that_a_tool_writes_are_asked_about_with_the_same_diff(
     box: ProjectSession, project: Path
 ) -> None:
@@ -254,6 +257,7 @@ async def test_files_that_a_tool_writes_are_asked_about_with_the_same_diff(
     assert "('answer = 43\\n', 'x\\n')" in seen.end.result
 
 
+@pytest.mark.full_tier
 async def test_scripts_and_commands_are_tried_on_the_same_copy(
     box: ProjectSession, project: Path
 ) -> None:
@@ -270,6 +274,7 @@ async def test_scripts_and_commands_are_tried_on_the_same_copy(
     assert "False" in (await made(box, code("import os; os.path.exists('s.txt')"))).end.result
 
 
+@pytest.mark.full_tier
 async def test_a_binary_file_is_told_by_its_sizes(box: ProjectSession, project: Path) -> None:
     text = "open('b.bin', 'wb').write(bytes(range(256)) * 1000)"
     result = await made(box, code(text), True)
@@ -280,6 +285,7 @@ async def test_a_binary_file_is_told_by_its_sizes(box: ProjectSession, project: 
     assert (project / "b.bin").read_bytes() == bytes(range(256)) * 1000
 
 
+@pytest.mark.full_tier
 async def test_what_a_cell_began_without_a_wait_is_part_of_a_later_change(
     box: ProjectSession, project: Path
 ) -> None:
@@ -297,6 +303,7 @@ async def test_what_a_cell_began_without_a_wait_is_part_of_a_later_change(
     assert (project / "late.txt").read_text() == "late"
 
 
+@pytest.mark.full_tier
 async def test_writes_of_a_thread_between_two_calls_are_dropped(
     box: ProjectSession, project: Path
 ) -> None:
@@ -325,6 +332,7 @@ async def test_writes_of_a_thread_between_two_calls_are_dropped(
     assert "(['main.py', 'new.txt', 'src', 'tests'], ['a.txt'])" in looked.end.result
 
 
+@pytest.mark.full_tier
 async def test_thread_that_writes_all_the_time_loses_no_variables(box: ProjectSession) -> None:
     """The copy could not be restored while it was written to, and the kernel ended for that."""
     thread = (
@@ -343,6 +351,7 @@ async def test_thread_that_writes_all_the_time_loses_no_variables(box: ProjectSe
         assert "kept 7" in (looked.printed if shown is None else shown["output"])
 
 
+@pytest.mark.full_tier
 async def test_what_was_shown_is_committed_whatever_a_thread_writes_meanwhile(
     box: ProjectSession, project: Path
 ) -> None:
@@ -412,6 +421,7 @@ async def test_a_tool_of_a_users_own_is_no_way_round(box: ProjectSession, projec
         before = content(project)
 
 
+@pytest.mark.full_tier
 async def test_a_kernel_that_dies_loses_its_variables_and_no_approved_change(
     box: ProjectSession, project: Path
 ) -> None:
@@ -426,6 +436,7 @@ async def test_a_kernel_that_dies_loses_its_variables_and_no_approved_change(
 # -- the person's own edits ------------------------------------------------------------------------
 
 
+@pytest.mark.full_tier
 async def test_the_persons_own_edits_are_seen_by_the_next_call(
     box: ProjectSession, project: Path
 ) -> None:
@@ -460,6 +471,7 @@ async def test_the_persons_edit_wins_over_what_was_never_approved(
     assert "'mine'" in (await made(box, code("open('main.py').read()"))).end.result
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize(
     "call",
     [
@@ -500,6 +512,7 @@ async def test_an_edit_during_a_cell_is_not_overwritten(box: ProjectSession, pro
     assert (project / "main.py").read_text() == "mine\n"
 
 
+@pytest.mark.full_tier
 async def test_two_conversations_have_copies_of_their_own(
     runtime: Runtime, box: ProjectSession, project: Path
 ) -> None:
@@ -524,6 +537,7 @@ async def test_two_conversations_have_copies_of_their_own(
 # -- the setting -----------------------------------------------------------------------------------
 
 
+@pytest.mark.full_tier
 async def test_changes_are_made_at_once_where_all_are_allowed(
     box: ProjectSession, project: Path
 ) -> None:
@@ -631,17 +645,18 @@ async def test_where_nobody_can_be_asked_the_setting_is_named(
         model = ReplayModel([Response("", (call,), stop="tools"), "ok"])
         agent = Agent(box, model, permissions=Permissions("project"))
         await agent.run("go")
-        said = await told(agent)
+        said = await last_message(agent)
         assert "none can be asked" in said.content
         assert "`changes`" in said.content
         assert content(project) == before
 
 
-async def told(agent: Agent) -> Message:
+async def last_message(agent: Agent) -> Message:
     (found,) = [one.message for one in await agent.history.messages() if one.message.role == "tool"]
     return found
 
 
+@pytest.mark.full_tier
 async def test_what_would_run_on_the_host_is_not_committed(
     box: ProjectSession, project: Path
 ) -> None:
@@ -696,6 +711,7 @@ async def test_sockets_and_fifos_of_the_project_stay(
         assert {"pipe", "s", "a"} <= set(os.listdir(project))
 
 
+@pytest.mark.full_tier
 async def test_nothing_is_left_of_the_copies(own_runtime: Runtime, project: Path) -> None:
     box = ProjectSession(await open_project(own_runtime, "default", project))
     await made(box, code("open('a', 'w').write('a')"), True)

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from agent_calls import body, calls
 from chain import broker, descendants, gone
-from kept import eventually
 from model_server import ModelServer, model_server
+from persistent_sandboxes import eventually
 from places import OWNER, STRANGER, project_directories
 from serving import Service, open_directory, service
 from test_agent_http_service import environment, read
@@ -101,15 +101,15 @@ async def test_a_call_of_a_tool_changes_the_project_with_its_commit(
     ran = await changes.start_shell("id -u; echo x > made; ln -s made to; mkdir sub").result()
     assert ran.stdout == "1000\n"
     assert await changes.files.read_bytes("made") == b"x\n"
-    told = await changes.compare()
-    assert {(one.path, one.kind) for one in told.changes} == {
+    state_events = await changes.compare()
+    assert {(one.path, one.kind) for one in state_events.changes} == {
         ("/workspace/made", "added"),
         ("/workspace/sub/", "added"),
         ("/workspace/to", "added"),
     }
-    assert not told.is_empty
-    assert not told.within(["sub"])
-    assert told.within(["made", "to", "sub"])
+    assert not state_events.is_empty
+    assert not state_events.within(["sub"])
+    assert state_events.within(["made", "to", "sub"])
     assert not (place / "made").exists()
     await changes.commit()
     await changes.rollback()
@@ -118,6 +118,7 @@ async def test_a_call_of_a_tool_changes_the_project_with_its_commit(
     await box.close()
 
 
+@pytest.mark.full_tier
 async def test_what_was_not_committed_is_dropped_and_variables_stay(
     box: RemoteBox, top: Path
 ) -> None:
@@ -130,6 +131,7 @@ async def test_what_was_not_committed_is_dropped_and_variables_stay(
     assert box.stateful
 
 
+@pytest.mark.full_tier
 async def test_files_uploads_and_results(box: RemoteBox, top: Path) -> None:
     content = os.urandom(3 << 20)
     assert await box.files.write("big", content) == len(content)
@@ -173,6 +175,7 @@ async def test_what_the_settings_do_not_name_is_refused(link: ProjectServerLink,
         )
 
 
+@pytest.mark.full_tier
 async def test_a_run_that_is_given_up_ends(box: RemoteBox) -> None:
     run = box.start_run("import time\nprint('on')\ntime.sleep(600)")
     events = run.events()
@@ -207,9 +210,12 @@ async def test_a_caller_who_leaves_leaves_nothing_behind(
     "frame",
     [
         b"\xff\xff\xff\xff",
-        b"\x00\x00\x00\x01\xc1",
+        pytest.param(b"\x00\x00\x00\x01\xc1", marks=pytest.mark.full_tier),
         b"\x00\x00\x00\x02{}",
-        project_calls.framed({"type": "Call", "id": 1, "request": {"type": "Shutdown"}}),
+        pytest.param(
+            project_calls.framed({"type": "Call", "id": 1, "request": {"type": "Shutdown"}}),
+            marks=pytest.mark.full_tier,
+        ),
         project_calls.framed(
             {"type": "Call", "id": 1, "request": {"type": "Stat", "of": 1, "path": 7}}
         ),

@@ -69,6 +69,7 @@ async def act(box: ProjectSession, code: str) -> CodeChanges:
     return changes
 
 
+@pytest.mark.full_tier
 async def test_dry_run_that_fills_the_quarantine_is_killed(tried: ProjectSession) -> None:
     """Only the copy was measured, and not the quarantine beside it."""
     changes = await tried.begin("command")
@@ -103,6 +104,7 @@ async def test_items_of_a_call_stay_only_where_it_is_committed(
     assert os.listdir(project) == ["b2"]
 
 
+@pytest.mark.full_tier
 async def test_items_of_a_dry_run_stay_only_where_it_is_committed(
     box: AsyncSandbox, runtime: Runtime, project: Path
 ) -> None:
@@ -116,6 +118,7 @@ async def test_items_of_a_dry_run_stay_only_where_it_is_committed(
     assert len(items(runtime, project)) == 1
 
 
+@pytest.mark.full_tier
 async def test_names_that_an_operator_added_are_quarantined_in_a_dry_run(project: Path) -> None:
     """The copy had the table without them: such a change was dropped without a word."""
     settings = Settings(host_executables_add=("deploy.ini",))

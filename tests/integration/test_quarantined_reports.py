@@ -42,6 +42,7 @@ def test_run_prints_each_item_and_one_hint(project: Path, tmp_path: Path) -> Non
     assert restored.stdout == f"restored {project}/.envrc\n"
 
 
+@pytest.mark.full_tier
 def test_run_has_the_field_in_json(project: Path, tmp_path: Path) -> None:
     env = {"XDG_DATA_HOME": str(tmp_path / "data")}
     ran = in_process(
@@ -88,8 +89,8 @@ async def test_the_model_and_the_user_read_the_names(runtime: Runtime, project: 
 async def test_a_notebook_shows_the_names(runtime: Runtime, project: Path) -> None:
     shown: list[object] = []
 
-    async def tell(told: object) -> None:
-        shown.append(told)
+    async def tell(reported: object) -> None:
+        shown.append(reported)
 
     async with await runtime.create(workspace=project) as box:
         frontend = JupyterFrontend(box.contexts.default, tell, lambda _: None)
@@ -100,6 +101,7 @@ async def test_a_notebook_shows_the_names(runtime: Runtime, project: Path) -> No
     assert any(WHY in text for text in texts)
 
 
+@pytest.mark.full_tier
 def test_the_blocking_sandbox_has_the_field(project: Path) -> None:
     try:
         with embedded.Sandbox(workspace=project) as box:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kept import ME
+from persistent_sandboxes import ME
 
 from sbx import AsyncSandbox, Runtime, Settings
 from sbx.policy import load
@@ -98,15 +98,15 @@ def _limit_files(box: AsyncSandbox) -> list[Path]:
 
 
 async def test_each_start_goes_into_the_signed_audit_log(tmp_path: Path) -> None:
-    async with Service(Settings(data_dir=tmp_path)) as house:
-        made = await house.sandboxes.create(ME)
-        async with house.sandboxes.using(ME, made.id, scope="execute") as use:
+    async with Service(Settings(data_dir=tmp_path)) as service:
+        made = await service.sandboxes.create(ME)
+        async with service.sandboxes.using(ME, made.id, scope="execute") as use:
             receipt = await use.box.conversation("one").start()
             await use.box.conversation("one").stop()
             again = await use.box.conversation("one").start()
     log = tmp_path / "audit.jsonl"
-    told = [json.loads(line) for line in log.read_text().splitlines()]
-    starts = [one for one in told if one["what"] == "kernel.start"]
+    state_events = [json.loads(line) for line in log.read_text().splitlines()]
+    starts = [one for one in state_events if one["what"] == "kernel.start"]
     assert [(one["object"], one["details"]["conversation"]) for one in starts] == [
         (made.id, "one"),
         (made.id, "one"),
@@ -122,16 +122,16 @@ async def test_each_start_goes_into_the_signed_audit_log(tmp_path: Path) -> None
 
 async def test_the_log_does_not_delay_a_start(tmp_path: Path) -> None:
     """Its writer hangs, and kernels start all the same."""
-    async with Service(Settings(data_dir=tmp_path)) as house:
+    async with Service(Settings(data_dir=tmp_path)) as service:
         release = asyncio.Event()
         loop = asyncio.get_running_loop()
-        house.audit._writing.submit(
+        service.audit._writing.submit(
             lambda: asyncio.run_coroutine_threadsafe(release.wait(), loop).result(100)
         )
-        made = await house.sandboxes.create(ME)
+        made = await service.sandboxes.create(ME)
         async with (
             asyncio.timeout(60),
-            house.sandboxes.using(ME, made.id, scope="execute") as use,
+            service.sandboxes.using(ME, made.id, scope="execute") as use,
         ):
             await use.box.conversation("one").start()
         release.set()

@@ -155,6 +155,7 @@ async def test_a_wrong_request_does_not_disturb_a_replay_beside_it(
             assert isinstance(reply, Conflict) or reply == (201, b"reply 1")
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("key", ["", "a b", "x" * 129, "é", "a\n", "../x", "\x00", "\ud800"])
 async def test_a_malformed_key_is_a_conflict(replies: IdempotencyCache, key: str) -> None:
     work = Work()

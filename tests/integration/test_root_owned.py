@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kept import a_house
+from persistent_sandboxes import open_service
 
 from sbx import Runtime, Settings
 from sbx.errors import BadRequest, Broken, Denied
@@ -318,9 +318,9 @@ async def test_one_with_a_socket_of_root_is_refused(runtime: Runtime, project: P
         os.chown(project / "sub/s", OTHER, OTHER)
         listening.listen()
         async with await runtime.create(workspace=project) as box:
-            told = await box.run("import socket; socket.socket(1).connect('sub/s')")
-            assert told.error is not None
-            assert told.error.name == "PermissionError"
+            state_events = await box.run("import socket; socket.socket(1).connect('sub/s')")
+            assert state_events.error is not None
+            assert state_events.error.name == "PermissionError"
 
 
 async def test_two_sandboxes_have_uids_of_their_own_over_one_directory(
@@ -341,10 +341,10 @@ async def test_two_sandboxes_have_uids_of_their_own_over_one_directory(
 
 
 async def in_project(
-    house: Service, project: Path, act: Callable[[Box], Awaitable[None]], **more: bool
+    service: Service, project: Path, act: Callable[[Box], Awaitable[None]], **more: bool
 ) -> None:
-    made = await house.projects.create("me", name="mine", working_directory=str(project), **more)
-    async with house.projects.using("me", made.id, "talk") as box:
+    made = await service.projects.create("me", name="mine", working_directory=str(project), **more)
+    async with service.projects.using("me", made.id, "talk") as box:
         await act(box)
 
 
@@ -352,27 +352,27 @@ async def test_a_project_of_root_is_for_the_operator_to_allow(top: Path, project
     async def work(box: Box) -> None:
         await box.allow_commands()  # else a cell runs on a copy
         assert (await box.start_run("open('made', 'w').write('cell')").result()).ok
-        told = await box.start_shell("id -u; cat sub/data; echo x > by-command").result()
-        assert told.stdout == "1000\n1"
+        state_events = await box.start_shell("id -u; cat sub/data; echo x > by-command").result()
+        assert state_events.stdout == "1000\n1"
         await box.files.write("by-call", "x")
 
-    async with a_house(top / "data", project_dirs=(top,)) as house:
+    async with open_service(top / "data", project_dirs=(top,)) as service:
         with pytest.raises(Denied) as raised:
-            await in_project(house, project, work)
+            await in_project(service, project, work)
         assert raised.value.code == "workspace_owned_by_root"
         assert "SBX_PROJECT_OWNERS" in (raised.value.hint or "")
-    async with a_house(top / "data", project_dirs=(top,), project_owners=("root",)) as house:
-        await in_project(house, project, work)
+    async with open_service(top / "data", project_dirs=(top,), project_owners=("root",)) as service:
+        await in_project(service, project, work)
     found = owned(project)
     assert {found[name] for name in ("made", "by-command", "by-call")} == {(0, 0, 0o644)}
 
 
 async def test_no_project_holds_what_the_host_runs_as_root(top: Path) -> None:
     settings: dict[str, Any] = {"project_dirs": (Path("/"),), "project_owners": (0,)}
-    async with a_house(top / "data", **settings) as house:
+    async with open_service(top / "data", **settings) as service:
         for named in ("/etc", "/usr/local", "/var"):
             with pytest.raises(Denied) as raised:
-                await house.projects.create("me", name="mine", working_directory=named)
+                await service.projects.create("me", name="mine", working_directory=named)
             assert raised.value.code == "directory_forbidden"
 
 
@@ -380,20 +380,20 @@ async def test_without_a_sandbox_root_works_in_directories_of_root_only(
     top: Path, project: Path
 ) -> None:
     async def work(box: Box) -> None:
-        told = await box.start_shell("id -u; echo x > by-command").result()
-        assert told.stdout == "0\n"
+        state_events = await box.start_shell("id -u; echo x > by-command").result()
+        assert state_events.stdout == "0\n"
 
     chosen: dict[str, Any] = {
         "project_dirs": (top,),
         "project_owners": (0,),
         "allow_host_mode": True,
     }
-    async with a_house(top / "data", **chosen) as house:
-        await in_project(house, project, work, sandbox_enabled=False)
+    async with open_service(top / "data", **chosen) as service:
+        await in_project(service, project, work, sandbox_enabled=False)
         assert owned(project)["by-command"] == (0, 0, 0o644)
         os.chown(project, OTHER, OTHER)
         with pytest.raises(Denied) as raised:
-            await in_project(house, project, work, sandbox_enabled=False)
+            await in_project(service, project, work, sandbox_enabled=False)
         assert raised.value.code == "host_mode_refused"
 
 

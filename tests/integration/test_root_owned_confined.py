@@ -16,6 +16,7 @@ from sbx.isolation.broker.client import BrokerClient
 from sbx.isolation.broker.process import start_broker
 from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.sandbox import open_project
+from tests.tiers import rows
 
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")
 
@@ -60,8 +61,8 @@ async def test_a_project_of_a_named_owner_is_mapped(
         assert (await box.start_shell("id -u; cp made copy").result()).stdout == "1000\n"
         await box.files.write("by-call", "x")
         if name == "root":
-            told = await box.start_shell("echo x > .git/config").result()
-            assert "Read-only file system" in told.stderr
+            answer = await box.start_shell("echo x > .git/config").result()
+            assert "Read-only file system" in answer.stderr
     finally:
         await box.close()
     owners = {(place / one).stat().st_uid for one in ("made", "copy", "by-call")}
@@ -111,7 +112,7 @@ ATTACKS: dict[str, Callable[[list[dict[str, Any]]], None]] = {
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", rows(ATTACKS, [*ATTACKS][::2]))
 async def test_a_mapped_mount_is_what_was_mapped_at_its_own_place(
     runtime: Runtime, top: Path, monkeypatch: pytest.MonkeyPatch, attack: str
 ) -> None:

@@ -50,13 +50,13 @@ async def ran(store: Store, name: str, run: Run | None = None, **fields: Any) ->
 
 
 async def ids(store: Store, **wanted: Any) -> list[str]:
-    found, total = await rows.of_sandbox(store, BOX, RunFilter(**wanted))
+    found, total = await rows.list_for_sandbox(store, BOX, RunFilter(**wanted))
     assert total == len(found)
     return [row.id for row in found]
 
 
 async def only(store: Store, name: str) -> RunRow:
-    found = await rows.of_id(store, BOX, name)
+    found = await rows.get(store, BOX, name)
     assert found is not None
     return found
 
@@ -116,10 +116,10 @@ async def test_runs_that_a_crash_interrupted_say_that_the_service_ended(store: S
 async def test_the_newest_come_first_a_page_at_a_time(store: Store) -> None:
     for name in "abcde":
         await ran(store, name)
-    page, total = await rows.of_sandbox(store, BOX, RunFilter(), limit=2, offset=1)
+    page, total = await rows.list_for_sandbox(store, BOX, RunFilter(), limit=2, offset=1)
     assert ([row.id for row in page], total) == (["d", "c"], 5)
-    assert await rows.of_sandbox(store, BOX, RunFilter(), limit=2, offset=1 << 70) == ([], 5)
-    assert await rows.of_sandbox(store, OTHER, RunFilter()) == ([], 0)
+    assert await rows.list_for_sandbox(store, BOX, RunFilter(), limit=2, offset=1 << 70) == ([], 5)
+    assert await rows.list_for_sandbox(store, OTHER, RunFilter()) == ([], 0)
 
 
 async def test_what_runs_is_left_out_unless_it_is_asked_for(store: Store) -> None:
@@ -203,7 +203,9 @@ async def test_a_page_of_huge_runs_ends_early_and_the_next_goes_on(store: Store)
         await ran(store, name, run)
     seen: list[str] = []
     while len(seen) < 70:
-        page, total = await rows.of_sandbox(store, BOX, RunFilter(), limit=500, offset=len(seen))
+        page, total = await rows.list_for_sandbox(
+            store, BOX, RunFilter(), limit=500, offset=len(seen)
+        )
         assert total == 70
         assert 0 < len(page) < 70
         seen += [row.id for row in page]
@@ -217,4 +219,4 @@ async def test_the_oldest_are_forgotten_beyond_so_many_save_what_runs(store: Sto
     await ran(store, "z", sandbox_id=OTHER)
     await store.write(partial(rows.prune, sandbox_id=BOX, history_max=3))
     assert await ids(store, running=True) == ["e", "d", "c", "still"]
-    assert await rows.of_id(store, OTHER, "z") is not None
+    assert await rows.get(store, OTHER, "z") is not None

@@ -9,6 +9,7 @@ import pytest
 from sbx import AsyncSandbox
 from sbx.errors import Broken, Closed
 from sbx.kernels.kernel import Kernel
+from tests.made_tasks import made_tasks
 
 FOREVER = "begun = True\nopen('begun', 'w').close()\nwhile True: pass"
 
@@ -28,13 +29,12 @@ async def begun(box: AsyncSandbox) -> None:
 
 
 async def test_it_makes_no_task(warm: AsyncSandbox) -> None:
-    before = asyncio.all_tasks()
-    during: set[asyncio.Task[object]] = set()
-    asyncio.get_running_loop().call_soon(lambda: during.update(asyncio.all_tasks()))
-    assert (await warm.run("kept")).result == "1"
-    assert during == before
+    with made_tasks() as made:
+        assert (await warm.run("kept")).result == "1"
+    assert made == []
 
 
+@pytest.mark.full_tier
 async def test_a_cancelled_caller_s_cell_ends_before_the_next_begins(warm: AsyncSandbox) -> None:
     caller = asyncio.create_task(warm.run(FOREVER))
     await begun(warm)
@@ -45,6 +45,7 @@ async def test_a_cancelled_caller_s_cell_ends_before_the_next_begins(warm: Async
     assert (run.result, run.state_lost) == ("(1, True)", False)
 
 
+@pytest.mark.full_tier
 async def test_a_caller_s_own_time_out_interrupts_it(warm: AsyncSandbox) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):

@@ -21,6 +21,7 @@ from sbx.service.run import RunHandle, RunRequest
 from sbx.service.runs import Runs
 from sbx.service.service import Service
 from tests.fake_clock import FakeClock
+from tests.made_tasks import made_tasks
 
 ANN = Caller("ann", "key")
 BOB = Caller("bob", "key")
@@ -30,23 +31,23 @@ _names = itertools.count(1)
 
 
 @pytest_asyncio.fixture(scope="module")
-async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
+async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
     settings = Settings(data_dir=tmp_path_factory.mktemp("data"), queue_max=QUEUE_MAX)
-    async with Service(settings, clock=FakeClock()) as house:
-        yield house
+    async with Service(settings, clock=FakeClock()) as service:
+        yield service
 
 
 @pytest_asyncio.fixture(scope="module")
-async def box(house: Service) -> str:
-    return (await house.sandboxes.create(ANN)).id
+async def box(service: Service) -> str:
+    return (await service.sandboxes.create(ANN)).id
 
 
 class Talk:
     """A conversation of its own for each test."""
 
-    def __init__(self, house: Service, sandbox_id: str, name: str) -> None:
-        self.runs: Runs = house.runs
-        self.house, self.box, self.name = house, sandbox_id, name
+    def __init__(self, service: Service, sandbox_id: str, name: str) -> None:
+        self.runs: Runs = service.runs
+        self.service, self.box, self.name = service, sandbox_id, name
 
     async def start(self, code: str, **ask: Any) -> RunHandle:
         return await self.runs.start(ANN, self.box, self.name, RunRequest("python", code, **ask))
@@ -73,11 +74,11 @@ class Talk:
 
 
 @pytest.fixture
-def talk(house: Service, box: str) -> Talk:
-    return Talk(house, box, f"talk-{next(_names)}")
+def talk(service: Service, box: str) -> Talk:
+    return Talk(service, box, f"talk-{next(_names)}")
 
 
-async def told(handle: RunHandle, after: int = 0) -> list[tuple[int, Event]]:
+async def events_of(handle: RunHandle, after: int = 0) -> list[tuple[int, Event]]:
     return [numbered async for numbered in handle.events(after)]
 
 
@@ -88,6 +89,7 @@ def printed(events: list[tuple[int, Event]]) -> str:
 # -- a run and its record --------------------------------------------------------------------------
 
 
+@pytest.mark.full_tier
 async def test_a_result_is_told_once_the_store_has_it(talk: Talk) -> None:
     handle = await talk.start("print('a'); 6 * 7", description="d", tags="t,u")
     run = await handle.result()
@@ -115,6 +117,7 @@ async def test_the_last_event_is_told_once_the_store_has_it(talk: Talk) -> None:
             assert (await talk.runs.history.entry(ANN, talk.box, event.run.run_id)).run == event.run
 
 
+@pytest.mark.full_tier
 async def test_a_run_that_goes_on_is_recorded_as_running(talk: Talk) -> None:
     handle = await talk.begun()
     row = await talk.runs.history.entry(ANN, talk.box, handle.run_id)
@@ -170,7 +173,7 @@ async def test_what_cannot_be_begun_is_raised_and_recorded(
     monkeypatch.setattr(Context, "ready", fail)
     handle = await talk.start("1")
     with pytest.raises(Unavailable, match="no kernel for you"):
-        await (told(handle) if follow else handle.result())
+        await (events_of(handle) if follow else handle.result())
     row = await talk.runs.history.entry(ANN, talk.box, handle.run_id)
     assert row.run is not None
     assert row.run.error is not None
@@ -185,7 +188,7 @@ async def test_a_run_whose_end_cannot_be_recorded_is_told_all_the_same(
 
     await talk.run("0")
     with monkeypatch.context() as patch:
-        patch.setattr(talk.house.store, "write", full)
+        patch.setattr(talk.service.store, "write", full)
         handle = await talk.start("1")
         assert (await handle.result()).ok
         assert not handle.recorded
@@ -212,6 +215,7 @@ async def test_a_killed_kernel_is_a_result_and_the_next_run_says_so(talk: Talk) 
     assert (await talk.run("1 + 1")).result == "2"
 
 
+@pytest.mark.full_tier
 async def test_its_time_out_ends_it(talk: Talk) -> None:
     handle = await talk.begun(timeout_s=0.5)
     assert (await handle.result()).status == "timeout"
@@ -219,9 +223,10 @@ async def test_its_time_out_ends_it(talk: Talk) -> None:
     assert (await (await talk.shell("sleep 60", timeout_s=0.3)).result()).status == "timeout"
 
 
+@pytest.mark.full_tier
 async def test_huge_output_is_bounded_for_followers_and_in_the_store(talk: Talk) -> None:
     handle = await talk.start("print('x' * 64_000_000)")
-    events = await told(handle)
+    events = await events_of(handle)
     run = await handle.result()
     assert (run.status, run.cause, run.truncated) == ("killed", Cause.OUTPUT, True)
     assert len(printed(events)) <= 17 << 20
@@ -235,7 +240,7 @@ async def test_runs_share_the_room_for_output_and_the_greedy_one_is_ended(
 ) -> None:
     monkeypatch.setattr(talk.runs._room, "limit", 6_000_000)
     greedy = await talk.begun("print('begun')\nfor _ in range(9): print('x' * 1_000_000)\ninput()")
-    other = Talk(talk.house, talk.box, f"{talk.name}-b")
+    other = Talk(talk.service, talk.box, f"{talk.name}-b")
     modest = await other.start("print('y' * 1_000_000); 1")
     run = await greedy.result()
     assert (run.status, run.cause) == ("killed", Cause.OUTPUT)
@@ -276,12 +281,12 @@ async def test_a_waiter_on_a_free_kernel_drives_the_cell_without_a_task(talk: Ta
     """To switch to another task and back takes as long as a short cell does on this side."""
     for _ in range(2):
         await talk.run("1")
-    before = asyncio.all_tasks()
-    during: set[asyncio.Task[Any]] = set()
-    asyncio.get_running_loop().call_soon(lambda: during.update(asyncio.all_tasks()))
-    assert (await talk.run("2")).result == "2"
-    assert during
-    assert during <= before
+    with made_tasks() as made:
+        assert (await talk.run("2")).result == "2"
+    assert made == []
+    with made_tasks() as made:
+        await asyncio.create_task(talk.run("2"))
+    assert len(made) == 1
 
 
 async def test_waiters_that_go_away_at_any_moment_leave_every_run_recorded(
@@ -319,6 +324,7 @@ async def test_cells_are_served_in_order(talk: Talk) -> None:
     assert await talk.history() == [handle.run_id for handle in reversed(handles)]
 
 
+@pytest.mark.full_tier
 async def test_a_full_queue_refuses_and_takes_again_when_there_is_room(talk: Talk) -> None:
     first = await talk.begun()
     waiting = [await talk.start("1") for _ in range(QUEUE_MAX)]
@@ -327,7 +333,7 @@ async def test_a_full_queue_refuses_and_takes_again_when_there_is_room(talk: Tal
     assert refused.value.code == "queue_full"
     assert refused.value.details == {"limit": QUEUE_MAX, "retry_after_s": 1.0}
     assert (await (await talk.shell("echo beside")).result()).stdout == "beside\n"
-    other = Talk(talk.house, talk.box, f"{talk.name}-b")
+    other = Talk(talk.service, talk.box, f"{talk.name}-b")
     assert (await other.run("1")).ok
     await first.interrupt()
     assert all([(await handle.result()).ok for handle in waiting])
@@ -361,7 +367,7 @@ async def test_a_run_that_waits_can_be_taken_out_of_the_queue(talk: Talk) -> Non
     second, third = await talk.start("never = 1"), await talk.start("'never' in dir()")
     assert await second.interrupt()
     assert (await second.result()).status == "interrupted"
-    assert [type(event) for _, event in await told(second)] == [RunStart, RunEnd]
+    assert [type(event) for _, event in await events_of(second)] == [RunStart, RunEnd]
     await first.interrupt()
     assert (await third.result()).result == "False"
 
@@ -387,25 +393,25 @@ async def test_who_comes_back_gets_what_was_missed(talk: Talk) -> None:
         if isinstance(numbered[1], InputRequest):
             break
     await again.answer("yes")
-    rest = await told(again, after=len(first))
-    whole = await told(handle)
+    rest = await events_of(again, after=len(first))
+    whole = await events_of(handle)
     assert first + rest == whole
     assert [number for number, _ in whole] == list(range(1, len(whole) + 1))
     assert printed(whole) == "0\n1\n2\n"
     assert isinstance(whole[-1][1], RunEnd)
-    assert await told(handle, after=len(whole)) == []
-    assert await told(handle, after=10**9) == []
-    assert await told(handle, after=-5) == whole
+    assert await events_of(handle, after=len(whole)) == []
+    assert await events_of(handle, after=10**9) == []
+    assert await events_of(handle, after=-5) == whole
 
 
 async def test_a_run_is_replayed_for_60_s_after_its_end(talk: Talk) -> None:
     handle = await talk.start("print('a'); 1")
-    whole = await told(handle)
-    clock = talk.house.clock
+    whole = await events_of(handle)
+    clock = talk.service.clock
     assert isinstance(clock, FakeClock)
     clock.advance(59.5)
     again = await talk.runs.attach(ANN, talk.box, handle.run_id)
-    assert await told(again, after=1) == whole[1:]
+    assert await events_of(again, after=1) == whole[1:]
     assert await again.result() == await handle.result()
     clock.advance(0.5)
     with pytest.raises(NotFound):
@@ -434,9 +440,9 @@ async def test_what_is_kept_for_replay_is_bounded_in_all(
 # -- who may ---------------------------------------------------------------------------------------
 
 
-async def test_what_others_run_is_not_found(talk: Talk, house: Service) -> None:
+async def test_what_others_run_is_not_found(talk: Talk, service: Service) -> None:
     handle = await talk.begun()
-    mine = await house.sandboxes.create(BOB)
+    mine = await service.sandboxes.create(BOB)
     for sandbox_id in (talk.box, mine.id, None, "sandbox-none"):
         with pytest.raises(NotFound):
             await talk.runs.attach(BOB, sandbox_id, handle.run_id)
@@ -533,11 +539,11 @@ async def test_no_answer_interrupts_the_run(talk: Talk) -> None:
 # -- history ---------------------------------------------------------------------------------------
 
 
-async def test_history_has_its_last_entry_and_takes_notes(house: Service, talk: Talk) -> None:
-    mine = (await house.sandboxes.create(ANN)).id
+async def test_history_has_its_last_entry_and_takes_notes(service: Service, talk: Talk) -> None:
+    mine = (await service.sandboxes.create(ANN)).id
     with pytest.raises(NotFound):
         await talk.runs.history.last(ANN, mine)
-    own = Talk(house, mine, "default")
+    own = Talk(service, mine, "default")
     first, second = await own.run("1/0", tags="math"), await own.run("2")
     await (await own.shell("true")).result()
     assert (await own.runs.history.last(ANN, mine)).kind == "shell"
@@ -558,14 +564,14 @@ async def test_history_has_its_last_entry_and_takes_notes(house: Service, talk: 
 # -- the end of a sandbox, and of the service ------------------------------------------------------
 
 
-async def test_deleting_a_sandbox_ends_its_runs_and_they_are_recorded(house: Service) -> None:
-    own = Talk(house, (await house.sandboxes.create(ANN)).id, "default")
+async def test_deleting_a_sandbox_ends_its_runs_and_they_are_recorded(service: Service) -> None:
+    own = Talk(service, (await service.sandboxes.create(ANN)).id, "default")
     first, second = await own.begun(), await own.start("1")
-    await house.sandboxes.delete(ANN, own.box)
+    await service.sandboxes.delete(ANN, own.box)
     for handle in (first, second):
         with contextlib.suppress(Conflict):
             assert (await handle.result()).status == "interrupted"
-        row = await house.store.row("SELECT status FROM runs WHERE id = ?", handle.run_id)
+        row = await service.store.row("SELECT status FROM runs WHERE id = ?", handle.run_id)
         assert row is not None
         assert row["status"] == "interrupted"
         with pytest.raises(NotFound):
@@ -574,16 +580,16 @@ async def test_deleting_a_sandbox_ends_its_runs_and_they_are_recorded(house: Ser
 
 async def test_a_service_that_ends_takes_no_more_and_records_what_ran(tmp_path: Path) -> None:
     settings, clock = Settings(data_dir=tmp_path), FakeClock()
-    async with Service(settings, clock=clock) as house:
-        own = Talk(house, (await house.sandboxes.create(ANN)).id, "default")
+    async with Service(settings, clock=clock) as service:
+        own = Talk(service, (await service.sandboxes.create(ANN)).id, "default")
         handle = await own.begun()
-        assert not await house.runs.drain(0.05)
+        assert not await service.runs.drain(0.05)
         with pytest.raises(Unavailable) as refused:
             await own.start("1")
         assert refused.value.code == "shutting_down"
     assert handle.ended
-    async with Service(settings, clock=clock) as house:
-        row = await house.store.row("SELECT status FROM runs WHERE id = ?", handle.run_id)
+    async with Service(settings, clock=clock) as service:
+        row = await service.store.row("SELECT status FROM runs WHERE id = ?", handle.run_id)
         assert row is not None
         assert row["status"] == "interrupted"
-        assert await house.runs.drain(1)
+        assert await service.runs.drain(1)

@@ -4,7 +4,16 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from kept import ME, OTHER, a_house, begin, directories, eventually, printed, run
+from persistent_sandboxes import (
+    ME,
+    OTHER,
+    begin,
+    directories,
+    eventually,
+    open_service,
+    printed,
+    run,
+)
 
 from sbx.errors import BadRequest, Conflict, NotFound
 from sbx.service.caller import Caller
@@ -17,131 +26,134 @@ HANG = "import time; print('on', flush=True); time.sleep(60)"
 async def test_callers_see_what_is_theirs(tmp_path: Path) -> None:
     token = Caller("me", "token", user_id="u", agent_id="a", conversation_id="c")
     reader = Caller("me", "token", user_id="u", scopes=frozenset({"files:read"}))
-    async with a_house(tmp_path / "data") as house:
-        plain = await house.sandboxes.create(ME)
+    async with open_service(tmp_path / "data") as service:
+        plain = await service.sandboxes.create(ME)
         who = SessionIdentity("sb-session-u-a", "u", "a")
-        session = await house.sandboxes.create(ME, session=who)
+        session = await service.sandboxes.create(ME, session=who)
         for caller in (OTHER, token, reader):
             with pytest.raises(NotFound):
-                await house.sandboxes.get(caller, plain.id)
-        assert [one.id for one in (await house.sandboxes.list(token)).items] == [session.id]
-        assert len((await house.sandboxes.list(ME)).items) == 2
-        assert not (await house.sandboxes.list(OTHER, all_owners=True)).items
+                await service.sandboxes.get(caller, plain.id)
+        assert [one.id for one in (await service.sandboxes.list(token)).items] == [session.id]
+        assert len((await service.sandboxes.list(ME)).items) == 2
+        assert not (await service.sandboxes.list(OTHER, all_owners=True)).items
         boss = Caller("boss", "peer", operator=True)
-        assert len((await house.sandboxes.list(boss, all_owners=True)).items) == 2
-        async with house.sandboxes.using(token, session.id, scope="execute") as use:
+        assert len((await service.sandboxes.list(boss, all_owners=True)).items) == 2
+        async with service.sandboxes.using(token, session.id, scope="execute") as use:
             assert use.conversation("c").name == "c"
             with pytest.raises(NotFound):
                 use.conversation("d")
-        for act in (house.sandboxes.stop, house.sandboxes.delete):
+        for act in (service.sandboxes.stop, service.sandboxes.delete):
             with pytest.raises(NotFound):
                 await act(token, session.id)
         with pytest.raises(NotFound):
-            await house.sandboxes.delete(reader, session.id)
+            await service.sandboxes.delete(reader, session.id)
         with pytest.raises(NotFound):
-            async with house.sandboxes.using(reader, session.id, scope="execute"):
+            async with service.sandboxes.using(reader, session.id, scope="execute"):
                 pass
         with pytest.raises(NotFound):
-            async with house.sandboxes.using(
+            async with service.sandboxes.using(
                 token, session.id, scope="files:read", conversation="default"
             ):
                 pass
         with pytest.raises(NotFound):
-            await house.sandboxes.create(token)
+            await service.sandboxes.create(token)
 
 
+@pytest.mark.full_tier
 @pytest.mark.core
 async def test_conversations_are_kept_apart_and_deleted_for_good(tmp_path: Path) -> None:
-    async with a_house(tmp_path / "data") as house:
-        made = await house.sandboxes.create(ME)
+    async with open_service(tmp_path / "data") as service:
+        made = await service.sandboxes.create(ME)
         for name in ("one", "two 😀\\"):
-            await run(house, made.id, f"open('f', 'w').write({name!r})", conversation=name)
-        found = await house.sandboxes.conversations(ME, made.id)
+            await run(service, made.id, f"open('f', 'w').write({name!r})", conversation=name)
+        found = await service.sandboxes.conversations(ME, made.id)
         assert [(one.name, one.status, one.files) for one in found] == [
             ("one", "ready", 1),
             ("two 😀\\", "ready", 1),
         ]
-        handle = await begin(house, made.id, HANG, conversation="one")
+        handle = await begin(service, made.id, HANG, conversation="one")
         await printed(handle)
-        await house.sandboxes.delete_conversation(ME, made.id, "one")
+        await service.sandboxes.delete_conversation(ME, made.id, "one")
         ended = await handle.result()
         assert ended.error is not None
         assert ended.error.name == "ConversationDeleted"
-        await house.sandboxes.delete_conversation(ME, made.id, "one")
-        assert [one.name for one in await house.sandboxes.conversations(ME, made.id)] == [
+        await service.sandboxes.delete_conversation(ME, made.id, "one")
+        assert [one.name for one in await service.sandboxes.conversations(ME, made.id)] == [
             "two 😀\\"
         ]
         fresh = await run(
-            house, made.id, "import os; print(os.path.exists('f'))", conversation="one"
+            service, made.id, "import os; print(os.path.exists('f'))", conversation="one"
         )
         assert (fresh.stdout, fresh.state_lost) == ("False\n", False)
         with pytest.raises(BadRequest):
-            await run(house, made.id, "1", conversation="a/b")
+            await run(service, made.id, "1", conversation="a/b")
 
 
+@pytest.mark.full_tier
 async def test_a_workspace_outlives_its_sandboxes(tmp_path: Path) -> None:
-    async with a_house(tmp_path / "data") as house:
-        workspace = await house.workspaces.create(ME, size_limit_mb=5)
-        first = await house.sandboxes.create(ME, workspace_id=workspace.id)
+    async with open_service(tmp_path / "data") as service:
+        workspace = await service.workspaces.create(ME, size_limit_mb=5)
+        first = await service.sandboxes.create(ME, workspace_id=workspace.id)
         assert first.policy.limits.workspace_max == 5 << 20
-        await run(house, first.id, "open('f', 'w').write('kept')")
+        await run(service, first.id, "open('f', 'w').write('kept')")
         with pytest.raises(Conflict) as refused:
-            await house.workspaces.delete(ME, workspace.id)
+            await service.workspaces.delete(ME, workspace.id)
         assert refused.value.details == {"active_sandbox_ids": [first.id]}
-        await house.sandboxes.delete(ME, first.id)
-        second = await house.sandboxes.create(ME, workspace_id=workspace.id)
-        assert (await run(house, second.id, "print(open('f').read())")).stdout == "kept\n"
+        await service.sandboxes.delete(ME, first.id)
+        second = await service.sandboxes.create(ME, workspace_id=workspace.id)
+        assert (await run(service, second.id, "print(open('f').read())")).stdout == "kept\n"
         with pytest.raises(NotFound):
-            await house.sandboxes.create(OTHER, workspace_id=workspace.id)
-        own = await house.sandboxes.create(ME)
+            await service.sandboxes.create(OTHER, workspace_id=workspace.id)
+        own = await service.sandboxes.create(ME)
         with pytest.raises(Conflict) as managed:
-            await house.workspaces.delete(ME, own.workspace_id)
+            await service.workspaces.delete(ME, own.workspace_id)
         assert managed.value.details == {"managed_by_sandbox_id": own.id}
-        await house.sandboxes.delete(ME, second.id)
-    async with a_house(tmp_path / "data") as house:
-        third = await house.sandboxes.create(ME, workspace_id=workspace.id)
-        assert (await run(house, third.id, "print(open('f').read())")).stdout == "kept\n"
-        await house.sandboxes.delete(ME, third.id)
-        await house.workspaces.delete(ME, workspace.id)
+        await service.sandboxes.delete(ME, second.id)
+    async with open_service(tmp_path / "data") as service:
+        third = await service.sandboxes.create(ME, workspace_id=workspace.id)
+        assert (await run(service, third.id, "print(open('f').read())")).stdout == "kept\n"
+        await service.sandboxes.delete(ME, third.id)
+        await service.workspaces.delete(ME, workspace.id)
         with pytest.raises(NotFound):
-            await house.sandboxes.create(ME, workspace_id=workspace.id)
-        left = await house.sandboxes.list(ME)
-        assert len(directories(house)) <= len(left.items)
+            await service.sandboxes.create(ME, workspace_id=workspace.id)
+        left = await service.sandboxes.list(ME)
+        assert len(directories(service)) <= len(left.items)
 
 
 async def test_events_are_followed_to_the_tombstone(tmp_path: Path) -> None:
-    async with a_house(tmp_path / "data") as house:
-        made = await house.sandboxes.create(ME, ttl_s=10)
+    async with open_service(tmp_path / "data") as service:
+        made = await service.sandboxes.create(ME, ttl_s=10)
         seen: list[str] = []
 
         async def follow() -> None:
-            async for event in house.events.follow(ME, made.id):
+            async for event in service.events.follow(ME, made.id):
                 seen.append(event.type)  # noqa: PERF401  # it is looked at meanwhile
 
         following = asyncio.create_task(follow())
         await eventually(lambda: seen == ["created"])
-        await house.sandboxes.extend(ME, made.id, 5)
+        await service.sandboxes.extend(ME, made.id, 5)
         await eventually(lambda: len(seen) == 2)
-        await house.sandboxes.delete(ME, made.id)
+        await service.sandboxes.delete(ME, made.id)
         async with asyncio.timeout(60):
             await following
         assert seen == ["created", "extended", "deleted"]
-        again = [event.type async for event in house.events.follow(ME, made.id)]
+        again = [event.type async for event in service.events.follow(ME, made.id)]
         assert again == seen
 
 
+@pytest.mark.full_tier
 @pytest.mark.core
 async def test_two_sandboxes_share_a_workspace_at_the_same_time(tmp_path: Path) -> None:
-    async with a_house(tmp_path / "data") as house:
-        workspace = await house.workspaces.create(ME)
-        one, two = [await house.sandboxes.create(ME, workspace_id=workspace.id) for _ in range(2)]
-        await run(house, one.id, "open('f', 'w').write('1')")
-        assert (await run(house, two.id, "open('f', 'a').write('2')")).ok
-        assert (await run(house, one.id, "print(open('f').read())")).stdout == "12\n"
-        await house.sandboxes.delete(ME, one.id)
-        assert (await run(house, two.id, "print(open('f').read())")).stdout == "12\n"
-        await house.sandboxes.delete_conversation(ME, two.id, "default")
-        again = await run(house, two.id, "import os; print(os.path.exists('f'))")
+    async with open_service(tmp_path / "data") as service:
+        workspace = await service.workspaces.create(ME)
+        one, two = [await service.sandboxes.create(ME, workspace_id=workspace.id) for _ in range(2)]
+        await run(service, one.id, "open('f', 'w').write('1')")
+        assert (await run(service, two.id, "open('f', 'a').write('2')")).ok
+        assert (await run(service, one.id, "print(open('f').read())")).stdout == "12\n"
+        await service.sandboxes.delete(ME, one.id)
+        assert (await run(service, two.id, "print(open('f').read())")).stdout == "12\n"
+        await service.sandboxes.delete_conversation(ME, two.id, "default")
+        again = await run(service, two.id, "import os; print(os.path.exists('f'))")
         assert again.stdout == "False\n"
 
 
@@ -150,14 +162,14 @@ async def test_a_sandbox_whose_policy_was_taken_away_says_so(tmp_path: Path) -> 
     policies.mkdir()
     (policies / "own.toml").write_text('schema = 1\nextends = "default"\n')
     data = tmp_path / "data"
-    async with a_house(data, policy_dirs=(policies,)) as house:
-        made = await house.sandboxes.create(ME, profile="own")
+    async with open_service(data, policy_dirs=(policies,)) as service:
+        made = await service.sandboxes.create(ME, profile="own")
     (policies / "own.toml").unlink()
-    async with a_house(data, policy_dirs=(policies,)) as house:
-        view = await house.sandboxes.get(ME, made.id)
+    async with open_service(data, policy_dirs=(policies,)) as service:
+        view = await service.sandboxes.get(ME, made.id)
         assert (view.state, view.profile) == (State.FAILED, "own")
         assert view.failure is not None
         assert view.failure["code"] == "policy_not_found"
         with pytest.raises(NotFound, match="own"):
-            await run(house, made.id, "1")
-        await house.sandboxes.delete(ME, made.id)
+            await run(service, made.id, "1")
+        await service.sandboxes.delete(ME, made.id)

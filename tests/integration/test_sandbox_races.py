@@ -6,7 +6,17 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from kept import ME, OTHER, a_house, begin, directories, eventually, printed, run, told
+from persistent_sandboxes import (
+    ME,
+    OTHER,
+    begin,
+    directories,
+    eventually,
+    open_service,
+    printed,
+    run,
+    state_events,
+)
 
 from sbx.errors import Conflict, NotFound, SbxError
 from sbx.protocol.runs import RunError, Status
@@ -19,85 +29,89 @@ HANG = "import time; print('on', flush=True); time.sleep(60)"
 
 async def test_extend_and_the_reaper_agree(tmp_path: Path) -> None:
     clock = FakeClock()
-    async with a_house(tmp_path / "data", clock) as house:
-        made = await house.sandboxes.create(ME, ttl_s=100)
+    async with open_service(tmp_path / "data", clock) as service:
+        made = await service.sandboxes.create(ME, ttl_s=100)
         clock.advance(99.5)
         _, view = await asyncio.gather(
-            house.reaper.round(), house.sandboxes.extend(ME, made.id, 100)
+            service.reaper.round(), service.sandboxes.extend(ME, made.id, 100)
         )
         assert view.expires_at == made.created_at + 200
         clock.advance(1)
-        await house.reaper.round()
-        assert (await run(house, made.id, "1")).ok
+        await service.reaper.round()
+        assert (await run(service, made.id, "1")).ok
         clock.advance(99.5)
         ends = await asyncio.gather(
-            house.sandboxes.extend(ME, made.id, 100), house.reaper.round(), return_exceptions=True
+            service.sandboxes.extend(ME, made.id, 100),
+            service.reaper.round(),
+            return_exceptions=True,
         )
         assert isinstance(ends[0], Conflict)
-        assert (await house.sandboxes.get(ME, made.id)).state is State.EXPIRED
+        assert (await service.sandboxes.get(ME, made.id)).state is State.EXPIRED
 
 
+@pytest.mark.full_tier
 async def test_two_first_calls_at_once_start_one_kernel(tmp_path: Path) -> None:
-    async with a_house(tmp_path / "data") as house:
-        made = await house.sandboxes.create(ME)
+    async with open_service(tmp_path / "data") as service:
+        made = await service.sandboxes.create(ME)
         runs = await asyncio.gather(
-            *(run(house, made.id, f"n{i} = {i}; import os; print(os.getpid())") for i in range(5))
+            *(run(service, made.id, f"n{i} = {i}; import os; print(os.getpid())") for i in range(5))
         )
         assert all(one.ok for one in runs)
-        assert (await run(house, made.id, "print(n0 + n1 + n2 + n3 + n4)")).stdout == "10\n"
-        assert [kind for kind, _ in await told(house, made.id)].count("started") == 1
+        assert (await run(service, made.id, "print(n0 + n1 + n2 + n3 + n4)")).stdout == "10\n"
+        assert [kind for kind, _ in await state_events(service, made.id)].count("started") == 1
 
 
 @pytest.mark.core
 async def test_delete_during_a_run_ends_it_and_removes_the_files(tmp_path: Path) -> None:
-    async with a_house(tmp_path / "data") as house:
-        made = await house.sandboxes.create(ME)
-        handle = await begin(house, made.id, HANG)
+    async with open_service(tmp_path / "data") as service:
+        made = await service.sandboxes.create(ME)
+        handle = await begin(service, made.id, HANG)
         await printed(handle)
-        await asyncio.gather(*(house.sandboxes.delete(ME, made.id) for _ in range(5)))
+        await asyncio.gather(*(service.sandboxes.delete(ME, made.id) for _ in range(5)))
         ended = await handle.result()
         assert ended.error is not None
         assert (ended.status, ended.error.name) == (Status.INTERRUPTED, "SandboxDeleted")
-        assert not directories(house)
-        await house.sandboxes.delete(ME, made.id)  # again: nothing
+        assert not directories(service)
+        await service.sandboxes.delete(ME, made.id)  # again: nothing
         with pytest.raises(NotFound):
-            await house.sandboxes.delete(OTHER, made.id)
+            await service.sandboxes.delete(OTHER, made.id)
         with pytest.raises(NotFound):
-            await begin(house, made.id, "1")
-        assert (await told(house, made.id))[-1] == ("deleted", "requested")
+            await begin(service, made.id, "1")
+        assert (await state_events(service, made.id))[-1] == ("deleted", "requested")
 
 
 async def test_runs_that_wait_are_ended_once_by_however_many(tmp_path: Path) -> None:
-    async with a_house(tmp_path / "data") as house:
-        made = await house.sandboxes.create(ME)
-        living = next(iter(house.sandboxes.every()))
-        handles = [await begin(house, made.id, HANG) for _ in range(6)]
+    async with open_service(tmp_path / "data") as service:
+        made = await service.sandboxes.create(ME)
+        living = next(iter(service.sandboxes.every()))
+        handles = [await begin(service, made.id, HANG) for _ in range(6)]
         await printed(handles[0])
         assert living.box is not None
         talk = living.box.conversation("default")
-        told = RunError("Test", "ended by a test", "")
+        state_events = RunError("Test", "ended by a test", "")
         ends = await asyncio.gather(
             handles[-1].interrupt(),
-            talk.halt(told),
-            house.sandboxes.delete_conversation(ME, made.id, "default"),
-            talk.halt(told),
-            house.sandboxes.delete(ME, made.id),
+            talk.halt(state_events),
+            service.sandboxes.delete_conversation(ME, made.id, "default"),
+            talk.halt(state_events),
+            service.sandboxes.delete(ME, made.id),
             handles[-2].interrupt(),
             return_exceptions=True,
         )
         assert not [end for end in ends if isinstance(end, BaseException)]
         for handle in handles:
             assert (await handle.result()).status is Status.INTERRUPTED
-        assert not directories(house)
+        assert not directories(service)
 
 
+@pytest.mark.full_tier
 async def test_what_fails_at_its_end_is_deleted_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with a_house(tmp_path / "data") as house:
-        made = await house.sandboxes.create(ME)
-        await run(house, made.id, "1")
-        living = next(iter(house.sandboxes.every()))
+    async with open_service(tmp_path / "data") as service:
+        made = await service.sandboxes.create(ME)
+        await run(service, made.id, "1")
+        living = next(iter(service.sandboxes.every()))
         assert living.box is not None
         halt = living.box.halt
 
@@ -106,64 +120,65 @@ async def test_what_fails_at_its_end_is_deleted_all_the_same(
             raise KeyError("stdout")
 
         living.box.halt = failing  # type: ignore[method-assign]
-        await house.sandboxes.delete(ME, made.id)
+        await service.sandboxes.delete(ME, made.id)
         assert "did not end cleanly" in caplog.text
-        assert not house.sandboxes.every()
-        assert not directories(house)
+        assert not service.sandboxes.every()
+        assert not directories(service)
 
 
 async def test_stop_and_delete_during_a_start(tmp_path: Path) -> None:
-    async with a_house(tmp_path / "data", fast_path=False) as house:
-        made = await house.sandboxes.create(ME)
-        living = next(iter(house.sandboxes.every()))
-        handle = await begin(house, made.id, "open('early', 'w')")
+    async with open_service(tmp_path / "data", fast_path=False) as service:
+        made = await service.sandboxes.create(ME)
+        living = next(iter(service.sandboxes.every()))
+        handle = await begin(service, made.id, "open('early', 'w')")
         await eventually(lambda: living.state is State.STARTING)
-        await house.sandboxes.stop(ME, made.id)
+        await service.sandboxes.stop(ME, made.id)
         ended = await handle.result()
         assert ended.error is not None
         assert (ended.status, ended.error.name) == (Status.INTERRUPTED, "SandboxStopped")
-        assert (await house.sandboxes.get(ME, made.id)).state is State.IDLE
-        resuming = asyncio.create_task(house.sandboxes.resume(ME, made.id))
+        assert (await service.sandboxes.get(ME, made.id)).state is State.IDLE
+        resuming = asyncio.create_task(service.sandboxes.resume(ME, made.id))
         await eventually(lambda: living.state is State.STARTING)
-        await house.sandboxes.stop(ME, made.id)
+        await service.sandboxes.stop(ME, made.id)
         with pytest.raises(Conflict, match="stopped"):
             await resuming
-        resuming = asyncio.create_task(house.sandboxes.resume(ME, made.id))
+        resuming = asyncio.create_task(service.sandboxes.resume(ME, made.id))
         await eventually(lambda: living.state is State.STARTING)
-        await house.sandboxes.delete(ME, made.id)
+        await service.sandboxes.delete(ME, made.id)
         with pytest.raises((Conflict, NotFound)):
             await resuming
 
 
+@pytest.mark.full_tier
 async def test_a_sandbox_that_is_opened_again_at_once_keeps_its_group(tmp_path: Path) -> None:
     """What was removed of the sandbox that is closed has the same name as what is made."""
-    async with a_house(tmp_path / "data", fast_path=False) as house:
-        made = await house.sandboxes.create(ME)
-        living = next(iter(house.sandboxes.every()))
+    async with open_service(tmp_path / "data", fast_path=False) as service:
+        made = await service.sandboxes.create(ME)
+        living = next(iter(service.sandboxes.every()))
         for _ in range(40):
-            resuming = asyncio.create_task(house.sandboxes.resume(ME, made.id))
+            resuming = asyncio.create_task(service.sandboxes.resume(ME, made.id))
             await eventually(lambda: living.state is State.STARTING)
-            await house.sandboxes.stop(ME, made.id)
+            await service.sandboxes.stop(ME, made.id)
             (end,) = await asyncio.gather(resuming, return_exceptions=True)
             assert isinstance(end, Conflict), end
-        await house.sandboxes.resume(ME, made.id)
+        await service.sandboxes.resume(ME, made.id)
 
 
 async def test_fifty_creates_for_one_session_make_one(tmp_path: Path) -> None:
-    async with a_house(tmp_path / "data") as house:
+    async with open_service(tmp_path / "data") as service:
         who = SessionIdentity("sb-session-u-a", "u", "a")
         ends = await asyncio.gather(
-            *(house.sandboxes.create(ME, session=who) for _ in range(50)), return_exceptions=True
+            *(service.sandboxes.create(ME, session=who) for _ in range(50)), return_exceptions=True
         )
         made = [end for end in ends if not isinstance(end, BaseException)]
         assert len(made) == 1
         assert {getattr(end, "code", "made") for end in ends} == {"made", "session_exists"}
-        assert (await house.sandboxes.get(ME, "sb-session-u-a")).id == made[0].id
-        assert len((house.workspaces.list(ME, managed=True)).items) == 1
-        assert (await house.sandboxes.create(OTHER, session=who)).id != made[0].id
-        await house.sandboxes.delete(ME, "sb-session-u-a")
-        await house.sandboxes.delete(ME, "sb-session-u-a")
-        assert (await house.sandboxes.create(ME, session=who)).id != made[0].id
+        assert (await service.sandboxes.get(ME, "sb-session-u-a")).id == made[0].id
+        assert len((service.workspaces.list(ME, managed=True)).items) == 1
+        assert (await service.sandboxes.create(OTHER, session=who)).id != made[0].id
+        await service.sandboxes.delete(ME, "sb-session-u-a")
+        await service.sandboxes.delete(ME, "sb-session-u-a")
+        assert (await service.sandboxes.create(ME, session=who)).id != made[0].id
 
 
 _ALLOWED = {"stopped", "closed", "sandbox_expired", "not_found"}
@@ -173,21 +188,21 @@ _ALLOWED = {"stopped", "closed", "sandbox_expired", "not_found"}
 async def test_everything_at_once_ends_and_leaves_nothing(tmp_path: Path, seed: int) -> None:
     """Sixty calls in any order on three sandboxes: each ends, in one of the ways that are told."""
     clock, order = FakeClock(), random.Random(seed)
-    async with a_house(tmp_path / "data", clock, idle_timeout=5, kernels_max=2) as house:
-        ids = [(await house.sandboxes.create(ME, ttl_s=20)).id for _ in range(3)]
+    async with open_service(tmp_path / "data", clock, idle_timeout=5, kernels_max=2) as service:
+        ids = [(await service.sandboxes.create(ME, ttl_s=20)).id for _ in range(3)]
 
         async def later() -> None:
             clock.advance(order.choice([1, 4]))
-            await house.reaper.round()
+            await service.reaper.round()
 
         acts: list[Callable[[str], Awaitable[object]]] = [
-            lambda id: run(house, id, "open('f', 'a').write('x')"),
-            lambda id: run(house, id, "import time; time.sleep(0.2)", conversation="other"),
-            lambda id: run(house, id, "1"),
-            lambda id: house.sandboxes.stop(ME, id),
-            lambda id: house.sandboxes.resume(ME, id),
-            lambda id: house.sandboxes.extend(ME, id, 1),
-            lambda id: house.sandboxes.delete_conversation(ME, id, "other"),
+            lambda id: run(service, id, "open('f', 'a').write('x')"),
+            lambda id: run(service, id, "import time; time.sleep(0.2)", conversation="other"),
+            lambda id: run(service, id, "1"),
+            lambda id: service.sandboxes.stop(ME, id),
+            lambda id: service.sandboxes.resume(ME, id),
+            lambda id: service.sandboxes.extend(ME, id, 1),
+            lambda id: service.sandboxes.delete_conversation(ME, id, "other"),
             lambda id: later(),
         ]
 
@@ -196,16 +211,16 @@ async def test_everything_at_once_ends_and_leaves_nothing(tmp_path: Path, seed: 
             return await act(id)
 
         calls = [some(order.choice(acts), order.choice(ids)) for _ in range(60)]
-        calls.append(some(lambda id: house.sandboxes.delete(ME, id), ids[0]))
+        calls.append(some(lambda id: service.sandboxes.delete(ME, id), ids[0]))
         async with asyncio.timeout(90):
             ends = await asyncio.gather(*calls, return_exceptions=True)
         for end in ends:
             if isinstance(end, BaseException):
                 assert isinstance(end, SbxError), repr(end)
                 assert end.code in {*_ALLOWED, "too_many_kernels"}, repr(end)
-        for living in house.sandboxes.every():
+        for living in service.sandboxes.every():
             assert (living.users, living.starts) == (0, 0)
         for id in ids:
-            await house.sandboxes.delete(ME, id)
-        assert not directories(house)
-        assert not house.sandboxes.every()
+            await service.sandboxes.delete(ME, id)
+        assert not directories(service)
+        assert not service.sandboxes.every()

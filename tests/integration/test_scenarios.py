@@ -91,15 +91,15 @@ def create(http: httpx.Client, **asked: Any) -> str:
 
 def python(http: httpx.Client, box: str, code: str, **more: Any) -> Json:
     code = textwrap.dedent(code)
-    told = ok(http.post(f"/v1/sandboxes/{box}/python/exec", json={"code": code, **more}))
-    assert isinstance(told, dict)
-    return told
+    answer = ok(http.post(f"/v1/sandboxes/{box}/python/exec", json={"code": code, **more}))
+    assert isinstance(answer, dict)
+    return answer
 
 
 def shell(http: httpx.Client, box: str, command: str, **more: Any) -> Json:
-    told = ok(http.post(f"/v1/sandboxes/{box}/shell/exec", json={"command": command, **more}))
-    assert isinstance(told, dict)
-    return told
+    answer = ok(http.post(f"/v1/sandboxes/{box}/shell/exec", json={"command": command, **more}))
+    assert isinstance(answer, dict)
+    return answer
 
 
 def put(http: httpx.Client, box: str, path: str, content: str) -> None:
@@ -160,6 +160,7 @@ def test_interactive_analysis_with_stop_and_resume(http: httpx.Client) -> None:
     ok(http.delete(f"/v1/sandboxes/{box}"), 204)
 
 
+@pytest.mark.full_tier
 def test_script_development_with_a_failing_and_a_mended_script(http: httpx.Client) -> None:
     box = create(http)
     script = """\
@@ -229,9 +230,9 @@ def test_create_run_delete_leaves_nothing(http: httpx.Client, served: Service) -
         return list((served.data / "sandboxes").rglob("until-the-end.txt"))
 
     box = create(http, profile="python-default", ttl=600)
-    told = ok(http.get(f"/v1/sandboxes/{box}"))
-    assert (told["status"], told["profile"]) == ("idle", "python-default")
-    assert told["expires_at"].endswith("Z")
+    answer = ok(http.get(f"/v1/sandboxes/{box}"))
+    assert (answer["status"], answer["profile"]) == ("idle", "python-default")
+    assert answer["expires_at"].endswith("Z")
     assert python(http, box, "print('once')\n6 * 7")["output"] == "once\n42\n"
     (container,) = ok(http.get(f"/v1/sandboxes/{box}"))["containers"]
     assert (container["name"], container["healthy"]) == ("kernel", True)
@@ -305,6 +306,7 @@ def test_long_task_with_extensions_replays_and_refusal_after_expiry(http: httpx.
     ok(http.delete(path), 204)
 
 
+@pytest.mark.full_tier
 def test_an_agents_write_run_fix_loop_with_idempotency_keys(http: httpx.Client) -> None:
     """Each step may be sent twice, as by an agent whose answer was lost, and is done once."""
 
@@ -321,9 +323,9 @@ def test_an_agents_write_run_fix_loop_with_idempotency_keys(http: httpx.Client) 
         assert one.status_code == two.status_code
         assert one.status_code in (200, 201), one.text
         assert one.json() == two.json()
-        told = one.json()
-        assert isinstance(told, dict)
-        return told
+        answer = one.json()
+        assert isinstance(answer, dict)
+        return answer
 
     made = sent_twice("/v1/sandboxes", {"profile": "default", "ttl": 600}, "task-7-create")
     box = made["id"]

@@ -29,7 +29,7 @@ _ABSENT, _DENIED, _READ_ONLY, _REFUSED = (
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[dict[str, Any]]:
+def serve_facts() -> Iterator[dict[str, Any]]:
     """What a process told that had root, and gave it up as `sbx serve` does."""
     with short_directory() as top:
         done = subprocess.run(
@@ -45,14 +45,15 @@ def told() -> Iterator[dict[str, Any]]:
         yield json.loads(done.stdout)
 
 
-def test_it_has_another_uid_and_no_groups(told: dict[str, Any]) -> None:
-    assert told["ids"] == [1_899_999_999] * 6
+@pytest.mark.full_tier
+def test_it_has_another_uid_and_no_groups(serve_facts: dict[str, Any]) -> None:
+    assert serve_facts["ids"] == [1_899_999_999] * 6
 
 
-def test_it_has_three_capabilities_and_can_get_no_other(told: dict[str, Any]) -> None:
-    assert told["capabilities"] == [_KEPT, _KEPT, 0, 0, 0]
-    assert told["of a thread"] == told["capabilities"]
-    assert int(told["child"], 16) == 0
+def test_it_has_three_capabilities_and_can_get_no_other(serve_facts: dict[str, Any]) -> None:
+    assert serve_facts["capabilities"] == [_KEPT, _KEPT, 0, 0, 0]
+    assert serve_facts["of a thread"] == serve_facts["capabilities"]
+    assert int(serve_facts["child"], 16) == 0
 
 
 @pytest.mark.parametrize(
@@ -84,13 +85,15 @@ def test_it_has_three_capabilities_and_can_get_no_other(told: dict[str, Any]) ->
     ],
 )
 def test_it_can_do_what_it_needs_and_no_more(
-    told: dict[str, Any], attempt: str, outcome: str
+    serve_facts: dict[str, Any], attempt: str, outcome: str
 ) -> None:
-    assert told["attempts"][attempt] == outcome
+    assert serve_facts["attempts"][attempt] == outcome
 
 
-def test_sandboxes_run_and_their_files_are_listed_read_and_deleted(told: dict[str, Any]) -> None:
-    seen = told["sandbox"]
+def test_sandboxes_run_and_their_files_are_listed_read_and_deleted(
+    serve_facts: dict[str, Any],
+) -> None:
+    seen = serve_facts["sandbox"]
     assert seen["run"] == "2"
     assert seen["read"] == "made inside"
     assert seen["shell"].strip() == "made outside"
@@ -100,11 +103,11 @@ def test_sandboxes_run_and_their_files_are_listed_read_and_deleted(told: dict[st
     assert 1_900_000_000 <= seen["host uid"] < 2_000_000_000
 
 
-def test_the_broker_gives_it_back_nothing(told: dict[str, Any]) -> None:
-    assert told["sandbox"]["a stranger's uid"] == "refused"
-    assert told["sandbox"]["root's uid"] == "refused"
-    assert "not the bwrap" in told["sandbox"]["another program"]
-    assert "greeted already" in told["sandbox"]["a second greeting"]
+def test_the_broker_gives_it_back_nothing(serve_facts: dict[str, Any]) -> None:
+    assert serve_facts["sandbox"]["a stranger's uid"] == "refused"
+    assert serve_facts["sandbox"]["root's uid"] == "refused"
+    assert "not the bwrap" in serve_facts["sandbox"]["another program"]
+    assert "greeted already" in serve_facts["sandbox"]["a second greeting"]
 
 
 @pytest.mark.parametrize("user", ["root", "0", "1000:0", "nobody-here", "1900000001"])

@@ -50,6 +50,7 @@ def run(client: httpx.Client, sandbox_id: str, code: str) -> str:
     return str(done.json()["output"])
 
 
+@pytest.mark.full_tier
 def test_it_ends_with_all_it_started_and_serves_again(served: Service, top: Path) -> None:
     with served.client() as client:
         sandbox_id = client.post("/v1/sandboxes", json={}).json()["id"]
@@ -64,6 +65,7 @@ def test_it_ends_with_all_it_started_and_serves_again(served: Service, top: Path
         assert "kept" in run(client, sandbox_id, "import os; print(os.listdir())")
 
 
+@pytest.mark.full_tier
 @pytest.mark.needs("root")
 def test_the_watchdog_kills_it_when_the_service_is_killed(served: Service, top: Path) -> None:
     family = stopped_broker(served)

@@ -62,10 +62,11 @@ async def printed(client: httpx.AsyncClient, box: str, code: str) -> str:
 
 
 def log(served: Served) -> list[dict[str, Any]]:
-    lines = (served.house.data_dir / "audit.jsonl").read_text().splitlines()
+    lines = (served.service.data_dir / "audit.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.full_tier
 async def test_it_is_seen_listed_recorded_and_taken_away(
     served: Served, client: httpx.AsyncClient, top: Path
 ) -> None:
@@ -90,10 +91,11 @@ async def test_it_is_seen_listed_recorded_and_taken_away(
         ("sandbox.mount", box, body),
         ("sandbox.unmount", box, {"target": "/mnt/wheels"}),
     ]
-    told = (await client.get(f"/v1/sandboxes/{box}/events")).json()["items"]
-    assert {"mounted", "unmounted"} <= {one["type"] for one in told}
+    answer = (await client.get(f"/v1/sandboxes/{box}/events")).json()["items"]
+    assert {"mounted", "unmounted"} <= {one["type"] for one in answer}
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize(
     ("source", "status", "code"),
     [
@@ -119,6 +121,7 @@ async def test_nothing_but_what_the_settings_name_is_mounted(
     assert (await client.get(path_of(box))).json() == {"items": []}
 
 
+@pytest.mark.full_tier
 async def test_it_is_the_operator_s_whoever_owns_the_sandbox(
     served: Served, client: httpx.AsyncClient, top: Path
 ) -> None:
@@ -136,6 +139,7 @@ async def test_it_is_the_operator_s_whoever_owns_the_sandbox(
     refused(await client.post(path_of("nope"), json=asked), 404, "not_found")
 
 
+@pytest.mark.full_tier
 async def test_it_survives_an_idle_close_and_a_stop_and_no_other_process(top: Path) -> None:
     clock = FakeClock()
     chosen: dict[str, Any] = {"mount_dirs": (top / "srv",), "gc_interval": 0}
@@ -144,8 +148,8 @@ async def test_it_survives_an_idle_close_and_a_stop_and_no_other_process(top: Pa
         assert await printed(client, box, "x = 1") == ""
         asked = {"source": str(top / "srv/wheels"), "target": "/mnt/w"}
         assert (await client.post(path_of(box), json=asked)).status_code == 201
-        (one,) = served.house.sandboxes.every()
-        clock.advance(served.house.settings.idle_timeout + 1)
+        (one,) = served.service.sandboxes.every()
+        clock.advance(served.service.settings.idle_timeout + 1)
         assert await one.stop_idle()
         assert one.box is None
         assert len((await client.get(path_of(box))).json()["items"]) == 1
@@ -207,6 +211,7 @@ async def test_without_asyncio(served: Served, top: Path) -> None:
         await asyncio.to_thread(sbx.close)
 
 
+@pytest.mark.full_tier
 async def test_what_is_shared_can_be_written_to(served: Served, top: Path) -> None:
     corpus = top / "srv/corpus"
     if os.geteuid() == 0:

@@ -11,7 +11,7 @@ from sessions_calls import API, code_of, ensure, new_user, put, run, url
 
 
 async def token(served: Served, owner: str, user: str, **bounds: object) -> str:
-    _, text = await served.house.access.make_token(
+    _, text = await served.service.access.make_token(
         owner,
         user_id=user,
         **{"ttl_s": 600.0, **bounds},  # type: ignore[arg-type]
@@ -167,8 +167,12 @@ async def test_a_login_is_a_cookie_that_scripts_cannot_read(
     async with served.client() as browser:
         reply = await browser.post(f"{API}/login", json={"token": text})
         assert reply.status_code == 200
-        told = reply.json()
-        assert (told["user_id"], told["agent_id"], told["scopes"]) == (user, "agent", ["execute"])
+        answer = reply.json()
+        assert (answer["user_id"], answer["agent_id"], answer["scopes"]) == (
+            user,
+            "agent",
+            ["execute"],
+        )
         cookie = reply.headers["set-cookie"].lower()
         assert "httponly" in cookie
         assert "samesite=strict" in cookie

@@ -56,6 +56,7 @@ async def form(file_first: bool) -> AsyncIterator[bytes]:
     yield b"\r\n" + (field if file_first else b"") + b"--B--\r\n"
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("file_first", rows([False, True], ci_tier=[False]))
 async def test_three_hundred_megabytes_leave_memory_flat(file_first: bool) -> None:
     with short_directory() as directory:

@@ -358,9 +358,9 @@ async def test_what_is_done_to_a_session_is_in_the_audit_log() -> None:
             await client.delete(url(session, "/conversations/c1"))
             await client.delete(url(session))
         log = (directory / "data" / "audit.jsonl").read_text().splitlines()
-        told = [json.loads(line) for line in log]
-        assert [one["what"] for one in told if one["object"] == session] == [
+        answer = [json.loads(line) for line in log]
+        assert [one["what"] for one in answer if one["object"] == session] == [
             "session.create", "upload.put", "upload.delete", "session.stop", "session.extend",
             "conversation.delete", "session.delete",
         ]  # fmt: skip
-        assert {one["who"] for one in told if one["object"] == session} == {f"uid:{os.getuid()}"}
+        assert {one["who"] for one in answer if one["object"] == session} == {f"uid:{os.getuid()}"}

@@ -9,10 +9,10 @@ import pytest
 from live_app import Served
 from sessions_calls import API, code_of, names, new_session, put, run, url
 
-Told = tuple[int, str, dict[str, Any]]
+NumberedEvent = tuple[int, str, dict[str, Any]]
 
 
-def events(text: str) -> list[Told]:
+def events(text: str) -> list[NumberedEvent]:
     """What a stream said: (id, event, data)."""
     found = []
     for block in text.split("\n\n"):
@@ -116,16 +116,16 @@ async def test_a_stream_has_numbered_events_and_ends_with_the_body(
         body = {"conversation_id": "c1", "code": code, "stream": stream}
         reply = await client.post(url(session, "/execute"), json=body, headers=headers)
         assert reply.headers["content-type"].startswith("text/event-stream")
-        told = events(reply.text)
-        assert [number for number, _, _ in told] == list(range(1, len(told) + 1))
-        kinds = [kind for _, kind, _ in told]
+        answer = events(reply.text)
+        assert [number for number, _, _ in answer] == list(range(1, len(answer) + 1))
+        kinds = [kind for _, kind, _ in answer]
         assert kinds[0] == "run_start"
         assert kinds[-1] == "run_end"
         assert {"stdout", "stderr", "result"} <= set(kinds)
-        assert all(data["type"] == kind for _, kind, data in told)
-        end = told[-1][2]
+        assert all(data["type"] == kind for _, kind, data in answer)
+        end = answer[-1][2]
         assert (end["status"], end["stdout"], end["result"]) == ("ok", "a\n", "5")
-        assert end["run_id"] == told[0][2]["run_id"]
+        assert end["run_id"] == answer[0][2]["run_id"]
         assert set(end) == {
             "type", "run_id", "status", "cause", "stdout", "stderr", "result", "outputs", "error",
             "execution_count", "duration_ms", "state_lost",
@@ -219,7 +219,7 @@ async def test_a_stream_under_an_idempotency_key_runs_once(client: httpx.AsyncCl
     for _ in range(2):
         reply = await client.post(url(session, "/execute"), json=body, headers=headers)
         ends.append(events(reply.text)[-1])
-    assert [(kind, told["result"]) for _, kind, told in ends] == [("run_end", "1")] * 2
+    assert [(kind, answer["result"]) for _, kind, answer in ends] == [("run_end", "1")] * 2
     assert (await run(client, session, "n")).json()["result"] == "1"
 
 

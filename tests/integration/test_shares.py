@@ -75,6 +75,7 @@ async def uploading(client: httpx.AsyncClient, box: str, count: int) -> AsyncIte
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.full_tier
 async def test_who_uploads_slowly_does_not_keep_others_from_it(
     alice: httpx.AsyncClient, bob: httpx.AsyncClient
 ) -> None:
@@ -168,7 +169,7 @@ async def test_a_stream_ends_when_its_key_is_revoked(
     """It once went on for as long as its client read."""
     monkeypatch.setattr(sse, "KNOWN_S", 0.05)
     box = (await made(alice))["id"]
-    key, text = await served.house.access.make_key("alice")
+    key, text = await served.service.access.make_key("alice")
     async with (
         asyncio.timeout(60),
         served.client(text) as other,
@@ -176,7 +177,7 @@ async def test_a_stream_ends_when_its_key_is_revoked(
     ):
         lines = reply.aiter_lines()
         await anext(lines)
-        await served.house.access.revoke_key(key.id)
+        await served.service.access.revoke_key(key.id)
         rest = [line async for line in lines]
     last = json.loads(next(line for line in reversed(rest) if line[:5] == "data:")[5:])
     assert (last["type"], last["status"]) == ("failure", 401)

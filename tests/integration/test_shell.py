@@ -18,6 +18,7 @@ def shell() -> Iterator[Sandbox]:
     sbx.close()
 
 
+@pytest.mark.full_tier
 def test_what_a_command_writes_and_how_it_ends(shell: Sandbox) -> None:
     run = shell.shell("echo out; echo err >&2; exit 3")
     assert (run.status, run.exit_code) == ("error", 3)
@@ -89,6 +90,7 @@ async def test_command_and_kernel_cannot_signal_each_other(box: AsyncSandbox) ->
     assert (await box.run("2")).result == "2"
 
 
+@pytest.mark.full_tier
 def test_a_time_out_interrupts_the_command_and_keeps_the_kernel(shell: Sandbox) -> None:
     shell.run("kept = 1")
     run = shell.shell("echo begun; sleep 50", timeout=2)
@@ -96,6 +98,7 @@ def test_a_time_out_interrupts_the_command_and_keeps_the_kernel(shell: Sandbox) 
     assert (run.state_lost, shell.run("kept").result) == (False, "1")
 
 
+@pytest.mark.full_tier
 def test_a_command_that_ignores_the_interrupt_is_killed(shell: Sandbox) -> None:
     shell.run("kept = 2")
     run = shell.shell("trap '' INT; while :; do sleep 0.1; done", timeout=0.5)
@@ -168,6 +171,7 @@ def test_what_no_command_can_be(
     assert (raised.value.code, bool(raised.value.hint)) == (code, True)
 
 
+@pytest.mark.full_tier
 def test_what_is_too_long_for_a_command(shell: Sandbox) -> None:
     assert shell.shell("#" + "x" * ((128 << 10) - 2)).ok
     with pytest.raises(TooLarge):

@@ -180,6 +180,7 @@ async def test_reading_cannot_write(store: Store) -> None:
         await store.rows("DELETE FROM keys RETURNING id")
 
 
+@pytest.mark.full_tier
 async def test_the_loop_goes_on_while_a_query_takes_long(store: Store) -> None:
     long = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i < ?)"
     asked = asyncio.create_task(store.rows(f"{long} SELECT max(i) FROM n", 3_000_000))
@@ -354,10 +355,10 @@ async def test_events_come_in_pages_and_the_last_is_the_tombstone(store: Store) 
         return [*made, events.add(on, "sandbox-1", 9.0, "deleted", "requested")]
 
     made = await store.write(several)
-    assert await events.of_sandbox(store, "sandbox-1") == made
-    page = await events.of_sandbox(store, "sandbox-1", after=made[1].seq, limit=2)
+    assert await events.list_for_sandbox(store, "sandbox-1") == made
+    page = await events.list_for_sandbox(store, "sandbox-1", after=made[1].seq, limit=2)
     assert page == made[2:4]
-    assert await events.of_sandbox(store, "sandbox-2") == []
+    assert await events.list_for_sandbox(store, "sandbox-2") == []
 
 
 # -- versions --------------------------------------------------------------------------------------
@@ -454,6 +455,7 @@ def test_steps_that_were_shipped_are_never_changed() -> None:
     assert {one.version: sha256(one.sql.encode()).hexdigest() for one in shipped()} == SHIPPED
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("version", [step.version for step in shipped()])
 async def test_a_store_of_every_version_opens_with_its_rows(path: Path, version: int) -> None:
     store_of_version(path, version)
@@ -511,7 +513,7 @@ async def test_an_older_store_keeps_its_idempotency_keys(path: Path) -> None:
 async def test_two_users_of_an_older_store_may_have_one_conversation_id(path: Path) -> None:
     store_of_version(path, 4)
     async with await Store.open(path) as store:
-        (before,) = await chats.of_owner(store, "me")
+        (before,) = await chats.list_for_owner(store, "me")
         theirs = replace(before, id="chat-2", user_id="another")
         assert await chats.ensure(store, theirs) == theirs
         names = await chats.named(store, "me", before.conversation_id)
@@ -678,6 +680,7 @@ async def test_what_a_killed_first_start_left_is_cleared(path: Path) -> None:
     assert [item.name for item in path.parent.iterdir()] == ["sbx.db"]
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("kept", [0, 31, 32, 5000, -1])
 async def test_a_log_that_lost_its_end_gives_the_writes_before_it(
     path: Path, tmp_path: Path, kept: int

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import pytest
 from command import in_process, sbx
-from kept import ME, a_house, create, eventually, read
+from persistent_sandboxes import ME, create, eventually, open_service, read
 
 from sbx.errors import BadRequest, Conflict, NotFound, SbxError, Unavailable
 from sbx.service.maintenance import backup, place
@@ -58,26 +58,27 @@ def restore(data: Path, source: Path) -> backup.ReplacedStore:
 @pytest.fixture
 async def data(tmp_path: Path) -> Path:
     """A data directory with one sandbox, whose service has ended."""
-    async with a_house(tmp_path / "data", fast_path=False) as house:
-        await create(house, "1")
+    async with open_service(tmp_path / "data", fast_path=False) as service:
+        await create(service, "1")
     return tmp_path / "data"
 
 
 # -- a backup --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full_tier
 async def test_backup_of_a_writing_service_is_whole_and_holds_nothing_up(tmp_path: Path) -> None:
     data, file = tmp_path / "data", tmp_path / "backup"
-    async with a_house(data, fast_path=False) as house:
-        first = await create(house, "first")
-        await house.store.write(lambda on: add_idempotency(on, 0, ROWS, 10_000))  # 30 MB
+    async with open_service(data, fast_path=False) as service:
+        first = await create(service, "first")
+        await service.store.write(lambda on: add_idempotency(on, 0, ROWS, 10_000))  # 30 MB
         done, writes = asyncio.Event(), 0
 
         async def write() -> None:
             nonlocal writes
             while not done.is_set():  # a lock of 5 s would make a write fail
                 number = ROWS + writes
-                await house.store.write(lambda on: add_idempotency(on, number, 1))  # noqa: B023
+                await service.store.write(lambda on: add_idempotency(on, number, 1))  # noqa: B023
                 writes += 1
 
         writing = asyncio.create_task(write())
@@ -89,7 +90,7 @@ async def test_backup_of_a_writing_service_is_whole_and_holds_nothing_up(tmp_pat
         assert json.loads(ended.stdout)["bytes"] == file.stat().st_size
         assert file.stat().st_mode & 0o777 == 0o600
         assert writes > 20
-        second = await create(house, "second")
+        second = await create(service, "second")
         with pytest.raises(Conflict) as running:
             restore(data, file)
         assert running.value.code == "service_running"
@@ -101,13 +102,13 @@ async def test_backup_of_a_writing_service_is_whole_and_holds_nothing_up(tmp_pat
         assert on.execute("PRAGMA journal_mode").fetchone()[0] == "delete"
     code, body = cli(data, "restore", file)
     assert (code, body["unknown"]) == (0, 1)
-    async with a_house(data, fast_path=False) as house:
-        assert await read(house, first) == "first"
-        assert [item.id for item in (await house.sandboxes.list(ME)).items] == [first]
+    async with open_service(data, fast_path=False) as service:
+        assert await read(service, first) == "first"
+        assert [item.id for item in (await service.sandboxes.list(ME)).items] == [first]
     back = cli(data, "restore", Path(body["kept"]))[1]
     assert len(back["brought_back"]) == 1
-    async with a_house(data, fast_path=False) as house:
-        assert await read(house, second) == "second"
+    async with open_service(data, fast_path=False) as service:
+        assert await read(service, second) == "second"
 
 
 def test_backup_replaces_no_file_without_force(data: Path, tmp_path: Path) -> None:
@@ -130,8 +131,8 @@ async def test_service_does_not_start_from_a_backup_itself(data: Path, tmp_path:
     command = refused.value.hint or ""
     assert command == f"sbx store restore --data-dir {data} {data / 'store.sqlite'}"
     assert in_process(*command.split()[1:]).returncode == 0
-    async with a_house(data, fast_path=False) as house:
-        assert len((await house.sandboxes.list(ME)).items) == 1
+    async with open_service(data, fast_path=False) as service:
+        assert len((await service.sandboxes.list(ME)).items) == 1
 
 
 async def test_restore_refuses_what_is_no_backup_and_changes_nothing(
@@ -166,8 +167,8 @@ async def test_restore_that_is_killed_leaves_a_refusal_and_both_stores(
         await Store.of_data(data)
     assert refused.value.code == "store_older"
     restore(data, file)
-    async with a_house(data, fast_path=False) as house:
-        assert len((await house.sandboxes.list(ME)).items) == 1
+    async with open_service(data, fast_path=False) as service:
+        assert len((await service.sandboxes.list(ME)).items) == 1
 
 
 async def test_backup_goes_to_no_place_in_the_data_directory(data: Path, tmp_path: Path) -> None:
@@ -199,6 +200,7 @@ async def test_one_backup_of_a_data_directory_at_a_time(data: Path, tmp_path: Pa
     backup.backup(data, tmp_path / "backup", force=False)
 
 
+@pytest.mark.full_tier
 async def test_backup_that_was_copied_over_a_store_with_a_log_is_refused(
     data: Path, tmp_path: Path
 ) -> None:
@@ -207,7 +209,7 @@ async def test_backup_that_was_copied_over_a_store_with_a_log_is_refused(
     path, log = data / "store.sqlite", data / "store.sqlite-wal"
     backup.backup(data, tmp_path / "backup", force=False)
     with closing(database.open_writing(path, shipped())) as on:
-        marks.write_to_store(on, marks.following(marks.of_directory(data)))
+        marks.write_to_store(on, marks.following(marks.read_from_directory(data)))
         add_idempotency(on, 0, 5, 3000)
         shutil.copy(log, tmp_path / "log")
     for ending in ("", "-wal", "-shm"):
@@ -220,8 +222,8 @@ async def test_backup_that_was_copied_over_a_store_with_a_log_is_refused(
     restore(data, path)
     with closing(database.connect(str(path))) as on:
         assert on.execute("SELECT count(*) FROM idempotency").fetchone()[0] == 0
-    async with a_house(data, fast_path=False) as house:
-        assert len((await house.sandboxes.list(ME)).items) == 1
+    async with open_service(data, fast_path=False) as service:
+        assert len((await service.sandboxes.list(ME)).items) == 1
 
 
 async def test_restore_whose_new_store_cannot_be_written_changes_nothing(
@@ -257,7 +259,7 @@ async def test_damaged_store_is_repaired_with_what_can_be_read(data: Path) -> No
         pages = pages_of(on, "idempotency")
     damaged = damage(path, pages[10:13])
     with pytest.raises(Unavailable) as refused:
-        async with a_house(data):
+        async with open_service(data):
             pass
     assert refused.value.code == "store_corrupt"
     assert f"sbx store repair --data-dir {data}" in (refused.value.hint or "")
@@ -271,9 +273,9 @@ async def test_damaged_store_is_repaired_with_what_can_be_read(data: Path) -> No
     assert table["lost"] in (None, ROWS - table["saved"])
     assert Path(body["replaced"]["kept"]).read_bytes() == damaged
     assert cli(data, "check")[1]["ok"]
-    async with a_house(data, fast_path=False) as house:
-        (one,) = (await house.sandboxes.list(ME)).items
-        assert await read(house, one.id) == "1"
+    async with open_service(data, fast_path=False) as service:
+        (one,) = (await service.sandboxes.list(ME)).items
+        assert await read(service, one.id) == "1"
 
 
 def pages_of(on: sqlite3.Connection, table: str) -> list[int]:
@@ -296,6 +298,7 @@ def damage(path: Path, pages: list[int]) -> bytes:
     return bytes(content)
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_around_any_damage_are_saved(tmp_path: Path, seed: int) -> None:
     path, fresh = tmp_path / "store", tmp_path / "fresh"
@@ -332,8 +335,8 @@ async def test_store_without_any_readable_row_is_left_as_it_is(data: Path) -> No
 
 async def test_sandbox_without_its_workspace_row_gets_one_for_its_files(data: Path) -> None:
     """One such row stopped the start of everything, and no tool could mend it."""
-    async with a_house(data, fast_path=False) as house:
-        unused = (await house.sandboxes.create(ME)).id
+    async with open_service(data, fast_path=False) as service:
+        unused = (await service.sandboxes.create(ME)).id
     with closing(sqlite3.connect(data / "store.sqlite")) as on:
         (used,) = on.execute("SELECT id FROM sandboxes WHERE id != ?", (unused,)).fetchone()
         on.execute("DELETE FROM workspaces")
@@ -343,9 +346,9 @@ async def test_sandbox_without_its_workspace_row_gets_one_for_its_files(data: Pa
     done = in_thread(repair, data)
     assert (done.found_again, done.without_files) == ((used,), (unused,))
     assert check(data).ok
-    async with a_house(data, fast_path=False) as house:
-        assert await read(house, used) == "1"
-        await house.sandboxes.delete(ME, unused)
+    async with open_service(data, fast_path=False) as service:
+        assert await read(service, used) == "1"
+        await service.sandboxes.delete(ME, unused)
     again = in_thread(repair, data)
     assert (again.replaced, again.tables) == (None, {})
 
@@ -372,10 +375,10 @@ async def test_repair_is_not_for_a_store_that_is_missing(data: Path) -> None:
 
 
 async def test_check_names_rows_and_directories_that_do_not_match(data: Path) -> None:
-    async with a_house(data, fast_path=False) as house:
+    async with open_service(data, fast_path=False) as service:
         await eventually(lambda: check(data).ok)
         assert check(data).running
-        assert await create(house, "2")
+        assert await create(service, "2")
     (first, second) = sorted((data / "sandboxes").iterdir(), key=lambda one: one.stat().st_ctime)
     (conversation,) = first.iterdir()
     conversation.rename(second / ("a" * 32))

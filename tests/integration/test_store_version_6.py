@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, closing
 from pathlib import Path
 
 import pytest
-from kept import ME, a_house, run
+from persistent_sandboxes import ME, open_service, run
 
 from sbx.errors import Conflict
 from sbx.protocol.approvals import ApprovalScope
@@ -58,7 +58,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def opened(data: Path) -> AbstractAsyncContextManager[Service]:
-    return a_house(data, policy_dirs=(data.parent / "policies",), uid_range=UIDS)
+    return open_service(data, policy_dirs=(data.parent / "policies",), uid_range=UIDS)
 
 
 async def files(service: Service, sandbox_id: str, name: str, conversation: str = "default") -> str:
@@ -66,6 +66,7 @@ async def files(service: Service, sandbox_id: str, name: str, conversation: str 
         return await use.conversation(conversation).files.read(name)
 
 
+@pytest.mark.full_tier
 async def test_sandboxes_of_version_6_have_their_files_and_state(data: Path) -> None:
     async with opened(data) as service:
         assert await service.store.read(version_of) == shipped()[-1].version
@@ -107,6 +108,7 @@ async def test_runs_and_events_of_version_6_have_the_words_of_today(data: Path) 
         assert (await service.events.page(ME, DELETED)).items[-1].type == "deleted"
 
 
+@pytest.mark.full_tier
 async def test_sandbox_that_version_6_froze_starts_only_once_it_is_unfrozen(data: Path) -> None:
     async with opened(data) as service:
         view = await service.sandboxes.get(ME, FROZEN)
@@ -123,12 +125,12 @@ async def test_sandbox_that_version_6_froze_starts_only_once_it_is_unfrozen(data
 async def test_chats_approvals_and_keys_of_version_6_are_kept(data: Path) -> None:
     async with opened(data) as service:
         store = service.store
-        assert {row.id for row in await chats.of_owner(store, "me")} == {"chat-1", "chat-2"}
+        assert {row.id for row in await chats.list_for_owner(store, "me")} == {"chat-1", "chat-2"}
         assert (await chats.changes_setting(store, "chat-2")).mode == "allow"
         messages, _ = await Messages(store, FakeClock()).page("chat-1")
         assert [row.message["content"] for row in messages] == ["rehearse the tripwire", "done"]
         approvals = ApprovalStore(store, service.pending)
-        decided = await approvals.of_id("call-1")
+        decided = await approvals.get("call-1")
         assert decided is not None
         assert decided.dry_run == DRY_RUN
         assert decided.decision is not None
@@ -154,6 +156,7 @@ async def test_maintenance_takes_a_store_of_version_6(data: Path, tmp_path: Path
         assert await files(service, BOX, "kept.txt") == "kept by an earlier version"
 
 
+@pytest.mark.full_tier
 async def test_repair_of_a_damaged_store_of_version_6_saves_its_workspaces(data: Path) -> None:
     path = data / FILE_NAME
     with closing(sqlite3.connect(path)) as db:

@@ -65,8 +65,8 @@ class Place:
         with pytest.raises(InvalidStatus) as refused:
             async with self.attach(terminal, **more):
                 pass
-        told = json.loads(bytes(refused.value.response.body))
-        return refused.value.response.status_code, told["error"]["code"]
+        reported = json.loads(bytes(refused.value.response.body))
+        return refused.value.response.status_code, reported["error"]["code"]
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -75,8 +75,8 @@ async def place(served: Served) -> AsyncIterator[Place]:
     key = await served.key_of(owner)
     async with served.client(key) as client:
         assert (await ensure(client, owner)).status_code == 201
-        told = (await client.get(f"/v1/sandboxes/sb-session-{owner}-agent")).json()
-    yield Place(served, owner, key, told["id"])
+        reported = (await client.get(f"/v1/sandboxes/sb-session-{owner}-agent")).json()
+    yield Place(served, owner, key, reported["id"])
 
 
 async def until(socket: ClientConnection, text: bytes) -> bytes:
@@ -109,8 +109,8 @@ async def test_what_ran_and_how_it_ended(place: Place) -> None:
         assert json.loads(message) == {"type": "ended", "exit_code": 6, "reason": ""}
         assert await closed(socket) == 1000
     async with place.served.client(place.key) as client:
-        told = (await client.get(place.path(terminal))).json()
-        assert (told["rows"], told["columns"], told["exit_code"]) == (31, 97, 6)
+        reported = (await client.get(place.path(terminal))).json()
+        assert (reported["rows"], reported["columns"], reported["exit_code"]) == (31, 97, 6)
         shown = (await client.get(f"{place.path(terminal)}/screen")).json()
         assert "[hello]" in shown["lines"]
         assert (await client.delete(place.path(terminal))).status_code == 204
@@ -220,7 +220,7 @@ async def test_a_token_of_another_conversation_does_not_reach_it(
 ) -> None:
     terminal = await place.open("mine")
     bounds = {"user_id": place.owner, "ttl_s": 600.0}
-    make = served.house.access.make_token
+    make = served.service.access.make_token
     _, mine = await make(place.owner, conversation_id="mine", **bounds)  # type: ignore[arg-type]
     _, other = await make(place.owner, conversation_id="other", **bounds)  # type: ignore[arg-type]
     _, reads = await make(place.owner, scopes=["files:read"], **bounds)  # type: ignore[arg-type]
@@ -250,7 +250,7 @@ async def test_an_idle_terminal_keeps_no_sandbox_and_an_attached_one_does(
     served: Served, place: Place
 ) -> None:
     terminal = await place.open("kept")
-    box = served.house.sandboxes.index.of_id(place.box)
+    box = served.service.sandboxes.index.by_id(place.box)
     assert box is not None
     assert box.box is not None
     async with place.attach(terminal, conversation="kept") as socket:
@@ -310,9 +310,9 @@ async def test_a_head_that_the_library_does_not_take_is_answered(
     """By nobody that is known: it would hold a connection for as long as it likes."""
     answer = await served.raw(head, within_s=5)
     assert answer.startswith(b"HTTP/1.1 400 ")
-    told = json.loads(answer.partition(b"\r\n\r\n")[2])
-    assert told["error"]["code"] == "validation_error"
-    assert told["error"]["request_id"].encode() in answer.partition(b"\r\n\r\n")[0]
+    reported = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert reported["error"]["code"] == "validation_error"
+    assert reported["error"]["request_id"].encode() in answer.partition(b"\r\n\r\n")[0]
 
 
 async def is_cut(writer: asyncio.StreamWriter) -> bool:
@@ -352,14 +352,14 @@ async def test_a_key_that_was_revoked_is_attached_no_more(
     served: Served, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminals, "_CHECK_S", 0.1)
-    key, text = await served.house.access.make_key(place.owner)
+    key, text = await served.service.access.make_key(place.owner)
     terminal = await place.open()
     async with place.attach(terminal, key=text) as socket, place.attach(terminal) as other:
         await until(socket, b"$ ")
         await asyncio.sleep(0.3)
         await socket.send(b"echo $((6*7))\n")
         await until(socket, b"42")
-        await served.house.access.revoke_key(key.id)
+        await served.service.access.revoke_key(key.id)
         assert await closed(socket) == UNKNOWN
         await other.send(b"echo $((7*7))\n")
         await until(other, b"49")

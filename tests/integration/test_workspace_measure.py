@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from sbx.workspace.disk_usage import EarlyStop
 from sbx.workspace.rmtree import remove_tree
 from sbx.workspace.tree import Tree
@@ -31,6 +33,7 @@ def test_a_mode_that_was_lifted_for_a_look_is_as_it_was(tmp_path: Path) -> None:
             below.chmod(0o700)
 
 
+@pytest.mark.full_tier
 def test_a_deep_tree_without_rights_takes_few_descriptors(tmp_path: Path) -> None:
     at = os.open(tmp_path, os.O_RDONLY)
     for _ in range(1500):

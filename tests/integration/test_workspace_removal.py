@@ -53,6 +53,7 @@ def build_deep(parent: int, name: str, levels: int) -> None:
     os.close(fd)
 
 
+@pytest.mark.full_tier
 @pytest.mark.timeout(400)
 def test_removes_ten_thousand_levels(parent: int, tmp_path: Path) -> None:
     """Beyond recursion (1,000), PATH_MAX (2,048 levels) and open files; 100,000 were tried."""
@@ -61,6 +62,7 @@ def test_removes_ten_thousand_levels(parent: int, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.full_tier
 def test_removes_deep_and_wide_with_few_fds(parent: int, tmp_path: Path) -> None:
     for number in range(30):
         build_deep(parent, str(number), 50)

@@ -230,6 +230,7 @@ def test_measure_counts_blocks_and_each_hardlink_once(tree: Tree, root: Path) ->
     assert 100_000 <= usage.bytes - empty.bytes < 150_000
 
 
+@pytest.mark.full_tier
 def test_measure_finds_what_is_hidden_below_any_depth(tree: Tree, root: Path) -> None:
     fd = os.open(root, os.O_RDONLY)
     for _ in range(3000):  # 4 097 bytes and more are no path any more

@@ -14,7 +14,7 @@ import re
 import sys
 import tokenize
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -69,11 +69,6 @@ def _graph() -> grimp.ImportGraph:
     return grimp.build_graph("sbx", cache_dir=None)
 
 
-def _bases(node: ast.ClassDef) -> Iterator[str]:
-    for base in node.bases:
-        yield ast.unparse(base).partition("[")[0].rpartition(".")[2]
-
-
 def lines() -> list[str]:
     return [line for source in _sources().values() for line in source.splitlines()]
 
@@ -88,7 +83,12 @@ def repeated_class_names() -> list[str]:
 
 
 def protocols() -> list[str]:
-    return [f"{path}: {node.name}" for path, node in _classes() if "Protocol" in _bases(node)]
+    """Return the classes of typing.Protocol. asyncio.Protocol is something else."""
+    return [
+        f"{path}: {node.name}"
+        for path, node in _classes()
+        if any(ast.unparse(base).partition("[")[0] == "Protocol" for base in node.bases)
+    ]
 
 
 def modules_with_one_importer() -> list[str]:
@@ -184,15 +184,15 @@ def _prose() -> list[tuple[Path, str, int, str]]:
 
 
 MEASURES = (
-    Measure("lines", lines, 98_644, 74_000),
+    Measure("lines", lines, 98_545, 74_000),
     Measure("public class names in more than one module", repeated_class_names, 0, 10),
-    Measure("Protocol classes", protocols, 20, 15),
+    Measure("Protocol classes", protocols, 17, 15),
     Measure("modules that exactly one other module imports", modules_with_one_importer, 141, 90),
     Measure(f"files over {FILE_LINES} lines", long_files, 12, 12),
     Measure(f"classes over {CLASS_LINES} lines or {CLASS_METHODS} methods", large_classes, 0, 0),
     Measure("modules in import cycles", modules_in_cycles, 0, 0),
     Measure("imports of store in api", api_imports_of_store, 0, 0),
-    Measure("banned identifiers", identifiers(BANNED_NAMES), 2, 0),
+    Measure("banned identifiers", identifiers(BANNED_NAMES), 0, 0),
     Measure("banned identifiers: known, given", identifiers(ALSO_BANNED), 0, 0),
     Measure("modules and classes named utils, base, …", vague_names, 0, 0),
     Measure("prose: clause as a noun", habit("clause as a noun"), 184, 184),
@@ -202,7 +202,7 @@ MEASURES = (
     Measure("prose: say, said", habit("say, said"), 43, 43),
     Measure("prose: nobody, somebody, anybody", habit("nobody, somebody, anybody"), 32, 32),
     Measure("prose: who without a noun", habit("who without a noun"), 28, 28),
-    Measure("prose: negated nouns", habit("negated nouns"), 79, 37),
+    Measure("prose: negated nouns", habit("negated nouns"), 31, 37),
     Measure("prose: possessives apart", habit("possessives apart"), 22, 22),
     Measure("prose: lower-case linux", habit("lower-case linux"), 19, 19),
     Measure("prose: goes on", habit("goes on"), 15, 15),

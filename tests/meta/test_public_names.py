@@ -24,10 +24,10 @@ sys.path.insert(0, sys.argv[1])
 {code}
 print(*sorted(set(sys.modules) - before))
 """
-    told = subprocess.run(
+    answer = subprocess.run(
         [sys.executable, "-I", "-c", script, ROOT], capture_output=True, text=True, check=True
     )
-    return set(told.stdout.split())
+    return set(answer.stdout.split())
 
 
 def public(value: object) -> list[tuple[str, object]]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -47,7 +48,8 @@ def counted() -> tuple[Counter[str], Counter[str]]:
         folder = path.relative_to(TESTS).parts[0]
         module = ast.parse(path.read_text())
         all_full = has_marker(module, "full_tier")
-        for node in ast.walk(module):
+        classes = (node.body for node in module.body if isinstance(node, ast.ClassDef))
+        for node in chain(module.body, *classes):
             match node:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                     if name.startswith("test_"):

@@ -44,27 +44,27 @@ def test_a_view_is_whole(
 
 
 def check(kept: list[Kept], how: Compaction) -> None:
-    told, there = view(kept), [one.message for one in kept if one.message.role != "summary"]
-    assert told[0] is there[0], "the first user message"
+    answer, there = view(kept), [one.message for one in kept if one.message.role != "summary"]
+    assert answer[0] is there[0], "the first user message"
     answers = [one for one in there if one.role == "assistant"]
     last = answers[-how.keep_steps :]
     if last and estimated(there[place(there, last[0]) :]) * 2 > how.above_tokens:
         last = last[-1:]
-    assert all(any(one is other for other in told) for one in last)
+    assert all(any(one is other for other in answer) for one in last)
     last_user = [one for one in there if one.role == "user"][-1]
-    assert any(one is last_user for one in told)
-    order = [place(there, one) for one in told if one.role != "summary"]
+    assert any(one is last_user for one in answer)
+    order = [place(there, one) for one in answer if one.role != "summary"]
     assert order == sorted(order)
     assert len(order) == len(set(order))
     open_calls: set[str] = set()
-    for one in told:
+    for one in answer:
         if one.role == "tool":
             assert one.tool_call_id in open_calls
             open_calls.discard(one.tool_call_id)
         else:
             assert not open_calls, "a call without its result"
             open_calls = {call.id for call in one.tool_calls}
-    assert [one.role for one in told].count("summary") == (covered(kept) > 0)
+    assert [one.role for one in answer].count("summary") == (covered(kept) > 0)
 
 
 def place(there: list[Message], message: Message) -> int:

@@ -141,12 +141,12 @@ class Deciding(RuleBasedStateMachine):
                 return_exceptions=True,
             )
 
-        told = self.world.do(act)
-        refused = [one for one in told if isinstance(one, BaseException)]
+        answer = self.world.do(act)
+        refused = [one for one in answer if isinstance(one, BaseException)]
         assert all(isinstance(one, Conflict) for one in refused), refused
         if call in self.open_ones():
             assert len(refused) == len(answers) - 1
-            (winner,) = (number for number, one in enumerate(told) if one not in refused)
+            (winner,) = (number for number, one in enumerate(answer) if one not in refused)
             call.decided = (answers[winner], f"person-{winner}")
         else:
             assert len(refused) == len(answers)
@@ -231,7 +231,7 @@ class Deciding(RuleBasedStateMachine):
     @invariant()
     def what_is_kept_is_what_was_decided_first(self) -> None:
         for one in self.known:
-            kept = self.world.do(lambda one=one: self.world.records.of_id(one.id))  # type: ignore[misc]
+            kept = self.world.do(lambda one=one: self.world.records.get(one.id))  # type: ignore[misc]
             assert kept is not None
             if kept.decision is not None:
                 assert (kept.decision.approved, kept.decision.by) == one.decided

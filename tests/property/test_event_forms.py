@@ -120,9 +120,9 @@ def test_a_run_comes_back_as_it_was(run: Run) -> None:
 
 
 @given(values)
-def test_whatever_is_received_is_an_event_or_a_value_error(told: Any) -> None:
+def test_whatever_is_received_is_an_event_or_a_value_error(answer: Any) -> None:
     for kind in ("stdout", "display", "run_end", "clear"):
-        form = {**told, "type": kind} if isinstance(told, dict) else told
+        form = {**answer, "type": kind} if isinstance(answer, dict) else answer
         with contextlib.suppress(ValueError):
             assert event_from_json(form).type == kind
 
@@ -150,7 +150,7 @@ def test_what_json_has_no_place_for_is_refused(never: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "answer",
     [
         None,
         [],
@@ -162,6 +162,6 @@ def test_what_json_has_no_place_for_is_refused(never: Any) -> None:
         {"type": "run_end", "run": {"run_id": "a", "status": "fine"}},
     ],
 )
-def test_what_is_no_event_is_a_value_error(told: Any) -> None:
+def test_what_is_no_event_is_a_value_error(answer: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
-        event_from_json(told)
+        event_from_json(answer)

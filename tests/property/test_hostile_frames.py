@@ -118,10 +118,10 @@ def test_the_guest_decodes_whatever_the_host_encodes(
 def test_a_comm_s_message_is_what_the_guest_sent(
     kind: str, buffers: list[bytes], data: Any
 ) -> None:
-    told = {"comm_id": "c", "data": data, "buffers": buffers}
+    answer = {"comm_id": "c", "data": data, "buffers": buffers}
     if kind == "comm_open":
-        told["target_name"] = "t"
-    content = KERNEL.decode(guest.encode(kind, told)[4:]).content
+        answer["target_name"] = "t"
+    content = KERNEL.decode(guest.encode(kind, answer)[4:]).content
     assert isinstance(content, frames.CommOpenFrame | frames.CommMsgFrame)
     assert (frames.loose(content.data), content.buffers) == (data, buffers)
 

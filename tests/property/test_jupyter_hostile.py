@@ -92,7 +92,7 @@ def said(draw: st.DrawFn) -> tuple[str, bytes]:
     return kind, encoded
 
 
-def told_by(kind: str, content: Any) -> serialize.JupyterMessage | None:
+def published_by(kind: str, content: Any) -> serialize.JupyterMessage | None:
     """As the bridge does it. Raises frames.Malformed."""
     if isinstance(content, frames.InputRequestFrame):
         return None  # of which only the words go on
@@ -132,7 +132,7 @@ def test_what_passes_as_a_frame_is_read_by_jupyters_own_client(frame: tuple[str,
     kind, encoded = frame
     with contextlib.suppress(frames.MalformedFrame):
         content = frames.KERNEL.decode(encoded).content
-        message = told_by(kind, content)
+        message = published_by(kind, content)
         if message is None:
             return
         read = as_a_client_reads_it(message)

@@ -50,7 +50,7 @@ class World:
         self._settings = Settings(
             data_dir=data, gc_interval=0, memory_reserve=0, idle_timeout=IDLE_S, kernels_max=6
         )
-        self.house = self.do(lambda: Service(self._settings, self.clock).start())
+        self.service = self.do(lambda: Service(self._settings, self.clock).start())
 
     def do(self, act: Callable[[], Awaitable[T]]) -> T:
         async def bounded() -> T:
@@ -60,15 +60,15 @@ class World:
         return self._runner.run(bounded())
 
     def crash(self) -> None:
-        broker = self.house.runtime._broker
+        broker = self.service.runtime._broker
         assert broker is not None
         assert broker._process is not None
         os.kill(broker._process.pid, signal.SIGKILL)
-        self.do(self.house.close)
-        self.house = self.do(lambda: Service(self._settings, self.clock).start())
+        self.do(self.service.close)
+        self.service = self.do(lambda: Service(self._settings, self.clock).start())
 
     def close(self) -> None:
-        self.do(self.house.close)
+        self.do(self.service.close)
         self._runner.close()
 
 
@@ -104,8 +104,8 @@ class Life(RuleBasedStateMachine):
         self.known: list[Modelled] = []
 
     @property
-    def house(self) -> Service:
-        return self.world.house
+    def service(self) -> Service:
+        return self.world.service
 
     @property
     def now(self) -> float:
@@ -139,7 +139,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(target=boxes, ttl=st.sampled_from([None, 0, 100, 200, 1000]))
     def create(self, ttl: int | None) -> Modelled:
-        view = self.world.do(lambda: self.house.sandboxes.create(self.me, ttl_s=ttl))
+        view = self.world.do(lambda: self.service.sandboxes.create(self.me, ttl_s=ttl))
         assert view.state is State.IDLE
         assert view.expires_at == (self.now + ttl if ttl else None)
         box = Modelled(view.id, view.expires_at)
@@ -167,7 +167,7 @@ class Life(RuleBasedStateMachine):
     def ran(self, box: Modelled, code: str) -> tuple[Run | None, SbxError | None]:
         async def act() -> Run:
             ask = RunRequest("python", code)
-            handle = await self.house.runs.start(self.me, box.id, "default", ask)
+            handle = await self.service.runs.start(self.me, box.id, "default", ask)
             return await handle.result()
 
         try:
@@ -182,7 +182,7 @@ class Life(RuleBasedStateMachine):
 
         async def act() -> RunHandle:
             ask = RunRequest("python", HANG)
-            handle = await self.house.runs.start(self.me, box.id, "default", ask)
+            handle = await self.service.runs.start(self.me, box.id, "default", ask)
             async for _, event in handle.events():
                 if event.type == "stdout":
                     break
@@ -200,7 +200,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(box=boxes)
     def stop(self, box: Modelled) -> None:
-        error = self.attempt(lambda: self.house.sandboxes.stop(self.me, box.id))
+        error = self.attempt(lambda: self.service.sandboxes.stop(self.me, box.id))
         if box.state is State.DELETED:
             assert isinstance(error, NotFound)
             return
@@ -210,7 +210,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(box=boxes, by=st.sampled_from([1, 500]))
     def extend(self, box: Modelled, by: int) -> None:
-        error = self.attempt(lambda: self.house.sandboxes.extend(self.me, box.id, by))
+        error = self.attempt(lambda: self.service.sandboxes.extend(self.me, box.id, by))
         if not box.do(Act.EXTEND):
             self.refused(box, error)
         elif box.expires_at is None:
@@ -223,7 +223,7 @@ class Life(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 99, 301]))
     def wait(self, seconds: int) -> None:
         self.world.clock.advance(seconds)
-        self.world.do(self.house.reaper.round)
+        self.world.do(self.service.reaper.round)
         for box in self.known:
             if box.state is State.DELETED:
                 continue
@@ -235,7 +235,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def collect(self) -> None:
-        self.world.do(self.house.reaper.collect)
+        self.world.do(self.service.reaper.collect)
         for box in self.known:
             if box.state is State.EXPIRED:
                 box.do(Act.DELETE)
@@ -243,7 +243,7 @@ class Life(RuleBasedStateMachine):
     @rule(box=boxes)
     def delete_twice(self, box: Modelled) -> None:
         for _ in range(2):
-            assert self.attempt(lambda: self.house.sandboxes.delete(self.me, box.id)) is None
+            assert self.attempt(lambda: self.service.sandboxes.delete(self.me, box.id)) is None
         box.do(Act.DELETE)
         self.ended(box, "SandboxDeleted")
 
@@ -259,15 +259,15 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def the_states_are_those_of_the_model(self) -> None:
-        page = self.world.do(lambda: self.house.sandboxes.list(self.me, limit=500))
+        page = self.world.do(lambda: self.service.sandboxes.list(self.me, limit=500))
         found = {view.id: view.state for view in page.items}
         assert found == {box.id: box.state for box in self.known if box.state is not State.DELETED}
 
     def teardown(self) -> None:
         for box in self.known:
             if box.state is not State.DELETED:
-                self.world.do(lambda box=box: self.house.sandboxes.delete(self.me, box.id))  # type: ignore[misc]
-        left = set(self.house.runtime.data.sandboxes()) - self.house.runtime.homes
+                self.world.do(lambda box=box: self.service.sandboxes.delete(self.me, box.id))  # type: ignore[misc]
+        left = set(self.service.runtime.data.sandboxes()) - self.service.runtime.homes
         assert not left, "files of deleted sandboxes are still there"
 
 

@@ -116,16 +116,16 @@ line = st.sampled_from(["a", "b", "c", "d"])
 def test_a_diff_says_how_to_get_the_new_lines(old: list[str], new: list[str]) -> None:
     applied: list[str] = []
     at = 0
-    for told in unified(old, new):
-        if told.startswith("@@"):
-            start, count = told.split()[1][1:].split(",")
+    for answer in unified(old, new):
+        if answer.startswith("@@"):
+            start, count = answer.split()[1][1:].split(",")
             first = int(start) - (count != "0")
             applied += old[at:first]
             at = first
             continue
-        if told[0] in " -":
-            assert old[at] == told[1:]
+        if answer[0] in " -":
+            assert old[at] == answer[1:]
             at += 1
-        if told[0] in " +":
-            applied.append(told[1:])
+        if answer[0] in " +":
+            applied.append(answer[1:])
     assert applied + old[at:] == new

@@ -103,7 +103,7 @@ class Tracer:
         """Let a module that starts processes start them with this file."""
         names = frame.f_globals
         match names.get("__name__"):
-            case "sbx.isolation.broker.client" | "sbx.isolation.broker.watchdog":
+            case "sbx.isolation.broker.process" | "sbx.isolation.broker.watchdog":
                 names["_BOOT"] = f"{self.prefix()}; {names['_BOOT']}"
             case "sbx.isolation.broker.spawn":
                 names["_start_bwrap"] = self._into_guests(names["_start_bwrap"])

@@ -32,7 +32,7 @@ class FakeFiles:
 
     async def read_bytes(self, path: str) -> bytes:
         if (content := self.content.get(_at(path))) is None:
-            raise NotFound(f"there is no '{path}'", code="file_not_found")
+            raise NotFound(f"'{path}' does not exist", code="file_not_found")
         return content
 
     async def write(self, path: str, content: str | bytes) -> int:

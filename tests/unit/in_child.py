@@ -26,8 +26,8 @@ def in_child(act: Callable[[int], object]) -> str:
         finally:
             os._exit(0)
     os.close(writing)
-    with open(reading, encoding="utf-8") as told:
-        outcome = told.read()
+    with open(reading, encoding="utf-8") as answer:
+        outcome = answer.read()
     os.waitpid(pid, 0)
     return outcome
 

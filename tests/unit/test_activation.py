@@ -35,7 +35,7 @@ def test_a_listening_socket_is_taken_over(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()
-        told = subprocess.run(
+        answer = subprocess.run(
             [sys.executable, "-c", _AS_SYSTEMD, str(listening.fileno())],
             pass_fds=[listening.fileno()],
             capture_output=True,
@@ -43,13 +43,13 @@ def test_a_listening_socket_is_taken_over(tmp_path: Path) -> None:
             check=True,
             cwd=Path(__file__).parents[2],
         )
-    assert told.stdout.split() == [path, "3", "False", "False"]
+    assert answer.stdout.split() == [path, "3", "False", "False"]
 
 
 def test_a_socket_that_does_not_listen_is_refused() -> None:
     script = _AS_SYSTEMD.replace("[one]", "one")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as deaf:
-        told = subprocess.run(
+        answer = subprocess.run(
             [sys.executable, "-c", script, str(deaf.fileno())],
             pass_fds=[deaf.fileno()],
             capture_output=True,
@@ -57,7 +57,7 @@ def test_a_socket_that_does_not_listen_is_refused() -> None:
             check=False,
             cwd=Path(__file__).parents[2],
         )
-    assert BadRequest.__name__ in told.stderr
+    assert BadRequest.__name__ in answer.stderr
 
 
 @pytest.mark.parametrize("abstract", [False, True])

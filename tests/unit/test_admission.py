@@ -213,11 +213,11 @@ def test_few_are_told_that_they_are_refused() -> None:
     admission = Admission(4)
     for _ in range(4):
         admission.enter_unix(OPERATOR, lambda: None)
-    told = admission.enter_unix(OPERATOR, lambda: None)
-    assert told is not None
-    assert told.refused
+    answer = admission.enter_unix(OPERATOR, lambda: None)
+    assert answer is not None
+    assert answer.refused
     assert admission.enter_unix(OPERATOR, lambda: None) is None
-    told.leave()
+    answer.leave()
     assert admission.enter_unix(OPERATOR, lambda: None) is not None
 
 

@@ -37,9 +37,9 @@ async def test_older_steps_are_summarised_by_the_model_and_the_last_stay_whole()
     assert "[user] the task" in record
     assert '"0 xxx' in record
     assert '"2 xxx' not in record
-    told = model.requests[-1].messages
-    assert [one.role for one in told] == ["user", "summary", *["assistant", "tool"] * 2]
-    assert (told[0].content, told[1].content) == ("the task", "steps 0 and 1 are done")
+    reported = model.requests[-1].messages
+    assert [one.role for one in reported] == ["user", "summary", *["assistant", "tool"] * 2]
+    assert (reported[0].content, reported[1].content) == ("the task", "steps 0 and 1 are done")
     kept = await agent.history.messages()
     assert [one.covers for one in kept if one.message.role == "summary"] == [5]
     assert len([one for one in kept if one.message.role == "assistant"]) == 5, "nothing is lost"

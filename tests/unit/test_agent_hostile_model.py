@@ -21,7 +21,7 @@ from tests.fake_sandbox import FakeSandbox
 HALF = "\ud83d"  # of a surrogate pair: half a character, which no UTF-8 can carry
 
 
-async def told(agent: Agent) -> list[AgentEvent]:
+async def events_of(agent: Agent) -> list[AgentEvent]:
     async with asyncio.timeout(60), aclosing(agent.stream(f"go {HALF}")) as events:
         return [event async for event in events]
 
@@ -57,7 +57,7 @@ async def test_half_a_character_is_in_no_event_and_in_no_history() -> None:
         [Response(f"a{HALF}b\0", (*wrong, ToolCall("z", "fails", "{}"))), f"ok{HALF}"]
     )
     agent = Agent(box, model, tools=Tools([*Tools(), fails]))
-    events = await told(agent)
+    events = await events_of(agent)
     json.dumps([to_json(event) for event in events], ensure_ascii=False).encode()
     texts(kept := await messages(agent)).encode()
     assert kept[1].content == "a?b\\x00"
@@ -113,7 +113,7 @@ async def test_an_answer_with_a_thousand_calls_has_bounds() -> None:
 
     model = ReplayModel([calling(*[ToolCall("x", "speaks", "{}")] * 1000), "ok"])
     agent = Agent(FakeSandbox(), model, tools=Tools([speaks]))
-    events = await told(agent)
+    events = await events_of(agent)
     assert (made, most) == (CALLS_MAX, AT_ONCE)
     ends = [event for event in events if isinstance(event, ToolEnd)]
     assert len(ends) == 1000
@@ -132,14 +132,14 @@ async def test_one_call_has_all_the_room_there_is() -> None:
 
     model = ReplayModel([calling(ToolCall("x", "speaks", "{}")), "ok"])
     agent = Agent(FakeSandbox(), model, tools=Tools([speaks]))
-    await told(agent)
+    await events_of(agent)
     assert (await messages(agent))[2].content == "word " * 6000
 
 
 async def test_the_results_of_calls_that_wait_for_their_turn_are_told_in_order() -> None:
     asked = [ToolCall("x", "run_code", f'{{"code": "{n}"}}') for n in range(300)]
     agent = Agent(FakeSandbox(), ReplayModel([calling(*asked), "ok"]))
-    await told(agent)
+    await events_of(agent)
     results = [message for message in await messages(agent) if message.role == "tool"]
     for number, result in enumerate(results[:CALLS_MAX]):
         assert f"[stdout]\n{number}\n" in result.content

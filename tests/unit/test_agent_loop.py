@@ -55,7 +55,7 @@ def calling(*calls: ToolCall, content: str = "", tokens: int = 0) -> Response:
     return Response(content, calls, TokenUsage(tokens, tokens), "tools")
 
 
-async def told(agent: Agent, message: str | None = "do it") -> list[AgentEvent]:
+async def events_of(agent: Agent, message: str | None = "do it") -> list[AgentEvent]:
     async with asyncio.timeout(DEADLINE_S), aclosing(agent.stream(message)) as events:
         return [event async for event in events]
 
@@ -83,7 +83,7 @@ def error_code(end: AgentRunEnd) -> str | None:
 
 async def test_a_run_tells_its_start_its_text_its_step_and_its_end() -> None:
     agent = Agent(FakeSandbox(), ReplayModel([["Four", "teen.", Response(usage=TokenUsage(5, 2))]]))
-    events = await told(agent)
+    events = await events_of(agent)
     assert events == [
         AgentRunStart("replay", 10),
         AgentTextDelta("Four"),
@@ -112,7 +112,7 @@ async def test_parallel_calls_all_start_before_one_ends_and_results_are_in_call_
 
     calls = [ToolCall("same", "meet", f'{{"name": "{name}"}}') for name in ("first", "second")]
     agent = Agent(FakeSandbox(), ReplayModel([calling(*calls), "ok"]), tools=Tools([meet]))
-    events = await told(agent)
+    events = await events_of(agent)
     kinds = [kind for kind, _ in groupby(event.type for event in events)]
     assert kinds == [
         *("run_start", "tool_start", "tool_end", "step_end", "text_delta", "step_end", "run_end")
@@ -137,7 +137,7 @@ async def test_what_is_wrong_with_a_call_is_told_to_the_model_and_the_loop_goes_
     call: ToolCall, says: str
 ) -> None:
     model = ReplayModel([calling(call), "I see"])
-    events = await told(Agent(FakeSandbox(), model))
+    events = await events_of(Agent(FakeSandbox(), model))
     end = next(event for event in events if isinstance(event, ToolEnd))
     assert end.is_error
     assert says in end.result
@@ -153,7 +153,7 @@ async def test_the_files_are_told_afresh_before_each_answer() -> None:
         return calling(code("1"))
 
     model = ReplayModel([uploads, "ok"])
-    await told(Agent(box, model, system="Be brief."))
+    await events_of(Agent(box, model, system="Be brief."))
     assert model.requests[0].system.startswith("Be brief.\n\nThe files that the user uploaded")
     assert "late.csv" not in model.requests[0].system
     assert "- /workspace/uploads/temparea/late.csv (1 bytes)" in model.requests[1].system
@@ -162,7 +162,7 @@ async def test_the_files_are_told_afresh_before_each_answer() -> None:
 async def test_a_model_without_eyes_is_sent_no_images() -> None:
     history = MemoryHistory([Message("user", "see", images=(Image("image/png", "AA=="),))])
     for model in (ReplayModel(["ok"]), ReplayModel(["ok"], takes_images=False)):
-        await told(Agent(FakeSandbox(), model, history=history), "and now?")
+        await events_of(Agent(FakeSandbox(), model, history=history), "and now?")
         assert bool(model.requests[0].messages[0].images) is model.takes_images
 
 

@@ -133,8 +133,8 @@ async def test_abort_denies_what_is_pending_and_ends_the_run() -> None:
                 agent.abort()
 
     events = await followed(agent, abort)
-    told = [event for event in events if isinstance(event, ToolApproval)]
-    assert {(one.tool_call_id, one.approved, one.by) for one in told} == {
+    answer = [event for event in events if isinstance(event, ToolApproval)]
+    assert {(one.tool_call_id, one.approved, one.by) for one in answer} == {
         (call, False, "abort") for call in seen
     }
     assert len(of_kind(events, ToolEnd)) == 2

@@ -18,6 +18,7 @@ from sbx.errors import Unavailable
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, ToolEnd, ToolStart
 from sbx.protocol.approvals import ApprovalScope
 from tests.fake_sandbox import ChangingSandbox, DryRunSandbox
+from tests.made_tasks import made_tasks
 
 ME = ApprovalScope("local")
 CALLS = (
@@ -117,11 +118,11 @@ async def test_an_abort_at_any_moment(kind: type[DryRunSandbox], moment: int) ->
 
 @pytest.mark.parametrize(("kind", "moment"), MOMENTS)
 async def test_a_follower_that_leaves_at_any_moment(kind: type[DryRunSandbox], moment: int) -> None:
-    before = asyncio.all_tasks()
-    scene = Scene(kind)
-    await scene.played(leave_at=moment)
-    await scene.check()
-    assert asyncio.all_tasks() <= before
+    with made_tasks() as made:
+        scene = Scene(kind)
+        await scene.played(leave_at=moment)
+        await scene.check()
+    assert [task for task in made if not task.done()] == []
 
 
 @pytest.mark.parametrize("stays", [False, True])

@@ -121,7 +121,7 @@ def test_a_named_file_replaces_the_user_s(tmp_path: Path, configuration: Path) -
     (tmp_path / "mine.toml").write_text("[agent]\nmax_steps = 5\n")
     named = {"SBX_CONFIG": str(tmp_path / "mine.toml")}
     assert read_agent_settings(environment=named, directory=tmp_path).max_steps == 5
-    with pytest.raises(NotFound, match="there is no file"):
+    with pytest.raises(NotFound, match="does not exist"):
         read_agent_settings(config=tmp_path / "none", environment={}, directory=tmp_path)
 
 
@@ -247,7 +247,7 @@ async def test_mending_gives_reasons_where_they_are_known_and_nothing_twice() ->
     assert await repair_history(history) == kept
 
 
-def told(*messages: dict[str, Any]) -> str:
+def document_of(*messages: dict[str, Any]) -> str:
     return json.dumps({"format": 1, "messages": messages})
 
 
@@ -268,24 +268,24 @@ SUMMARY = {"role": "summary", "content": "s"}
         ("[" * 100_000, "not JSON"),
         ("{}", "no list"),
         (json.dumps({"format": 2, "messages": []}), "format 1"),
-        (told({"role": "user"}), "message 1"),
-        (told({"role": "system", "content": "obey"}), "message 1"),
-        (told(USER, RESULT), "message 2 is a result without a call"),
-        (told(USER, ANSWER, USER), "message 3 comes before the result"),
-        (told(USER, ANSWER, RESULT, ANSWER), "message 4 makes calls"),
-        (told(USER, {**SUMMARY, "covers": 2}), "message 2: a summary"),
-        (told(USER, SUMMARY), "message 2: a summary"),
-        (told(USER, ANSWER, RESULT, {**SUMMARY, "covers": 2}), "message 4 covers a call"),
-        (told({"role": "assistant", "content": "x"}), "message 1 is not from the user"),
-        (told({**USER, "name": 5}), "message 1"),
-        (told({**USER, "tool_call_id": 5}), "message 1"),
+        (document_of({"role": "user"}), "message 1"),
+        (document_of({"role": "system", "content": "obey"}), "message 1"),
+        (document_of(USER, RESULT), "message 2 is a result without a call"),
+        (document_of(USER, ANSWER, USER), "message 3 comes before the result"),
+        (document_of(USER, ANSWER, RESULT, ANSWER), "message 4 makes calls"),
+        (document_of(USER, {**SUMMARY, "covers": 2}), "message 2: a summary"),
+        (document_of(USER, SUMMARY), "message 2: a summary"),
+        (document_of(USER, ANSWER, RESULT, {**SUMMARY, "covers": 2}), "message 4 covers a call"),
+        (document_of({"role": "assistant", "content": "x"}), "message 1 is not from the user"),
+        (document_of({**USER, "name": 5}), "message 1"),
+        (document_of({**USER, "tool_call_id": 5}), "message 1"),
         (
-            told({**USER, "images": [{"media_type": "image/png", "data": "!"}]}),
+            document_of({**USER, "images": [{"media_type": "image/png", "data": "!"}]}),
             "message 1: an image",
         ),
-        (told(USER, ANSWER, {**RESULT, "is_error": "yes"}), "message 3"),
+        (document_of(USER, ANSWER, {**RESULT, "is_error": "yes"}), "message 3"),
         (
-            told(
+            document_of(
                 USER,
                 {**ANSWER, "tool_calls": [{"id": "a b", "name": "t", "arguments": "{}"}]},
                 {**RESULT, "tool_call_id": "a b"},
@@ -306,7 +306,7 @@ async def test_half_a_character_is_not_imported() -> None:
     history = MemoryHistory()
     call = {"id": "a", "name": "t\ud83d", "arguments": '{"a": "\ud83d"}'}
     user, answer = {**USER, "content": "a\ud83db"}, {**ANSWER, "tool_calls": [call]}
-    await import_history(history, told(user, answer, {**RESULT, "name": "t\ud83d"}))
+    await import_history(history, document_of(user, answer, {**RESULT, "name": "t\ud83d"}))
     kept = [one.message for one in await history.messages()]
     assert (kept[0].content, kept[1].tool_calls[0].name, kept[2].name) == ("a?b", "t?", "t?")
     (await export_history(history)).encode()

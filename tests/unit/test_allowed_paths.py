@@ -92,11 +92,11 @@ def directory(
 def test_a_directory_is_refused_with_its_reason(
     path: str, reason: str | None, read_only: bool
 ) -> None:
-    told = refusal(directory(path), HOST, read_only=read_only)
+    answer = refusal(directory(path), HOST, read_only=read_only)
     if reason is None:
-        assert (told is None) is read_only  # a cache may be read, not changed
+        assert (answer is None) is read_only  # a cache may be read, not changed
     else:
-        assert (told or "").startswith(reason)
+        assert (answer or "").startswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_only_its_owner_and_root_use_a_directory_of_another_home(
     caller: int, owner: int, allowed: bool
 ) -> None:
     host = HostDirectoryFacts(caller, (home("/home/ben", "ben", BEN),))
-    told = refusal(directory("/home/ben/shared", owner), host)
-    assert told == (None if allowed else "it is in the home of ben, and belongs to another user")
+    answer = refusal(directory("/home/ben/shared", owner), host)
+    assert answer == (None if allowed else "it is in the home of ben, and belongs to another user")
     assert refusal(directory("/home/ben/shared", owner), host, read_only=True) is None
 
 
@@ -169,8 +169,8 @@ def test_only_its_owner_and_root_use_a_directory_of_another_home(
     ],
 )
 def test_a_bind_mount_does_not_hide_a_home(facts: DirectoryFacts, reason: str | None) -> None:
-    told = refusal(facts, HOST)
-    assert (told is None) if reason is None else (reason in (told or ""))
+    answer = refusal(facts, HOST)
+    assert (answer is None) if reason is None else (reason in (answer or ""))
 
 
 # A host whose / is one file system, with another one for the home of a third user.
@@ -218,10 +218,10 @@ ALLOWED_SOURCES: dict[str, Source] = {
 def test_a_mount_is_judged_by_its_source(what: str, place: str) -> None:
     """`mount --bind /etc/cron.d rp/e` gave code in rp write access to root's cron."""
     source, reason = REFUSED_SOURCES[what]
-    told = refusal(directory(place, mounts=[source]), ONE_DISK)
-    assert told is not None
-    assert told.startswith(f"it contains the mount {place}/m0, which ")
-    assert reason in told
+    answer = refusal(directory(place, mounts=[source]), ONE_DISK)
+    assert answer is not None
+    assert answer.startswith(f"it contains the mount {place}/m0, which ")
+    assert reason in answer
     assert reason in (refusal(directory(place, source=source), ONE_DISK) or "")
 
 
@@ -268,8 +268,8 @@ def test_a_directory_of_path_is_refused_or_shielded(
         ForbiddenPlace("/home/ann"),
     )
     host = replace(HOST, programs=programs)
-    told = refusal(directory(path, shielded=shielded), host)
-    assert (told is None) if reason is None else (told or "").startswith(reason)
+    answer = refusal(directory(path, shielded=shielded), host)
+    assert (answer is None) if reason is None else (answer or "").startswith(reason)
     assert refusal(directory(path, shielded=shielded), host, read_only=True) is None
 
 

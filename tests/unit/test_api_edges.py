@@ -200,8 +200,8 @@ async def test_a_limit_says_when_to_come_again(code: str, status: int) -> None:
 
 
 async def test_a_body_that_is_too_large_is_refused_by_its_length_and_by_its_bytes() -> None:
-    told = [JSON, ("content-length", str(JSON_MAX + 1))]
-    reply = await call("POST", "/json", headers=told)
+    answer = [JSON, ("content-length", str(JSON_MAX + 1))]
+    reply = await call("POST", "/json", headers=answer)
     assert (reply.status, reply.code) == (413, "body_too_large")
     assert reply.headers["connection"] == "close"
     reply = await call("POST", "/json", headers=[JSON], body=endless(b"x" * 65536))

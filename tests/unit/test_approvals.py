@@ -9,6 +9,7 @@ from sbx.errors import Broken, Conflict
 from sbx.protocol.approvals import Approval, ApprovalDecision, ApprovalScope, StoredApprovalRule
 from sbx.store.approvals import ApprovalStore
 from tests.fake_clock import FakeClock
+from tests.made_tasks import made_tasks
 
 ME = ApprovalScope("me")
 HERE = AgentContext("me", "talk")
@@ -86,15 +87,15 @@ async def test_one_that_is_cancelled_while_it_waits_is_denied(
 async def test_answer_is_given_to_whoever_waits_and_nothing_sleeps_on(
     approvals: Approvals, clock: FakeClock
 ) -> None:
-    before = asyncio.all_tasks()
-    pending = await ask(approvals)
-    waiting = asyncio.create_task(pending.decision())
-    await waits_for(clock)
-    await approvals.decide(ME, "call-1", True)
-    decision = await waiting
+    with made_tasks() as made:
+        pending = await ask(approvals)
+        waiting = asyncio.create_task(pending.decision())
+        await waits_for(clock)
+        await approvals.decide(ME, "call-1", True)
+        decision = await waiting
     assert (decision.approved, decision.by) == (True, "me")
     await asyncio.sleep(0)
-    assert asyncio.all_tasks() <= before
+    assert [task for task in made if not task.done()] == []
     assert await pending.decision() == decision  # asked again, the same
 
 
@@ -104,12 +105,12 @@ class SlowRecords(ApprovalStore):
     def __init__(self) -> None:
         super().__init__()
         self.written = asyncio.Event()
-        self.told = asyncio.Event()
+        self.received = asyncio.Event()
 
     async def add(self, approval: Approval) -> Approval:
         kept = await super().add(approval)
         self.written.set()
-        await self.told.wait()
+        await self.received.wait()
         return kept
 
 
@@ -119,7 +120,7 @@ async def test_an_answer_between_the_record_and_its_return_is_not_lost(clock: Fa
     asking = asyncio.create_task(ask(approvals))
     await records.written.wait()
     await approvals.decide(ME, "call-1", True)
-    records.told.set()
+    records.received.set()
     assert (await (await asking).decision()).approved
 
 
@@ -131,10 +132,10 @@ async def test_a_question_that_is_cancelled_while_it_is_written_down_is_denied(
     asking = asyncio.create_task(ask(approvals))
     await records.written.wait()
     asking.cancel()
-    records.told.set()
+    records.received.set()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    kept = await records.of_id("call-1")
+    kept = await records.get("call-1")
     assert kept is not None
     assert kept.decision == ApprovalDecision(False, "abort", clock.now())
 
@@ -145,7 +146,7 @@ async def test_a_run_aborted_while_its_question_is_written_down_leaves_nothing_p
     class LateRecords(SlowRecords):
         async def add(self, approval: Approval) -> Approval:
             self.written.set()
-            await self.told.wait()
+            await self.received.wait()
             return await ApprovalStore.add(self, approval)
 
     records = LateRecords()
@@ -153,7 +154,7 @@ async def test_a_run_aborted_while_its_question_is_written_down_leaves_nothing_p
     asking = asyncio.create_task(ask(approvals))
     await records.written.wait()
     assert await approvals.abort("run-1") == []
-    records.told.set()
+    records.received.set()
     assert (await (await asking).decision()).by == "abort"
     assert await approvals.pending(ME) == ([], None)
 

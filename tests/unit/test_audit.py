@@ -328,10 +328,10 @@ async def test_a_note_that_cannot_be_told_costs_none_of_those_behind_it(path: Pa
     endless["endless"] = endless
     log.note_by("a", "fails", "c", lambda: {"a": 1 // 0})
     log.note("a", "endless", "c", **endless)
-    log.note("a", "behind", "c", told=1)
+    log.note("a", "behind", "c", answer=1)
     await log.close()
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
-    told = {line["what"]: line["details"] for line in lines}
-    assert told["fails"] == told["endless"] == {"untold": True}
-    assert told["behind"] == {"told": 1}
+    answer = {line["what"]: line["details"] for line in lines}
+    assert answer["fails"] == answer["endless"] == {"untold": True}
+    assert answer["behind"] == {"answer": 1}
     assert verify(path, KEY).ok

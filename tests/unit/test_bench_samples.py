@@ -95,7 +95,7 @@ def test_percentile_is_a_value_that_was_measured() -> None:
 
 async def test_baseline_is_taken_in_turn_and_as_seldom_as_asked() -> None:
     taken: list[str] = []
-    told: list[tuple[int, int]] = []
+    answer: list[tuple[int, int]] = []
 
     async def sample() -> float:
         taken.append("sample")
@@ -105,10 +105,10 @@ async def test_baseline_is_taken_in_turn_and_as_seldom_as_asked() -> None:
         taken.append("baseline")
         return 2.0
 
-    found = await in_turn(4, sample, baseline, lambda *progress: told.append(progress), every=3)
+    found = await in_turn(4, sample, baseline, lambda *progress: answer.append(progress), every=3)
     assert found == ([1.0] * 4, [2.0] * 2)
     assert taken == ["sample", "baseline", "sample", "sample", "sample", "baseline"]
-    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert answer == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 async def test_no_more_than_asked_run_at_a_time() -> None:

@@ -89,13 +89,13 @@ class Driven:
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self.ours.recv(PACKET_MAX))
-        return told
+        reported: dict[str, Any] = json.loads(self.ours.recv(PACKET_MAX))
+        return reported
 
     def refused(self, do: str, **words: Any) -> tuple[str, str]:
-        told = self.ask(do, **words)
-        assert told["seq"] == 7
-        return told["error"]["code"], told["error"]["message"]
+        reported = self.ask(do, **words)
+        assert reported["seq"] == 7
+        return reported["error"]["code"], reported["error"]["message"]
 
     def jail(self, name: str = "j", **words: Any) -> BrokerJail:
         made = self.broker._jails.by_name[name] = BrokerJail(name, 3, **words)
@@ -156,11 +156,11 @@ def test_it_ends_with_its_socket(driven: Driven) -> None:
         ({"do": "dance"}, "no order 'dance'"),
         ({"do": "hello"}, "greeted already"),
         ({"do": "usage"}, "could not usage"),  # a word is missing
-        ({"do": "usage", "sandbox": "none"}, "no sandbox none"),
-        ({"do": "inspect", "jail": "none", "fresh": True}, "no jail none"),
-        ({"do": "counters", "jail": "none"}, "no jail none"),
-        ({"do": "unlinked", "jail": "none", "device": 1}, "no jail none"),
-        ({"do": "attach", "jail": "none", "target": "/x"}, "no jail none"),
+        ({"do": "usage", "sandbox": "none"}, "sandbox none does not exist"),
+        ({"do": "inspect", "jail": "none", "fresh": True}, "jail none does not exist"),
+        ({"do": "counters", "jail": "none"}, "jail none does not exist"),
+        ({"do": "unlinked", "jail": "none", "device": 1}, "jail none does not exist"),
+        ({"do": "attach", "jail": "none", "target": "/x"}, "jail none does not exist"),
         ({"do": "fork", "jail": "j", "zygote": "none", "ahead": False}, "the zygote has ended"),
         ({"do": "confine"}, "told already"),  # it is not confined
     ],
@@ -206,8 +206,8 @@ def test_sandbox_is_made_though_its_group_cannot_be_made_ahead(
 ) -> None:
     groups = Groups("make_jail", "watch_memory")
     driven.broker._sandboxes.hierarchy = cast("cgroups.Hierarchy", groups)
-    told = driven.ask("make_sandbox", sandbox="s", limits=NO_LIMITS._asdict(), uid=None)
-    assert told["ok"] == {"uid": os.geteuid(), "gid": os.getegid()}
+    reported = driven.ask("make_sandbox", sandbox="s", limits=NO_LIMITS._asdict(), uid=None)
+    assert reported["ok"] == {"uid": os.geteuid(), "gid": os.getegid()}
     said = capfd.readouterr().err
     assert "no group could be made ahead" in said
     assert "will not end as a whole" in said
@@ -233,8 +233,8 @@ def test_sandbox_whose_group_does_not_go_is_an_error_unless_a_jail_holds_it(
 def test_usage_that_cannot_be_read_is_unknown(driven: Driven) -> None:
     driven.broker._sandboxes.hierarchy = cast("cgroups.Hierarchy", type("H", (), {"version": 1}))
     driven.sandbox(Groups("usage"))
-    told = driven.ask("usage", sandbox="s")["ok"]
-    assert (told["memory"], told["jails"], told["network"]) == (None, 0, [0, 0, 0])
+    reported = driven.ask("usage", sandbox="s")["ok"]
+    assert (reported["memory"], reported["jails"], reported["network"]) == (None, 0, [0, 0, 0])
 
 
 def test_each_jail_with_a_process_that_was_killed_for_memory_ends(driven: Driven) -> None:
@@ -311,9 +311,9 @@ def test_jail_whose_processes_cannot_be_known_was_not_forked(
     driven.jail(zygote="z")
     null = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
     driven.broker._zygotes.adopt(driven.broker._jails.by_name["j"], null)
-    told = driven.answer()["error"]
-    assert told["code"] == "launch_failed"
-    assert "its processes cannot be known" in told["message"]
+    reported = driven.answer()["error"]
+    assert reported["code"] == "launch_failed"
+    assert "its processes cannot be known" in reported["message"]
 
 
 def test_jail_that_was_given_up_is_not_adopted(driven: Driven) -> None:
@@ -386,9 +386,9 @@ def test_jail_that_a_zygote_could_not_fork_fails_with_its_reason(
     driven.jail(zygote="z")
     its.send(b"1 no memory")
     driven.broker._zygotes.read(made)
-    told = driven.answer()
-    assert told["seq"] == 3
-    assert "no jail could be forked: no memory" in told["error"]["message"]
+    reported = driven.answer()
+    assert reported["seq"] == 3
+    assert "no jail could be forked: no memory" in reported["error"]["message"]
 
 
 def test_end_of_a_zygote_ends_only_jails_that_it_had_not_told_of(

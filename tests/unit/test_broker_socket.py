@@ -40,7 +40,7 @@ class Far:
         self.broker._sock = ours
         asyncio.get_running_loop().add_reader(ours.fileno(), self.broker._receive)
 
-    def told(self) -> dict[str, Any]:
+    def reply(self) -> dict[str, Any]:
         packet: dict[str, Any] = json.loads(self.sock.recv(1 << 18))
         return packet
 
@@ -65,11 +65,11 @@ async def test_order_without_an_answer_in_time_is_silent(far: Far) -> None:
         with pytest.raises(errors.Unavailable) as raised:
             await far.broker.order(do, deadline_s=0.01)
         assert raised.value.code == code
-        assert far.told()["do"] == do
+        assert far.reply()["do"] == do
     far.sock.send(json.dumps({"seq": 1, "ok": {}}).encode())  # too late: no order waits for it
     waiting = asyncio.create_task(far.broker.order("ping"))
     await asyncio.sleep(0)
-    seq = far.told()["seq"]
+    seq = far.reply()["seq"]
     far.sock.send(json.dumps({"seq": seq, "ok": {"yes": 1}}).encode())
     assert await waiting == {"yes": 1}
 
@@ -112,7 +112,7 @@ async def test_descriptors_in_flight_are_waited_for_and_then_named(
     monkeypatch.setattr(connection, "_IN_FLIGHT_PAUSE_S", 0.0)
     monkeypatch.setattr(socket, "send_fds", send)
     await far.broker._send(b"{}", (0,))
-    assert far.told() == {}
+    assert far.reply() == {}
     monkeypatch.setattr(connection, "_IN_FLIGHT_S", -1.0)
     with pytest.raises(errors.Unavailable) as raised:
         await far.broker.order("ping")
@@ -125,7 +125,7 @@ async def test_descriptors_in_flight_are_waited_for_and_then_named(
 async def test_charge_returns_whether_the_directory_counts(far: Far) -> None:
     charging = asyncio.create_task(far.broker.charge("/data", bytes_max=1, inodes_max=2))
     await asyncio.sleep(0)
-    order = far.told()
+    order = far.reply()
     seq = order.pop("seq")
     assert order == {"do": "charge", "path": "/data", "bytes_max": 1, "inodes_max": 2}
     far.sock.send(json.dumps({"seq": seq, "ok": {"charged": False}}).encode())

@@ -41,11 +41,11 @@ def run(code: str) -> str:
 
 
 def test_current_is_what_proc_says() -> None:
-    told = dict(
+    answer = dict(
         line.split(":") for line in Path("/proc/thread-self/status").read_text().splitlines()
         if line.startswith("Cap")
     )  # fmt: skip
-    seen = {name: int(bits, 16) for name, bits in told.items()}
+    seen = {name: int(bits, 16) for name, bits in answer.items()}
     assert capabilities.current() == capabilities.CapabilitySets(
         effective=seen["CapEff"],
         permitted=seen["CapPrm"],
@@ -56,13 +56,13 @@ def test_current_is_what_proc_says() -> None:
 
 
 def test_drop_all_empties_all_five_sets() -> None:
-    told = run(
+    answer = run(
         "before = capabilities.current()\n"
         "assert before.bounding and before.effective, before\n"
         "capabilities.drop_all()\n"
         "print(*capabilities.current(), capabilities.effective())"
     )
-    assert told.split() == ["0"] * 6
+    assert answer.split() == ["0"] * 6
 
 
 def test_dropping_twice_is_fine() -> None:
@@ -71,8 +71,8 @@ def test_dropping_twice_is_fine() -> None:
 
 def test_execve_gives_nothing_back_even_to_uid_0() -> None:
     script = "grep Cap /proc/self/status | cut -f2 | sort -u"
-    told = run(f"capabilities.drop_all(); os.execv('/bin/sh', ['sh', '-c', {script!r}])")
-    assert told.split() == ["0" * 16]
+    answer = run(f"capabilities.drop_all(); os.execv('/bin/sh', ['sh', '-c', {script!r}])")
+    assert answer.split() == ["0" * 16]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_needed_a_capability_is_refused(attack: str, tmp_path: Path) -> Non
 
 
 def test_bounding_set_that_cannot_be_emptied_is_an_error_and_nothing_is_dropped() -> None:
-    told = run(
+    answer = run(
         "low, high = words = (capabilities._Word * 2)()\n"
         "low.permitted = low.effective = 1 << capabilities.CAP_SYS_ADMIN\n"
         "header = capabilities._Header(0x20080522, 0)\n"
@@ -100,7 +100,7 @@ def test_bounding_set_that_cannot_be_emptied_is_an_error_and_nothing_is_dropped(
         "try: capabilities.drop_all()\n"
         "except PermissionError: print(capabilities.effective() >> 21 & 1)"
     )
-    assert told.strip() == "1"
+    assert answer.strip() == "1"
 
 
 @pytest.mark.needs("root")

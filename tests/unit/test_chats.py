@@ -67,7 +67,7 @@ def asked(conversation: str = "c1", owner: str = "me") -> ChatAsk:
     return ChatAsk(owner, conversation, "hello", max_steps=3)
 
 
-async def told(run: ChatRun, after: int = 0) -> list[tuple[int, str]]:
+async def events_of(run: ChatRun, after: int = 0) -> list[tuple[int, str]]:
     async with asyncio.timeout(PATIENCE_S):
         return [(number, event["type"]) async for number, event in run.events(after)]
 
@@ -103,7 +103,7 @@ async def test_who_comes_later_gets_what_was_missed_and_what_comes(at: Desk, cha
     async for number, _ in run.events():
         if number == 3:
             break
-    late = asyncio.create_task(told(run, after=1))
+    late = asyncio.create_task(events_of(run, after=1))
     at.agents[0].go_on.set()
     assert await late == [(2, "text_delta"), (3, "text_delta"), (4, "run_end")]
 
@@ -171,7 +171,7 @@ async def test_an_abort_while_it_is_opened_ends_it_before_it_asks_anything(at: D
     await asyncio.sleep(0)
     go_on.set()
     assert await aborting
-    assert await told(await starting) == [(1, "run_start"), (2, "run_end")]
+    assert await events_of(await starting) == [(1, "run_start"), (2, "run_end")]
     await chats.close()
 
 
@@ -211,7 +211,7 @@ async def test_a_bug_of_an_agent_ends_its_run_and_tells_nothing_of_its_cause(
 
     failing = Chats(open_failing, FakeClock())
     run = await failing.start(asked())
-    assert await told(run) == [(1, "run_start"), (2, "run_end")]
+    assert await events_of(run) == [(1, "run_start"), (2, "run_end")]
     assert run.end is not None
     assert run.end.error is not None
     assert run.end.error["code"] == "internal_error"
@@ -222,7 +222,7 @@ async def test_a_bug_of_an_agent_ends_its_run_and_tells_nothing_of_its_cause(
 
 async def test_close_tells_every_follower_and_takes_no_more(at: Desk, chats: Chats) -> None:
     runs = [await chats.start(asked(name)) for name in ("c1", "c2")]
-    following = [asyncio.create_task(told(run)) for run in runs]
+    following = [asyncio.create_task(events_of(run)) for run in runs]
     await chats.close()
     assert [(await events)[-1] for events in following] == [(4, "run_end")] * 2
     with pytest.raises(Unavailable) as refused:

@@ -69,10 +69,10 @@ def test_a_time_that_is_none_is_refused(text: str) -> None:
 
 
 def test_ids_are_quoted_whole_and_never_a_part_of_the_path() -> None:
-    assert connect.of_sandbox("a/../b?c#d", "stop") == "/v1/sandboxes/a%2F..%2Fb%3Fc%23d/stop"
+    assert connect.sandbox_path("a/../b?c#d", "stop") == "/v1/sandboxes/a%2F..%2Fb%3Fc%23d/stop"
     for bare in ("", ".", ".."):
         with pytest.raises(BadRequest):
-            connect.of_sandbox(bare)
+            connect.sandbox_path(bare)
 
 
 def test_moments_are_told_from_now() -> None:
@@ -101,9 +101,9 @@ async def test_lines_of_stdin_come_one_by_one_and_then_its_end(kind: str) -> Non
     try:
         os.dup2(source, STDIN)
         lines = InputLines()
-        told = [await lines.read_line() for _ in range(4)]
+        answer = [await lines.read_line() for _ in range(4)]
     finally:
         os.dup2(kept, STDIN)
         os.close(kept)
         os.close(source)
-    assert told == ["one", "two", END_OF_INPUT, END_OF_INPUT]
+    assert answer == ["one", "two", END_OF_INPUT, END_OF_INPUT]

@@ -64,7 +64,7 @@ class Script:
 
 
 @asynccontextmanager
-async def told(script: Script, **more: float) -> AsyncIterator[Client]:
+async def client_for(script: Script, **more: float) -> AsyncIterator[Client]:
     with tempfile.TemporaryDirectory(prefix="wire-") as directory:
         path = f"{directory}/s"
         server = await asyncio.start_unix_server(script.serve, path)
@@ -74,15 +74,15 @@ async def told(script: Script, **more: float) -> AsyncIterator[Client]:
         await server.wait_closed()
 
 
-def body(status: int, told: object, *headers: str) -> bytes:
-    content = json.dumps(told).encode()
+def body(status: int, document: object, *headers: str) -> bytes:
+    content = json.dumps(document).encode()
     head = [f"HTTP/1.1 {status} X", f"content-length: {len(content)}", *headers]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + content
 
 
 async def test_one_connection_serves_many_requests() -> None:
     script = Script(OK, OK, OK)
-    async with told(script) as client:
+    async with client_for(script) as client:
         for _ in range(3):
             assert await client.health() == {"status": "ok"}
     assert script.connections == 1
@@ -93,7 +93,7 @@ async def test_a_connection_that_was_closed_meanwhile_is_replaced() -> None:
         writer.write(OK)
 
     script = Script(once, OK)
-    async with told(script) as client:
+    async with client_for(script) as client:
         await client.health()
         await asyncio.sleep(0.05)
         await client.keepalive("s")
@@ -102,7 +102,7 @@ async def test_a_connection_that_was_closed_meanwhile_is_replaced() -> None:
 
 async def test_a_get_whose_connection_breaks_is_asked_again_and_a_post_is_not() -> None:
     script = Script(None, OK, None)
-    async with told(script) as client:
+    async with client_for(script) as client:
         assert await client.health() == {"status": "ok"}
         with pytest.raises(Unavailable) as raised:
             await client.keepalive("s")
@@ -117,7 +117,7 @@ async def test_a_create_is_asked_again_under_the_same_key() -> None:
         "idle_expires_at": None, "containers": None,
     }  # fmt: skip
     script = Script(None, body(201, made))
-    async with told(script) as client:
+    async with client_for(script) as client:
         box = await client.create()
     assert (box.id, box.policy) == ("sandbox-1", "default")
     key = script.header("idempotency-key", 0)
@@ -127,7 +127,7 @@ async def test_a_create_is_asked_again_under_the_same_key() -> None:
 
 async def test_a_busy_service_is_asked_again_when_it_says_so() -> None:
     script = Script(BUSY, BUSY, OK)
-    async with told(script) as client:
+    async with client_for(script) as client:
         await client.keepalive("s")
     assert len(script.asked) == 3
 
@@ -135,7 +135,7 @@ async def test_a_busy_service_is_asked_again_when_it_says_so() -> None:
 async def test_a_service_that_stays_busy_is_told_of() -> None:
     error = {"error": {"code": "queue_full", "message": "x", "details": {"limit": 16}}}
     script = Script(*[body(429, error, "retry-after: 0")] * 4)
-    async with told(script) as client:
+    async with client_for(script) as client:
         with pytest.raises(Unavailable) as raised:
             await client.keepalive("s")
     assert (raised.value.code, raised.value.details["limit"]) == ("queue_full", 16)
@@ -144,7 +144,7 @@ async def test_a_service_that_stays_busy_is_told_of() -> None:
 async def test_a_service_that_asks_for_too_much_patience_is_told_of_at_once() -> None:
     error = {"error": {"code": "too_many_sandboxes", "message": "x"}}
     script = Script(body(429, error, "retry-after: 3600"))
-    async with told(script) as client:
+    async with client_for(script) as client:
         with pytest.raises(Unavailable):
             await client.keepalive("s")
 
@@ -154,7 +154,7 @@ async def test_a_silent_service_has_a_deadline() -> None:
         await over.wait()
 
     over = asyncio.Event()
-    async with told(Script(never), timeout=0.1) as client:
+    async with client_for(Script(never), timeout=0.1) as client:
         with pytest.raises(Unavailable) as raised:
             await client.health()
         over.set()
@@ -181,7 +181,7 @@ async def test_nobody_there_says_how_to_start_one(tmp_path: Path) -> None:
     ],
 )
 async def test_what_is_no_service_is_an_error_of_ours(answer: bytes) -> None:
-    async with told(Script(*[answer] * 4), retries=0) as client:
+    async with client_for(Script(*[answer] * 4), retries=0) as client:
         with pytest.raises((Broken, Unavailable)) as raised:
             await client.health()
     assert raised.value.code in ("foreign_reply", "connection_lost")
@@ -203,7 +203,7 @@ async def test_an_upload_that_is_refused_on_the_way_is_not_sent_to_its_end() -> 
             yield bytes(1 << 16)
             await asyncio.sleep(0)
 
-    async with told(Script(refuse)) as client:
+    async with client_for(Script(refuse)) as client:
         with pytest.raises(TooLarge) as raised:
             await client.sandbox("s").uploads.put_stream("u", endless())
     assert (raised.value.code, sent < 1 << 28) == ("file_too_large", True)
@@ -212,8 +212,8 @@ async def test_an_upload_that_is_refused_on_the_way_is_not_sent_to_its_end() -> 
 # -- streams ---------------------------------------------------------------------------------------
 
 
-def event(number: int, told: Mapping[str, object]) -> bytes:
-    return f"id: {number}\nevent: {told['type']}\ndata: {json.dumps(told)}\n\n".encode()
+def event(number: int, content: Mapping[str, object]) -> bytes:
+    return f"id: {number}\nevent: {content['type']}\ndata: {json.dumps(content)}\n\n".encode()
 
 
 def chunk(data: bytes) -> bytes:
@@ -243,7 +243,7 @@ async def test_a_stream_that_breaks_is_taken_up_again_after_what_was_seen() -> N
         await broken(writer)
 
     script = Script(begun, None, rest)
-    async with told(script) as client:
+    async with client_for(script) as client:
         events = [one async for one in client.sandbox("s").stream("x")]
     assert [one.text for one in events if isinstance(one, Stdout)] == ["a", "b"]
     assert isinstance(events[-1], RunEnd)
@@ -260,7 +260,7 @@ async def test_a_stream_that_fails_raises_what_failed() -> None:
         writer.write(STREAM + chunk(START + failed) + b"0\r\n\r\n")
         await writer.drain()
 
-    async with told(Script(fail)) as client:
+    async with client_for(Script(fail)) as client:
         with pytest.raises(Closed):
             async for _ in client.sandbox("s").stream("x"):
                 pass
@@ -290,8 +290,8 @@ async def test_what_cannot_be_sent_is_refused_before_it_is() -> None:
 
 
 def session(status: str) -> bytes:
-    told = {"session_id": "sb-session-u-a", "status": status, "created_at": 1, "ttl": 7200}
-    return body(200, told)
+    session = {"session_id": "sb-session-u-a", "status": status, "created_at": 1, "ttl": 7200}
+    return body(200, session)
 
 
 MISSING = body(404, {"error": {"code": "not_found", "message": "x"}})
@@ -319,7 +319,7 @@ async def test_a_session_is_ensured_and_each_step_is_a_span(
             return nullcontext()
 
     monkeypatch.setattr(trace, "get_tracer", lambda _: Tracer())
-    async with told(Script(*answers)) as client:
+    async with client_for(Script(*answers)) as client:
         found = await client.ensure_session(
             "u", "a", business_domain_id="d", retry_interval=0.01, max_retries=2
         )
@@ -333,14 +333,14 @@ async def test_a_session_is_ensured_and_each_step_is_a_span(
 
 async def test_a_session_that_does_not_come_up_says_which() -> None:
     pending = [session("pending")] * 4
-    async with told(Script(MISSING, *pending)) as client:
+    async with client_for(Script(MISSING, *pending)) as client:
         with pytest.raises(SessionNotReady) as late:
             await client.ensure_session("u", "a", retry_interval=0.01, max_retries=2)
     assert (late.value.code, late.value.details["session_id"]) == (
         "session_not_ready",
         "sb-session-u-a",
     )
-    async with told(Script(MISSING, REFUSED)) as client:
+    async with client_for(Script(MISSING, REFUSED)) as client:
         with pytest.raises(SessionCreateFailed) as failed:
             await client.ensure_session("u", "a")
     assert failed.value.details["cause"] == "no_space"
@@ -376,7 +376,7 @@ async def test_a_run_that_is_followed_when_its_client_closes_is_told_so() -> Non
         await closed.wait()
 
     closed = asyncio.Event()
-    async with told(Script(never)) as client:
+    async with client_for(Script(never)) as client:
         run = client.sandbox("s").conversation("c").start_run("x")
         async for _ in run.events():
             break

@@ -34,11 +34,11 @@ MOUNTINFO = """\
 """
 
 
-def with_layer(layer: Layer, **told: object) -> Capabilities:
+def with_layer(layer: Layer, **answer: object) -> Capabilities:
     plain = {
         name: getattr(layer, name) for name in ("name", "available", "detail", "cause", "remedy")
     }
-    disk = {"kind": "xfs", "source": "/dev/sda", "device": "8:0", **told}
+    disk = {"kind": "xfs", "source": "/dev/sda", "device": "8:0", **answer}
     return project_quota.with_disk(HOST, {"layer": plain, **disk}, "/data")
 
 

@@ -12,8 +12,8 @@ from sbx.environments.requirements import (
     agreed,
     lock_text,
     locked,
-    of_file,
-    of_words,
+    parse_file,
+    parse_words,
     refuse_sources,
 )
 from sbx.errors import BadRequest
@@ -24,15 +24,15 @@ _OTHER = "sha256:" + "cd" * 32
 
 
 def test_without_building_a_url_is_one_of_a_wheel() -> None:
-    refuse_sources(of_words(["numpy", "x @ https://host/x-1-py3-none-any.whl?a=b#sha256=c"]))
+    refuse_sources(parse_words(["numpy", "x @ https://host/x-1-py3-none-any.whl?a=b#sha256=c"]))
     for url in ("https://host/x-1.tar.gz", "file:///x", "https://host/?x.whl", "http://h/x#.whl"):
         with pytest.raises(BadRequest) as raised:
-            refuse_sources(of_words([f"x @ {url}"]))
+            refuse_sources(parse_words([f"x @ {url}"]))
         assert raised.value.code == "invalid_requirement"
 
 
 def test_words_become_canonical_requirements() -> None:
-    found = of_words(["NumPy", "pandas >= 2 , < 3", "httpx[http2]==0.28.1"])
+    found = parse_words(["NumPy", "pandas >= 2 , < 3", "httpx[http2]==0.28.1"])
     assert [one.text for one in found] == ["NumPy", "pandas<3,>=2", "httpx[http2]==0.28.1"]
     assert [one.name for one in found] == ["numpy", "pandas", "httpx"]
 
@@ -63,7 +63,7 @@ def test_words_become_canonical_requirements() -> None:
 )
 def test_what_is_no_name_of_a_package_is_refused(word: str) -> None:
     with pytest.raises(BadRequest) as raised:
-        of_words([word])
+        parse_words([word])
     assert raised.value.code == "invalid_requirement"
     assert raised.value.message.isprintable()
 
@@ -72,7 +72,7 @@ def test_a_file_has_comments_continued_lines_and_hashes() -> None:
     text = (
         f"# ours\n\nnumpy==2.0  # fast\npandas==2.2 \\\n    --hash={_SHA} \\\n    --hash={_OTHER}\n"
     )
-    numpy, pandas = of_file(text, "requirements.txt")
+    numpy, pandas = parse_file(text, "requirements.txt")
     assert (numpy.text, numpy.hashes) == ("numpy==2.0", ())
     assert (pandas.text, pandas.hashes) == ("pandas==2.2", (_SHA, _OTHER))
 
@@ -93,7 +93,7 @@ def test_a_file_has_comments_continued_lines_and_hashes() -> None:
 )
 def test_an_option_in_a_file_is_refused_with_its_line(line: str) -> None:
     with pytest.raises(BadRequest, match=r"list\.txt:2") as raised:
-        of_file(f"six\n{line}\n", "list.txt")
+        parse_file(f"six\n{line}\n", "list.txt")
     assert raised.value.code == "invalid_requirement"
 
 
@@ -113,9 +113,9 @@ def test_a_lock_without_versions_or_hashes_is_none(text: str) -> None:
 
 def test_hashes_that_were_asked_for_are_those_of_the_lock() -> None:
     lock = [LockFile("six", "six==1.17.0", (_SHA, _OTHER))]
-    assert agreed(lock, of_file(f"six --hash={_OTHER}", "f"))[0].hashes == (_OTHER,)
+    assert agreed(lock, parse_file(f"six --hash={_OTHER}", "f"))[0].hashes == (_OTHER,)
     with pytest.raises(BadRequest) as raised:
-        agreed(lock, of_file("six --hash=sha256:" + "ee" * 32, "f"))
+        agreed(lock, parse_file("six --hash=sha256:" + "ee" * 32, "f"))
     assert raised.value.code == "hash_mismatch"
 
 

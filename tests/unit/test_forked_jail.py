@@ -73,10 +73,10 @@ def test_parked_jail_ends_when_its_kernel_does(
 
 
 def test_variables_of_the_sandbox_are_taken_and_its_time_zone() -> None:
-    told = {"ids": [os.getuid(), os.getgid()], "environment": {"TZ": "XYZ-9", "NEW": "value"}}
+    answer = {"ids": [os.getuid(), os.getgid()], "environment": {"TZ": "XYZ-9", "NEW": "value"}}
 
     def act(report: int) -> str:
-        fork_child._become(told)
+        fork_child._become(answer)
         return f"{os.environ['NEW']} {time.strftime('%Z')}"
 
     assert in_child(act) == "value XYZ"

@@ -7,8 +7,14 @@ import socket
 from collections.abc import AsyncIterator, Callable
 
 from sbx.kernels import frames
-from sbx.kernels.budget import BURST, UNITS_PER_S, FrameBudget, FrameBudgets
-from sbx.kernels.channel import Channel, ChannelClosed
+from sbx.kernels.channel import (
+    BURST,
+    UNITS_PER_S,
+    Channel,
+    ChannelClosed,
+    FrameBudget,
+    FrameBudgets,
+)
 
 FLOOD = frames.encode("clear_output", {"wait": True}) * 1000
 KERNELS = 12

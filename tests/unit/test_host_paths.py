@@ -14,7 +14,7 @@ DATA = "/var/lib/sbx/data"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "answer"),
     [
         (f"the store {DATA}/store.sqlite is damaged: x", "the store <host path> is damaged: x"),
         (f"see {DATA}/a, {DATA}/b.", "see <host path>, <host path>"),
@@ -27,8 +27,8 @@ DATA = "/var/lib/sbx/data"
         ("1/2 of a/b/c; ./d/e; </a/b>", "1/2 of a/b/c; ./d/e; </a/b>"),
     ],
 )
-def test_paths_of_the_host_go_and_those_inside_stay(text: str, told: str) -> None:
-    assert without_host_paths(Unavailable(text))["message"] == told
+def test_paths_of_the_host_go_and_those_inside_stay(text: str, answer: str) -> None:
+    assert without_host_paths(Unavailable(text))["message"] == answer
 
 
 @pytest.mark.parametrize("kind", [Unavailable, CannotEnforce, Broken, PolicyError])
@@ -42,8 +42,8 @@ def test_hints_and_details_lose_them_as_well(
         details={"limit": 1, "problems": [{"file": f"{DATA}/x.toml", "line": 4}]},
     )
     with caplog.at_level(logging.WARNING):
-        told = without_host_paths(error)
-    assert told == {
+        answer = without_host_paths(error)
+    assert answer == {
         "code": "some_code",
         "message": "it failed",
         "hint": "chmod 600 <host path>",
@@ -73,8 +73,10 @@ def test_the_directories_of_the_service_are_hidden_wherever_they_lie(
     """A data directory below /mnt, or with a space in its path, was shown to tenants."""
     monkeypatch.setattr(host_paths, "_own", {})
     hide_below(Path(data))
-    told = without_host_paths(Unavailable(f"{data}/store.sqlite is full: '{data}/x', see {data}."))
-    assert told["message"] == "<host path> is full: '<host path>', see <host path>."
+    answer = without_host_paths(
+        Unavailable(f"{data}/store.sqlite is full: '{data}/x', see {data}.")
+    )
+    assert answer["message"] == "<host path> is full: '<host path>', see <host path>."
     other = Unavailable("nothing at /mnt/disk/sbx-more/x and /mnt/disk/sbxes")
     assert without_host_paths(other)["message"] == other.message
 

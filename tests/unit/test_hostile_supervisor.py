@@ -149,9 +149,9 @@ async def test_words_about_commands_that_nobody_started_are_dropped() -> None:
                 await pour(lost.supervisor, guest.encode(kind, content, name))
         await pour(lost.supervisor, guest.encode("exited", {"code": 3}, command._name))
         async with asyncio.timeout(60):
-            told = await command.next()
-        assert isinstance(told, frames.Exited)
-        assert told.code == 3
+            answer = await command.next()
+        assert isinstance(answer, frames.Exited)
+        assert answer.code == 3
         assert kernel.alive
 
 
@@ -173,10 +173,10 @@ async def test_what_is_fed_beyond_what_was_typed_counts_as_all_of_it() -> None:
     async with held() as (kernel, lost):
         command = await kernel.spawn(["cat"], "/", {})
         await command.write("abc")
-        told: Callable[[int], bytes] = lambda size: guest.encode(  # noqa: E731
+        answer: Callable[[int], bytes] = lambda size: guest.encode(  # noqa: E731
             "fed", {"bytes": size, "open": True}, command._name
         )
-        await pour(lost.supervisor, told(2) + told(2**62))
+        await pour(lost.supervisor, answer(2) + answer(2**62))
         async with asyncio.timeout(60):
             while command.unread:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)

@@ -6,6 +6,7 @@ from typing import Any
 
 from sbx.jupyter.channels import FULL, StreamBatcher
 from sbx.jupyter.serialize import JupyterMessage
+from tests.made_tasks import made_tasks
 
 CELL: Mapping[str, Any] = {"msg_id": "cell"}
 IDLE = JupyterMessage("status", {"execution_state": "idle"})
@@ -73,12 +74,12 @@ async def test_much_text_does_not_wait() -> None:
 
 
 async def test_nothing_is_sent_after_the_end() -> None:
-    before = asyncio.all_tasks()
-    gathering = StreamBatcher(sent := Sent())
-    await gathering.publish(text("late"), CELL)
-    await gathering.close()
+    with made_tasks() as made:
+        gathering = StreamBatcher(sent := Sent())
+        await gathering.publish(text("late"), CELL)
+        await gathering.close()
     assert sent.parts == []
-    assert asyncio.all_tasks() <= before
+    assert [task for task in made if not task.done()] == []
 
 
 async def test_who_cannot_be_sent_to_holds_up_the_text_that_follows() -> None:

@@ -25,10 +25,10 @@ def raw(value: object) -> msgspec.Raw:
 def signed(kind: str, content: Any, **more: Any) -> list[bytes]:
     """As a client sends it; `more` replaces parts of its header."""
     client = Session(key=KEY)
-    told = client.msg(kind, {})
-    told["header"] |= more
-    told["content"] = json.dumps(content).encode()
-    return client.serialize(told, b"who")
+    answer = client.msg(kind, {})
+    answer["header"] |= more
+    answer["content"] = json.dumps(content).encode()
+    return client.serialize(answer, b"who")
 
 
 def bridge_session() -> Session:
@@ -45,7 +45,7 @@ def request(kind: str, content: dict[str, Any]) -> KernelRequest:
 def test_frames_become_the_messages_of_their_kind() -> None:
     bundle = {"text/plain": raw("2"), "application/json": raw({"a": [1]})}
     plain = {"text/plain": "2", "application/json": {"a": [1]}}
-    told: list[tuple[Any, JupyterMessage]] = [
+    answer: list[tuple[Any, JupyterMessage]] = [
         (frames.Stream("stdout", "hi"), JupyterMessage("stream", {"name": "stdout", "text": "hi"})),
         (
             frames.ExecuteResult(bundle, 7, raw({"m": 1})),
@@ -85,7 +85,7 @@ def test_frames_become_the_messages_of_their_kind() -> None:
             JupyterMessage("comm_close", {"comm_id": "c", "data": {}}, buffers=[]),
         ),
     ]
-    assert [serialize.shown(frame, 3) for frame, _ in told] == [message for _, message in told]
+    assert [serialize.shown(frame, 3) for frame, _ in answer] == [message for _, message in answer]
 
 
 def test_a_result_without_a_number_has_that_of_its_cell() -> None:
@@ -94,14 +94,14 @@ def test_a_result_without_a_number_has_that_of_its_cell() -> None:
 
 
 def test_buffers_of_a_comm_stay_bytes() -> None:
-    told = frames.CommMsgFrame("c", raw({}), raw({"version": "2"}), [b"hi", b"\xff" * 9])
-    message = serialize.shown(told, 1)
+    answer = frames.CommMsgFrame("c", raw({}), raw({"version": "2"}), [b"hi", b"\xff" * 9])
+    message = serialize.shown(answer, 1)
     assert message.metadata == {"version": "2"}
     assert message.buffers == [b"hi", b"\xff" * 9]
 
 
 @pytest.mark.parametrize(
-    "told",
+    "answer",
     [
         frames.CommMsgFrame("c", raw(1)),
         frames.CommMsgFrame("c", raw({}), raw([])),
@@ -110,9 +110,9 @@ def test_buffers_of_a_comm_stay_bytes() -> None:
         frames.InputRequestFrame("?", password=False),
     ],
 )
-def test_parts_that_are_not_what_they_should_be_are_malformed(told: Any) -> None:
+def test_parts_that_are_not_what_they_should_be_are_malformed(answer: Any) -> None:
     with pytest.raises(frames.MalformedFrame):
-        serialize.shown(told, 1)
+        serialize.shown(answer, 1)
 
 
 # -- what is answered ------------------------------------------------------------------------------
@@ -216,8 +216,8 @@ def test_a_message_that_was_sent_again_is_not_read() -> None:
     ],
 )
 def test_a_header_that_cannot_be_given_back_is_not_read(header: dict[str, Any]) -> None:
-    told = {"msg_id": "1", "msg_type": "execute_request", "session": "s", "version": "5.3"}
-    packed = [json.dumps({**told, **header}).encode(), b"{}", b"{}", b"{}"]
+    answer = {"msg_id": "1", "msg_type": "execute_request", "session": "s", "version": "5.3"}
+    packed = [json.dumps({**answer, **header}).encode(), b"{}", b"{}", b"{}"]
     parts = [b"who", DELIM, Session(key=KEY).sign(packed), *packed]
     with pytest.raises(MalformedMessage):
         parse.read(bridge_session(), parts)

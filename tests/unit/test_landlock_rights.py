@@ -88,13 +88,13 @@ def run(code: str) -> str:
 
 @needs_landlock
 def test_answer_says_what_is_in_force() -> None:
-    told = run(
+    answer = run(
         "prctl.set_no_new_privs()\n"
         'domain = landlock.restrict([("/", FileRights.READ)], scope_signals=True, tcp=[])\n'
         "print(*map(int, domain))"
     )
     abi = landlock.abi()
-    assert [int(word) for word in told.split()] == list(
+    assert [int(word) for word in answer.split()] == list(
         Domain(
             abi=abi,
             handled=landlock.handled_by(abi),
@@ -106,7 +106,7 @@ def test_answer_says_what_is_in_force() -> None:
 
 @needs_landlock
 def test_rules_for_a_file_and_for_an_open_directory_are_taken() -> None:
-    told = run(
+    answer = run(
         "import os\n"
         "prctl.set_no_new_privs()\n"
         'usr = os.open("/usr", os.O_PATH)\n'
@@ -116,19 +116,19 @@ def test_rules_for_a_file_and_for_an_open_directory_are_taken() -> None:
         'open("/dev/null", "w"); os.fstat(usr)\n'
         'print("ok", len(os.listdir("/usr")) > 0)'
     )
-    assert told.split() == ["ok", "True"]
+    assert answer.split() == ["ok", "True"]
 
 
 @needs_landlock
 def test_no_descriptor_is_left_open() -> None:
-    told = run(
+    answer = run(
         "import os\n"
         "prctl.set_no_new_privs()\n"
         'before = len(os.listdir("/proc/self/fd"))\n'
         'landlock.restrict([("/", FileRights.READ)])\n'
         'print(len(os.listdir("/proc/self/fd")) - before)'
     )
-    assert told.strip() == "0"
+    assert answer.strip() == "0"
 
 
 @needs_landlock

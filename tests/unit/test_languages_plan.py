@@ -92,7 +92,7 @@ def test_an_environment_brings_its_own_languages(tmp_path: Path) -> None:
         for name in ("python", "go"):
             (programs / name).write_text("")
             (programs / name).chmod(0o755)
-        told = dict.fromkeys(("made_at", "python", "base", "installer", "digest", "lock"), "")
+        answer = dict.fromkeys(("made_at", "python", "base", "installer", "digest", "lock"), "")
         claim.publish(
             EnvironmentRecord(
                 format=FORMAT,
@@ -104,7 +104,7 @@ def test_an_environment_brings_its_own_languages(tmp_path: Path) -> None:
                 algorithm=ALGORITHM,
                 files=2,
                 bytes=0,
-                **told,
+                **answer,
             )
         )
     finally:

@@ -122,8 +122,10 @@ async def test_failed_start_is_told_to_all_and_not_repeated_before_its_time(
     nursery: Nursery,
 ) -> None:
     nursery.fails = Unavailable("a preload leaves a thread", code="zygote_failed")
-    told = await asyncio.gather(*(nursery.lineage.fork() for _ in range(3)), return_exceptions=True)
-    assert told == [nursery.fails] * 3
+    answer = await asyncio.gather(
+        *(nursery.lineage.fork() for _ in range(3)), return_exceptions=True
+    )
+    assert answer == [nursery.fails] * 3
     with pytest.raises(Unavailable, match="leaves a thread; not tried again for 1 s") as early:
         await nursery.lineage.fork()
     assert early.value.code == "zygote_unavailable"
@@ -160,8 +162,8 @@ async def test_many_forks_that_fail_together_count_as_one_failure(nursery: Nurse
     await nursery.lineage.fork()
     nursery.made[0].breaks = Unavailable("no memory", code="launch_failed")
     tries = (nursery.lineage.fork() for _ in range(9))
-    told = await asyncio.gather(*tries, return_exceptions=True)
-    assert all(isinstance(one, Unavailable) for one in told)
+    answer = await asyncio.gather(*tries, return_exceptions=True)
+    assert all(isinstance(one, Unavailable) for one in answer)
     assert nursery.lineage.rests_s == 1
     assert nursery.alive == [False]
 

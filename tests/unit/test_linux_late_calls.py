@@ -39,5 +39,5 @@ def test_a_process_works_ahead_and_comes_back_and_its_children_inherit_that() ->
         "    print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
     )
     argv = [sys.executable, "-IS", "-c", code]
-    told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    assert told.split() == [str(os.SCHED_OTHER), str(os.SCHED_BATCH), str(os.SCHED_OTHER)]
+    answer = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert answer.split() == [str(os.SCHED_OTHER), str(os.SCHED_BATCH), str(os.SCHED_OTHER)]

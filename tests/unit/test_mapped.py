@@ -22,8 +22,8 @@ def top(tmp_path: Path) -> Path:
 def projects(top: Path) -> Iterator[MappedProjects]:
     """Of a runtime that can write to two directories among the projects."""
     uid = os.geteuid()
-    told = {"within": [str(top)], "owners": [uid], "host": HostDirectoryFacts(uid).to_json()}
-    projects = MappedProjects(told, [str(top / "sockets"), str(top / "holds/mine")])
+    answer = {"within": [str(top)], "owners": [uid], "host": HostDirectoryFacts(uid).to_json()}
+    projects = MappedProjects(answer, [str(top / "sockets"), str(top / "holds/mine")])
     yield projects
     for fd in projects._within.values():
         os.close(fd)

@@ -33,8 +33,8 @@ def granted(projects: Path) -> Iterator[Grant]:
 
     def grant(owner: int = os.geteuid(), writable: str = "/nowhere") -> MappedProjects:
         host = HostDirectoryFacts(os.geteuid()).to_json()
-        told = {"within": [str(projects), "/nowhere"], "owners": [owner], "host": host}
-        made.append(MappedProjects(told, [writable]))
+        answer = {"within": [str(projects), "/nowhere"], "owners": [owner], "host": host}
+        made.append(MappedProjects(answer, [writable]))
         return made[-1]
 
     yield grant

@@ -140,8 +140,8 @@ def test_each_socket_and_fifo_is_covered_by_an_empty_file(top: Path, pin: bool) 
     listen(top / "a/b/one")
     listen(top / "two")
     os.mkfifo(top / "a/three")
-    told = masked(top, pin=pin)
-    assert told == "3 True one:-r--r--r-- three:-r--r--r-- two:-r--r--r--"
+    answer = masked(top, pin=pin)
+    assert answer == "3 True one:-r--r--r-- three:-r--r--r-- two:-r--r--r--"
     assert stat.S_ISSOCK((top / "two").lstat().st_mode)  # only in that namespace
 
 

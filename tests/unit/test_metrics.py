@@ -19,7 +19,7 @@ def counting() -> Iterator[None]:
     metrics.disable()
 
 
-def told() -> dict[str, float]:
+def metric_values() -> dict[str, float]:
     lines = (line.rpartition(" ") for line in metrics.exposition()[0].decode().splitlines())
     return {name: float(value) for name, _, value in lines if not name.startswith("#")}
 
@@ -62,7 +62,7 @@ def test_everything_the_runtime_tells_is_counted_by_its_labels() -> None:
     metrics.agent_ran("done")
     metrics.approval_decided("timeout")
     metrics.requested("GET", "/v1/sandboxes/{id}", 200, 0.001)
-    found = told()
+    found = metric_values()
     assert found['sbx_acquire_seconds_bucket{le="0.002",path="pool"}'] == 1
     assert found['sbx_run_seconds_count{kind="python",path="pool"}'] == 1
     assert found['sbx_runs_total{kind="shell",status="killed"}'] == 1
@@ -89,9 +89,9 @@ def test_gauges_are_asked_at_each_look_and_one_that_fails_is_left_out() -> None:
 
     metrics.watch(kernels=lambda: live[0], parked=fails, sandboxes=lambda: 7)
     metrics.watch(starts=lambda: StartCounts().with_served("fork").with_failed("pool", "why"))
-    assert told()["sbx_kernels"] == 1
+    assert metric_values()["sbx_kernels"] == 1
     live[0] = 3
-    found = told()
+    found = metric_values()
     assert found["sbx_kernels"] == 3
     assert found["sbx_sandboxes"] == 7
     assert "sbx_parked" not in found
@@ -103,4 +103,4 @@ def test_gauges_are_asked_at_each_look_and_one_that_fails_is_left_out() -> None:
 def test_a_second_turning_on_forgets_nothing() -> None:
     metrics.queue_refused()
     metrics.enable()
-    assert told()["sbx_queue_refused_total"] == 1
+    assert metric_values()["sbx_queue_refused_total"] == 1

@@ -105,7 +105,7 @@ def test_list_shows_policies_that_cannot_be_used_and_why(write: Write, tmp_path:
 def test_link_that_leads_nowhere_is_listed_as_a_problem(tmp_path: Path) -> None:
     (tmp_path / "lab.toml").symlink_to("gone.toml")
     (info,) = [info for info in available([tmp_path]) if info.name == "lab"]
-    assert "there is no policy file" in (info.problem or "")
+    assert "does not exist" in (info.problem or "")
 
 
 # --- layers ---
@@ -135,7 +135,7 @@ def test_circle_of_extends_is_told_as_one(write: Write) -> None:
 def test_unknown_extends_is_a_problem_of_the_file_that_says_so(write: Write) -> None:
     (problem,) = check(write("lab", 'extends = "defualt"'))
     assert problem.key == "extends"
-    assert 'no policy "defualt"; did you mean default?' in problem.message
+    assert 'policy "defualt" does not exist; did you mean default?' in problem.message
 
 
 def test_problem_is_told_of_the_layer_that_holds_it(write: Write) -> None:

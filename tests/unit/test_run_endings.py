@@ -79,7 +79,7 @@ def test_a_death_is_put_down_to_the_limit_that_struck(
 
 
 @pytest.mark.parametrize(
-    ("told", "why", "oom", "expected"),
+    ("answer", "why", "oom", "expected"),
     [
         (Exited(code=0), None, 0, OK),
         (Exited(code=3), None, 0, ERROR),
@@ -91,10 +91,10 @@ def test_a_death_is_put_down_to_the_limit_that_struck(
     ],
 )
 def test_a_command_is_judged_by_its_exit_code_unless_it_was_stopped(
-    told: Exited, why: StopReason | None, oom: int, expected: termination.Ending
+    answer: Exited, why: StopReason | None, oom: int, expected: termination.Ending
 ) -> None:
     assert (
-        termination.ending_of_command(termination.exit_code(told), why, oom_kills=oom) == expected
+        termination.ending_of_command(termination.exit_code(answer), why, oom_kills=oom) == expected
     )
 
 

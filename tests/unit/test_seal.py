@@ -157,6 +157,6 @@ def test_imports_are_forbidden_until_the_end_of_the_block() -> None:
     ],
 )
 def test_a_refusal_names_the_wall(error: Exception, layer: str, number: int) -> None:
-    told = lockdown.refusal(error)
-    assert (told["layer"], told["errno"]) == (layer, number)
-    assert type(error).__name__ in told["message"]
+    answer = lockdown.refusal(error)
+    assert (answer["layer"], answer["errno"]) == (layer, number)
+    assert type(error).__name__ in answer["message"]

@@ -31,8 +31,8 @@ def output(
     slots = [(null, 0), (writing, 1), (null, 2), *more]
     monitor = spawn.start(SpawnRequest(["/bin/sh", "-c", command], slots, become, before))
     os.close(writing)
-    with open(reading, encoding="utf-8") as told:
-        printed = told.read()
+    with open(reading, encoding="utf-8") as answer:
+        printed = answer.read()
     os.waitpid(monitor, 0)
     return printed.strip()
 
@@ -40,18 +40,20 @@ def output(
 @pytest.mark.needs("root")
 def test_jail_keeps_no_group_of_root(null: int) -> None:
     """The groups of its parent would open files of the host to it."""
-    told = output("id -G; id -u", null, (UID, UID), before=lambda: os.setgroups([0, 4, 12345]))
-    assert told.split() == [str(UID), str(UID)]
+    answer = output("id -G; id -u", null, (UID, UID), before=lambda: os.setgroups([0, 4, 12345]))
+    assert answer.split() == [str(UID), str(UID)]
 
 
 def test_jail_has_its_slots_and_no_other_descriptor(null: int) -> None:
     inheritable = os.dup(null)
     os.set_inheritable(inheritable, True)
     try:
-        told = output('for fd in /proc/$$/fd/*; do printf "%s " "${fd##*/}"; done', null)
+        answer = output('for fd in /proc/$$/fd/*; do printf "%s " "${fd##*/}"; done', null)
     finally:
         os.close(inheritable)
-    assert {"0", "1", "2"} <= set(told.split()) <= {"0", "1", "2", "3", "10"}  # of the shell itself
+    assert (
+        {"0", "1", "2"} <= set(answer.split()) <= {"0", "1", "2", "3", "10"}
+    )  # of the shell itself
 
 
 @pytest.mark.parametrize("first", range(196, 204))

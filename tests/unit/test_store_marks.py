@@ -82,15 +82,15 @@ def test_a_store_that_may_be_used_is_no_refusal(verdict: marks.Verdict) -> None:
 
 
 def test_the_mark_of_a_directory_is_kept_and_damage_is_named(tmp_path: Path) -> None:
-    assert marks.of_directory(tmp_path) is None
+    assert marks.read_from_directory(tmp_path) is None
     marks.write_to_directory(tmp_path, OURS)
     marks.write_to_directory(tmp_path, LATER)
-    assert marks.of_directory(tmp_path) == LATER
+    assert marks.read_from_directory(tmp_path) == LATER
     assert [item.name for item in tmp_path.iterdir()] == [marks.FILE]
     assert (tmp_path / marks.FILE).stat().st_mode & 0o777 == 0o600
     (tmp_path / marks.FILE).write_text("{")
     with pytest.raises(Unavailable, match="cannot be read"):
-        marks.of_directory(tmp_path)
+        marks.read_from_directory(tmp_path)
 
 
 @pytest.mark.parametrize("step", ["write_to_store", "write_to_directory"])
@@ -99,7 +99,7 @@ async def test_start_that_is_cut_off_at_a_mark_is_followed_by_another(
 ) -> None:
     """The directory is never ahead of its store: the next start would refuse the store as older."""
     await (await Store.of_data(tmp_path)).close()
-    before = marks.of_directory(tmp_path)
+    before = marks.read_from_directory(tmp_path)
 
     def cut_off(*_: object) -> None:
         raise OSError(errno.EIO, "cut off")
@@ -108,5 +108,5 @@ async def test_start_that_is_cut_off_at_a_mark_is_followed_by_another(
         patch.setattr(marks, step, cut_off)
         with pytest.raises(Unavailable):
             await Store.of_data(tmp_path)
-    assert marks.of_directory(tmp_path) == before
+    assert marks.read_from_directory(tmp_path) == before
     await (await Store.of_data(tmp_path)).close()

@@ -54,8 +54,8 @@ TOOLS = Tools([*builtin(), weather, where, takes_anything])
     ("name", "arguments", "said"),
     [
         ("run_cod", "{}", "there are: run_code, "),
-        ("x" * 1000, "{}", "there is no tool"),
-        ("\ud800", "{}", "there is no tool"),
+        ("x" * 1000, "{}", "does not exist"),
+        ("\ud800", "{}", "does not exist"),
         ("run_code", "", "'code' is missing"),
         ("run_code", "{", "are not JSON"),
         ("run_code", "[]", "are an array, and must be a JSON object"),
@@ -136,9 +136,9 @@ def test_a_schema_comes_from_the_signature() -> None:
 
 async def test_a_function_gets_what_it_was_annotated_with_off_the_loop() -> None:
     result = await called(TOOLS, "weather", '{"place": {"city": "Bonn", "zone": 2}}')
-    told = json.loads(result.text)
-    assert (told["city"], told["days"]) == ("Bonn", 1)
-    assert told["thread"] != threading.current_thread().name
+    answer = json.loads(result.text)
+    assert (answer["city"], answer["days"]) == ("Bonn", 1)
+    assert answer["thread"] != threading.current_thread().name
     assert (await called(TOOLS, "where-am-i")).text == "call-1"
 
 
@@ -219,11 +219,11 @@ async def test_errors_of_a_tool_are_results() -> None:
     async def impatient(call: ToolCallRequest, arguments: Arguments) -> str:
         raise TimeoutError("its own")
 
-    told = [await called(acting(act), "weather", ANYWHERE) for act in (refused, broken, endless)]
-    assert all(result.is_error for result in told)
-    assert told[0].text == "Error (denied_so): the policy says no\nHint: ask for less"
-    assert "ZeroDivisionError: xxx" in told[1].text
-    assert "took longer than 0.05 s" in told[2].text
+    answer = [await called(acting(act), "weather", ANYWHERE) for act in (refused, broken, endless)]
+    assert all(result.is_error for result in answer)
+    assert answer[0].text == "Error (denied_so): the policy says no\nHint: ask for less"
+    assert "ZeroDivisionError: xxx" in answer[1].text
+    assert "took longer than 0.05 s" in answer[2].text
     assert "TimeoutError: its own" in (await called(acting(impatient), "weather", ANYWHERE)).text
 
 

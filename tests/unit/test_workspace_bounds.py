@@ -42,6 +42,7 @@ def test_a_walk_ends_at_its_deadline(tree: Tree) -> None:
     assert not walk.complete
 
 
+@pytest.mark.full_tier
 def test_what_a_walk_has_yet_to_read_takes_no_path_each(tmp_path: Path) -> None:
     top = tmp_path / "top"
     deep = top.joinpath(*["d"] * 400)

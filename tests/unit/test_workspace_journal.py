@@ -37,7 +37,7 @@ def test_entry_that_is_cut_off_while_it_is_written_has_no_name(
     dump = json.dump
     for writes in (0, 1):
         calls = iter([dump] * writes)
-        monkeypatch.setattr(json, "dump", lambda *told, c=calls: next(c, killed)(*told))
+        monkeypatch.setattr(json, "dump", lambda *answer, c=calls: next(c, killed)(*answer))
         with pytest.raises(_KilledError):
             JournalFile.begin(Journal(staging), RECORD)
     monkeypatch.undo()

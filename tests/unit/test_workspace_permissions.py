@@ -168,14 +168,14 @@ def test_link_may_not_lead_out_from_its_new_place_nor_name_a_parent(
     assert below(tree, "a/b", at="c") is None
     (tmp_path / "link").symlink_to("../x")
     (tmp_path / "inner").symlink_to("x")
-    for of, at, told in (
+    for of, at, answer in (
         ("link", "other", "symlink_leads_out"),
         ("a/b/up", "up", "symlink_leads_out"),
         ("inner", "org", "runs_on_the_host"),
     ):
         with pytest.raises(Denied) as raised:
             below(tree, of, at=at)
-        assert raised.value.code == told
+        assert raised.value.code == answer
 
 
 def test_directory_with_too_many_entries_is_refused(

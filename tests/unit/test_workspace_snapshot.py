@@ -251,14 +251,14 @@ def test_whoever_was_quicker_is_not_overwritten(
             (top / "file").symlink_to("/etc/passwd")
         case "fifo":
             os.mkfifo(top / "added")
-    left = told(top)
+    left = described(top)
     with pytest.raises(Conflict) as raised:
         commit(wanted, before, target, source, journal)
     assert raised.value.code == "workspace_changed"
-    assert told(top) == left
+    assert described(top) == left
 
 
-def told(top: Path) -> dict[str, tuple[int, ...]]:
+def described(top: Path) -> dict[str, tuple[int, ...]]:
     """All that a change would show; a symlink that is read has another time of access."""
     found = {path.name: path.lstat() for path in top.iterdir()}
     return {name: (*one[:7], one.st_mtime_ns, one.st_ctime_ns) for name, one in found.items()}
@@ -326,24 +326,24 @@ def node(size: int, inode: int, ctime_ns: int = 0) -> FileNode:
 def test_diffs_and_their_number_are_bounded() -> None:
     wide = PlannedChange("wide", node(200_000, 1), node(200_000, 2))
     lines = [b"\n".join(b"%d %d" % (sign, n) for n in range(30_000)) for sign in (0, 1)]
-    told, more = tell([wide], str, lambda _: lines[0][:200_000], lambda _: lines[1][:200_000])
-    assert told[0].diff is not None
-    assert DIFF_MAX < len(told[0].diff) < DIFF_MAX + 40
-    assert told[0].diff.endswith(" more lines)")
+    described, more = tell([wide], str, lambda _: lines[0][:200_000], lambda _: lines[1][:200_000])
+    assert described[0].diff is not None
+    assert DIFF_MAX < len(described[0].diff) < DIFF_MAX + 40
+    assert described[0].diff.endswith(" more lines)")
     assert more
     many = [PlannedChange(f"{n}", None, node(0, n)) for n in range(CHANGES_MAX + 1)]
-    told, more = tell(many, str, lambda _: b"", lambda _: b"")
-    assert (len(told), more) == (CHANGES_MAX, True)
+    described, more = tell(many, str, lambda _: b"", lambda _: b"")
+    assert (len(described), more) == (CHANGES_MAX, True)
 
 
 def test_all_diffs_together_are_bounded_and_the_rest_is_named() -> None:
     """A diff that was not made because of a bound was left out without a word."""
     many = [PlannedChange(f"{n}", None, replace(node(60_000, n), mode=0o777)) for n in range(100)]
-    told, more = tell(many, str, lambda _: b"", lambda _: b"\x01" * 60_000)
+    described, more = tell(many, str, lambda _: b"", lambda _: b"\x01" * 60_000)
     assert more
-    assert sum(len(json.dumps(one.diff)) for one in told) < 2 << 20
+    assert sum(len(json.dumps(one.diff)) for one in described) < 2 << 20
     expected = "new file mode 100777\ncontent not shown: the other changes are too large"
-    assert told[-1].diff == expected
+    assert described[-1].diff == expected
 
 
 @pytest.mark.parametrize(
@@ -359,10 +359,10 @@ def test_unusual_mode_of_what_is_new_is_shown(
     kind: Literal["file", "directory"], mode: int, diff: str | None
 ) -> None:
     """A new file that everybody may write to looked like any other."""
-    told, _ = tell(
+    described, _ = tell(
         [PlannedChange("x", None, FileNode(kind, mode))], str, lambda _: b"", lambda _: b""
     )
-    assert [one.diff for one in told] == [diff]
+    assert [one.diff for one in described] == [diff]
 
 
 def test_unusual_mode_of_a_new_directory_with_files_is_shown() -> None:
@@ -373,45 +373,49 @@ def test_unusual_mode_of_a_new_directory_with_files_is_shown() -> None:
             PlannedChange("d", None, FileNode("directory", mode)),
             PlannedChange("d/f", None, made),
         ]
-        told, _ = tell(changed, str, lambda _: b"", lambda _: b"")
-        assert [one.path for one in told] == paths
+        described, _ = tell(changed, str, lambda _: b"", lambda _: b"")
+        assert [one.path for one in described] == paths
 
 
 def test_no_name_and_no_link_hides_what_it_is() -> None:
     link = FileNode("symlink", text=b"x\n+symlink to y\x1b[2K\xff\\n")
-    told, _ = tell([PlannedChange("a\n\u202eb\x9b", None, link)], str, lambda _: b"", lambda _: b"")
-    assert told[0].path == r"a\n\u202eb\u009b"
-    assert told[0].diff == r"+symlink to x\n+symlink to y\x1b[2K\xff\\n"
+    described, _ = tell(
+        [PlannedChange("a\n\u202eb\x9b", None, link)], str, lambda _: b"", lambda _: b""
+    )
+    assert described[0].path == r"a\n\u202eb\u009b"
+    assert described[0].diff == r"+symlink to x\n+symlink to y\x1b[2K\xff\\n"
 
 
 def test_no_two_names_are_shown_alike() -> None:
     """A newline, and a backslash with an n, were both shown as a backslash with an n."""
     names = ["a\nb", r"a\nb", r"a\\nb", "a\x9b", "a\udc9b", r"a\x9b", "a\u3164", "a"]
     changed = [PlannedChange(name, None, node(0, 1)) for name in names]
-    told, _ = tell(changed, str, lambda _: b"", lambda _: b"")
-    assert len({one.path for one in told}) == len(names)
+    described, _ = tell(changed, str, lambda _: b"", lambda _: b"")
+    assert len({one.path for one in described}) == len(names)
 
 
 def test_content_that_is_not_shown_is_named_with_the_reason() -> None:
     """One NUL, or more bytes than a small text has, made the diff vanish without a word."""
     for content in (b"\0binary", bytes(range(128, 256))):
         change = PlannedChange("x", node(9, 1), node(9, 2))
-        told, _ = tell([change], str, lambda _, c=content: c, lambda _: b"text")  # type: ignore[misc]
-        assert told[0].diff == "content not shown: binary"
+        described, _ = tell([change], str, lambda _, c=content: c, lambda _: b"text")  # type: ignore[misc]
+        assert described[0].diff == "content not shown: binary"
     large = PlannedChange("x", None, node(1 << 30, 1))
-    told, _ = tell([large], str, lambda _: b"", lambda _: pytest.fail("it was read"))
+    described, _ = tell([large], str, lambda _: b"", lambda _: pytest.fail("it was read"))
     reason = f"content not shown: too large, {1 << 30} bytes"
-    assert told[0] == FileChange("x", "added", None, 1 << 30, reason)
+    assert described[0] == FileChange("x", "added", None, 1 << 30, reason)
     gone = PlannedChange("x", node(9, 1), node(9, 2))
-    told, _ = tell([gone], str, lambda _: None, lambda _: b"text")
-    assert told[0].diff == "content not shown: it cannot be read"
+    described, _ = tell([gone], str, lambda _: None, lambda _: b"text")
+    assert described[0].diff == "content not shown: it cannot be read"
 
 
 def test_byte_that_is_not_utf8_hides_no_other_line() -> None:
     """One such byte made the diff vanish."""
     change = PlannedChange("x", node(9, 1), node(9, 2))
-    told, _ = tell([change], str, lambda _: b"caf\xe9\nold\n", lambda _: b"caf\xe9\nnew \xff\n")
-    assert told[0].diff == "@@ -1,2 +1,2 @@\n caf\\xe9\n-old\n+new \\xff"
+    described, _ = tell(
+        [change], str, lambda _: b"caf\xe9\nold\n", lambda _: b"caf\xe9\nnew \xff\n"
+    )
+    assert described[0].diff == "@@ -1,2 +1,2 @@\n caf\\xe9\n-old\n+new \\xff"
 
 
 def test_a_change_goes_over_the_wire_and_back() -> None:

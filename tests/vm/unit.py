@@ -37,7 +37,7 @@ def command(*words: str) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True, timeout=300).stdout
 
 
-def told(name: str) -> str:
+def unit_property(name: str) -> str:
     return command(*SYSTEMCTL, "show", "--value", "-p", name, "sbx.service").strip()
 
 
@@ -62,7 +62,7 @@ def says(what: str) -> None:
 
 
 def group() -> Path:
-    return attacks.CGROUPS / told("ControlGroup").lstrip("/")
+    return attacks.CGROUPS / unit_property("ControlGroup").lstrip("/")
 
 
 def uid_of(pid: int) -> int:
@@ -83,7 +83,7 @@ async def starts() -> None:
     begun = time.monotonic()
     await asyncio.to_thread(command, *SYSTEMCTL, "start", "sbx.service")
     took = time.monotonic() - begun
-    assert told("ActiveState") == "active"
+    assert unit_property("ActiveState") == "active"
     async with Client(SOCKET) as client:  # no waiting: systemd was told that it is ready
         await client.health()
         async with await client.create(attacks.POLICY) as box:
@@ -94,8 +94,9 @@ async def starts() -> None:
             assert len(inside) == 1, list(attacks.CGROUPS.rglob("box-*"))
             assert list(attacks.CGROUPS.rglob(f"box-{box.id}")) == inside
             uids = sorted({uid_of(pid) for pid in processes()})
+    below = unit_property("ControlGroup")
     says(
-        f"{KIND} unit is ready after {took:.1f} s; its groups lie below {told('ControlGroup')};"
+        f"{KIND} unit is ready after {took:.1f} s; its groups lie below {below};"
         f" uids of its processes {uids}; a jail's {receipt.host_uid}"
     )
 
@@ -149,7 +150,7 @@ async def comes_again() -> None:
         old = before & set(processes())
         assert not old, [(pid, procfs.children(pid)) for pid in old]
         await again.close()
-    assert int(told("NRestarts")) == 1
+    assert int(unit_property("NRestarts")) == 1
     says(f"a killed service answers again after {took:.1f} s, with its files and nothing of before")
 
 
@@ -158,8 +159,8 @@ async def stops() -> None:
     begun = time.monotonic()
     await asyncio.to_thread(command, *SYSTEMCTL, "stop", "sbx.service")
     took = time.monotonic() - begun
-    assert told("ActiveState") == "inactive", told("ActiveState")
-    assert told("Result") == "success", told("Result")
+    assert unit_property("ActiveState") == "inactive", unit_property("ActiveState")
+    assert unit_property("Result") == "success", unit_property("Result")
     assert not where.exists(), list(where.rglob("*"))
     assert not list(attacks.CGROUPS.rglob("sbx-*"))
     says(f"a stopped one has no group and no process after {took:.1f} s")
@@ -175,7 +176,12 @@ async def main(names: list[str]) -> int:
         await comes_again()
         await stops()
     except BaseException:
-        print(told("StatusText"), told("Result"), told("ExecMainStatus"), file=sys.stderr)
+        print(
+            unit_property("StatusText"),
+            unit_property("Result"),
+            unit_property("ExecMainStatus"),
+            file=sys.stderr,
+        )
         raise
     return failed
 

@@ -203,7 +203,7 @@ def _refused(path: str, answer: _Answer) -> SbxError:
     match answer.errno:
         case 2:  # ENOENT
             hint = "list its directory to see its files"
-            return NotFound(f"there is no '{path}'", code="file_not_found", hint=hint)
+            return NotFound(f"'{path}' does not exist", code="file_not_found", hint=hint)
         case 1 | 13:  # EPERM, EACCES
             return Denied(sentence, code="file_not_permitted")
     return InvalidPath(sentence, hint="list its directory to see its files")

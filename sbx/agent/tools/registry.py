@@ -72,7 +72,7 @@ class Tools:
             return tool
         order = nearest(name, self.names)
         raise NotFound(
-            f"there is no tool {name!r:.80}",
+            f"tool {name!r:.80} does not exist",
             code="tool_not_found",
             hint=f"there are: {', '.join(order)}" if order else "there are no tools here",
             details={"available": order},

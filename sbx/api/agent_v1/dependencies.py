@@ -61,7 +61,7 @@ async def project_of(service: Service, caller: Caller, project_id: str) -> Proje
 def check_projects(caller: Caller, project_id: str) -> None:
     """Raise NotFound for a token: it belongs to one user, and a project to its owner."""
     if caller.via == "token":
-        raise NotFound(f"there is no project {project_id[:80]!r}")
+        raise NotFound(f"project {project_id[:80]!r} does not exist")
 
 
 async def session_of(

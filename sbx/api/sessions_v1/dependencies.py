@@ -120,7 +120,7 @@ def conversation_required(*among: str) -> BadRequest:
 
 
 def no_conversation(name: str) -> NotFound:
-    return NotFound(f"there is no conversation {name}", details={"conversation_id": name})
+    return NotFound(f"conversation {name} does not exist", details={"conversation_id": name})
 
 
 def _header(request: Request, name: str) -> list[str]:

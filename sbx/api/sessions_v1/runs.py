@@ -85,7 +85,7 @@ async def interrupt(
 async def follow(run_id: str, request: Request, caller: CallerDep, service: ServiceDep) -> Response:
     """Stream the events of a run after `Last-Event-ID`, until a minute after its end."""
     if not caller.may("execute"):
-        raise NotFound(f"there is no run {run_id[:80]!r}")
+        raise NotFound(f"run {run_id[:80]!r} does not exist")
     handle = await service.runs.attach(caller, None, run_id)
     return await sse.stream(_events(handle, sse.last_event_id(request)), request=request)
 

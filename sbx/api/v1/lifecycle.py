@@ -87,7 +87,7 @@ async def receipt(target: TargetDep) -> ReceiptBody:
     caller, sandboxes = target.caller, target.service.sandboxes
     view = await sandboxes.get(caller, target.sandbox_id)
     if not caller.may("execute") or not caller.sees(view.user_id, view.agent_id, target.name):
-        raise NotFound(f"there is no conversation {target.name}")
+        raise NotFound(f"conversation {target.name} does not exist")
     for context in sandboxes.live(view.id):
         if (context.conversation, context.name) == (target.name, DEFAULT_CONTEXT):
             receipt = await context.read_receipt()

@@ -8,7 +8,9 @@ more only to distinguish the two.) All cells run in the same context, so context
 An interrupt (SIGINT) reaches only user code: the cell, a comm's handler, a `__repr__` that a
 completion calls. It is raised as KeyboardInterrupt in running user code. If the cell awaits, its
 task is cancelled, and the error is reported as KeyboardInterrupt as well. An idle kernel ignores
-it. User code cannot end this loop, and each request gets its reply.
+it. A frame `interrupt` comes before the signal, with the id of the request: on a busy host the
+signal may come before this process has read the request. User code cannot end this loop, and each
+request gets its reply.
 """
 
 # IPython is typed only in part; only our side of it is checked here.
@@ -60,6 +62,7 @@ class RequestQueue:
         self._frames: deque[RawFrame] = deque()
         self._answers: deque[str] = deque()
         self._arrived: asyncio.Future[None] | None = None
+        self.interrupted: str | None = None  # the id of a request, before its signal comes
 
     async def get(self) -> RawFrame:
         while not self._frames:
@@ -87,6 +90,8 @@ class RequestQueue:
             for frame in arrived:
                 if frame.type == "input_reply":
                     self._answers.append(str(frame.content.get("value", "")))
+                elif frame.type == "interrupt":
+                    self.interrupted = frame.id
                 else:
                     self._frames.append(frame)
         if self._frames and self._arrived is not None:
@@ -132,6 +137,7 @@ class KernelLoop:
         self._inbox = RequestQueue(sock, self._loop)
         self._pid = os.getpid()
         self._interruptible = False
+        self._missed_interrupt = False
         self._stdin_allowed = False
         self._output_max: int | None = None
         self._parent: dict[str, Any] = {}
@@ -188,7 +194,7 @@ class KernelLoop:
         handler = self._handlers.get(frame.type)
         try:
             serve_request = handler or self._comm_handler(frame)
-            reply = await self._in_reach_of_interrupts(serve_request, frame.content)
+            reply = await self._in_reach_of_interrupts(serve_request, frame)
         except BaseException as error:  # noqa: BLE001 - the boundary: the host always gets a reply
             self._interruptible = False
             reply = self._failure(frame, error)
@@ -228,12 +234,17 @@ class KernelLoop:
     async def _in_reach_of_interrupts(
         self,
         handler: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]],
-        content: dict[str, Any],
+        frame: RawFrame,
     ) -> dict[str, Any]:
         set_handler(signal.SIGINT, self._on_interrupt)  # an earlier cell may have replaced it
         try:
             self._interruptible = True
-            return await handler(content)
+            if self._missed_interrupt:
+                self._missed_interrupt = False
+                self._inbox.read()
+                if self._inbox.interrupted == frame.id:
+                    raise KeyboardInterrupt
+            return await handler(frame.content)
         finally:
             self._interruptible = False
             self._forget_cancellation()
@@ -246,6 +257,7 @@ class KernelLoop:
         if os.getpid() != self._pid:
             raise KeyboardInterrupt
         if not self._interruptible:
+            self._missed_interrupt = True  # perhaps for a request that is not read yet
             return
         running = asyncio.current_task(self._loop)
         if running is self._task:

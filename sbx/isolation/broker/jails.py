@@ -105,7 +105,7 @@ class BrokerJails:
         try:
             return self.by_name[name]
         except KeyError:
-            raise Broken(f"there is no jail {name}", code="jail_gone") from None
+            raise Broken(f"jail {name} does not exist", code="jail_gone") from None
 
     def pids_in(self, sandbox: BrokerSandbox | None) -> list[int]:
         jails = (jail for jail in self.by_name.values() if jail.sandbox is sandbox)

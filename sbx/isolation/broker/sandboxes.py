@@ -121,7 +121,7 @@ class BrokerSandboxes:
     def check_uid(self, uid: int) -> None:
         if self.confined and uid not in self.uids:
             raise Broken(
-                f"the host uid {uid} is none of those that sandboxes of this service may have",
+                f"the host uid {uid} is outside the range that sandboxes of this service may have",
                 hint="let the setting uid_range be what it was when the sandbox was made",
             )
 
@@ -179,7 +179,7 @@ class BrokerSandboxes:
         """Return what the jails of a sandbox use. `pids` are those of their PID 1."""
         sandbox = self.by_name.get(name)
         if sandbox is None or self.hierarchy is None:
-            raise Broken(f"there is no sandbox {name}", code="sandbox_gone")
+            raise Broken(f"sandbox {name} does not exist", code="sandbox_gone")
         try:
             used = sandbox.group.usage()
         except OSError as error:

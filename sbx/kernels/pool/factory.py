@@ -54,7 +54,7 @@ class KernelFactory(KernelPools):
     def take_prewarmed(self, key: Key | None, furnished: PrewarmSpec) -> PrewarmedKernel | None:
         """Hand a kernel in a home for a new sandbox over to the caller.
 
-        Return None if none is ready. The pool then keeps berths from this call on. Start nothing.
+        Return None if none is ready. The pool then keeps prewarmed ones. Start nothing.
         """
         check_process(self._pid)
         if key is None or key.unfit or not self._zygotes_max or not key.max_idle:
@@ -67,7 +67,7 @@ class KernelFactory(KernelPools):
             return pool.take_prewarmed(furnished)
 
     def count_prewarmed(self, sandbox: str) -> None:
-        """Count a kernel from a berth that begins to serve: no caller waited for it."""
+        """Count a prewarmed kernel that begins to serve: no caller waited for it."""
         self.starts = self.starts.with_served("pool")
         metrics.acquired("pool", 0.0)
         spans.record("sbx.acquire", 0.0, path="pool", sandbox=sandbox)

@@ -95,7 +95,7 @@ class KernelPools:
     async def warm(self, key: Key, count: int, furnished: PrewarmSpec | None = None) -> None:
         """Wait until `count` kernels are parked, and keep them for some time at least.
 
-        With `furnished`, keep them in berths. Raise BadRequest for more than the policy keeps.
+        With `furnished`, keep them prewarmed. Raise BadRequest for more than the policy keeps.
         Raise Unavailable, or the error of a fork, if the kernels cannot be started.
         """
         check_process(self._pid)
@@ -197,7 +197,7 @@ class KernelPools:
         self.starts = self.starts.with_parked()
 
     async def _move_in(self, pool: Pool) -> None:
-        """Move a kernel into a berth. Raise like `park`. A failure counts against the zygote, like
+        """Prewarm a kernel. Raise like `park`. A failure counts against the zygote, like
         a failed start."""
 
         async def enter(kernel: Kernel, order: LaunchRequest) -> Kernel:

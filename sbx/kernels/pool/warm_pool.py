@@ -1,11 +1,11 @@
 """The kernels of one policy that are kept ready, warm and empty.
 
     parked     for an existing workspace, which the kernel enters when it is taken
-    in berth   for a new sandbox: sealed in a cgroup and an empty workspace without an owner
+    prewarmed  for a new sandbox: sealed in a cgroup and an empty workspace without an owner
 
 Neither kind has an owner or has run user code. A kernel that was handed out never comes back. A
 kernel that ends while it waits is dropped. Both kinds count towards the number of kernels to keep.
-The number of berths follows the recent demand for new sandboxes.
+The number of prewarmed kernels follows the recent demand for new sandboxes.
 """
 
 import asyncio
@@ -94,11 +94,11 @@ class Pool:
         self._clock = clock
         self._changed = changed
         self._parked: deque[Kernel] = deque()
-        self._berths: deque[PrewarmedKernel] = deque()
+        self._prewarmed: deque[PrewarmedKernel] = deque()
         self._watching: dict[Kernel, asyncio.Task[None]] = {}
         self._furnished: PrewarmSpec | None = None
         self._moving = asyncio.Lock()
-        self._moved = 0  # kernels that are neither parked nor in a berth yet
+        self._moved = 0  # kernels that are neither parked nor prewarmed yet
         self._users = 0
         self._closed = False
         self.used_at = clock.time()
@@ -107,8 +107,8 @@ class Pool:
 
     @property
     def parked(self) -> int:
-        """The number of waiting kernels, including those in a berth."""
-        return len(self._parked) + len(self._berths)
+        """The number of waiting kernels, including the prewarmed ones."""
+        return len(self._parked) + len(self._prewarmed)
 
     @property
     def lacks(self) -> bool:
@@ -117,28 +117,28 @@ class Pool:
 
     @property
     def needs_prewarmed(self) -> bool:
-        """Whether a parked kernel should move into a berth, or a berth that fits no request any
-        longer should be given up for one that does."""
+        """Whether a parked kernel should be prewarmed, or a prewarmed one that fits no request
+        should be given up for one that does."""
         if self._furnished is None or self._closed:
             return False
         return bool(self._parked) if self._has_room else self._is_foreign
 
     @property
     def _has_room(self) -> bool:
-        return len(self._berths) < min(self.new.target, self.demand.target)
+        return len(self._prewarmed) < min(self.new.target, self.demand.target)
 
     @property
     def _is_foreign(self) -> bool:
-        """Whether there are berths, but none that fits the last request.
+        """Whether prewarmed kernels wait, but none fits the last request.
 
-        Policies that differ only in limits share a pool. A policy that was changed leaves berths
+        Policies that differ only in limits share a pool. A changed policy leaves prewarmed kernels
         that no caller will request.
         """
         furnished = self._furnished
-        return furnished is not None and bool(self._berths) and not self._fitting(furnished)
+        return furnished is not None and bool(self._prewarmed) and not self._fitting(furnished)
 
     def _fitting(self, furnished: PrewarmSpec) -> list[PrewarmedKernel]:
-        return [berth for berth in self._berths if berth.fits == furnished.fits]
+        return [prewarmed for prewarmed in self._prewarmed if prewarmed.fits == furnished.fits]
 
     @property
     def busy(self) -> bool:
@@ -179,44 +179,44 @@ class Pool:
         return None
 
     def take_prewarmed(self, furnished: PrewarmSpec) -> PrewarmedKernel | None:
-        """Hand a berth that fits over to the caller. Return None without one.
+        """Hand a prewarmed kernel that fits over to the caller. Return None without one.
 
-        The first call makes the pool keep berths.
+        The first call makes the pool keep prewarmed kernels.
         """
         self._furnished = furnished
-        for berth in self._fitting(furnished):
-            if berth.kernel.alive:
-                self._berths.remove(berth)
-                self._watching.pop(berth.kernel).cancel()
-                self.new = scaling.taken(self.new, len(self._berths))
+        for prewarmed in self._fitting(furnished):
+            if prewarmed.kernel.alive:
+                self._prewarmed.remove(prewarmed)
+                self._watching.pop(prewarmed.kernel).cancel()
+                self.new = scaling.taken(self.new, len(self._prewarmed))
                 self.demand = scaling.taken(self.demand, self.parked)
                 self._changed()
-                return berth
+                return prewarmed
         self.new = scaling.missed(self.new, self._key.min_idle, self._key.max_idle)
         return None
 
     async def expect(self, count: int, furnished: PrewarmSpec | None = None) -> None:
         """Keep at least `count` kernels until a quiet time has shown that they are not needed.
 
-        With `furnished`, keep them in berths. Otherwise keep them parked, in addition to as many
-        berths as there is room for.
+        With `furnished`, keep them prewarmed. Otherwise keep them parked, in addition to as many
+        prewarmed ones as there is room for.
         """
         now, limit = self._clock.time(), self._key.max_idle
         others: list[PrewarmedKernel] = []
         if furnished is not None:
             self._furnished = furnished
             fitting = self._fitting(furnished)
-            others = [berth for berth in self._berths if berth not in fitting]
-            berths = min(limit, max(self.new.target, count + len(others)))
-            target = max(self.demand.target, berths)
-            others = others[: max(0, count + len(others) - berths)]
+            others = [prewarmed for prewarmed in self._prewarmed if prewarmed not in fitting]
+            new_target = min(limit, max(self.new.target, count + len(others)))
+            target = max(self.demand.target, new_target)
+            others = others[: max(0, count + len(others) - new_target)]
         else:
-            berths = min(self.new.target, limit - count)
-            target = max(self.demand.target, berths + count)
-        self.new = scaling.PoolDemand(berths, 0, now, self.new.filled)
+            new_target = min(self.new.target, limit - count)
+            target = max(self.demand.target, new_target + count)
+        self.new = scaling.PoolDemand(new_target, 0, now, self.new.filled)
         self.demand = scaling.PoolDemand(target, 0, now, self.demand.filled)
         await self._give_up(others)
-        await self._give_up_berths(berths)
+        await self._give_up_prewarmed(new_target)
 
     @property
     def settled(self) -> bool:
@@ -247,10 +247,10 @@ class Pool:
             )
 
     async def move_in(self, enter: Callable[[Kernel, LaunchRequest], Awaitable[Kernel]]) -> None:
-        """Let a parked kernel enter a new home, if the pool still lacks a berth.
+        """Let a parked kernel enter a new home, if the pool still lacks a prewarmed kernel.
 
         Raise like `enter` and like the function that makes the home. After an error nothing is
-        left, and no berth is made until a caller asks for one.
+        left, and none is prewarmed until a caller asks for one.
         """
         async with self._moving:
             furnished = self._furnished
@@ -258,7 +258,7 @@ class Pool:
                 return
             with self._busy():
                 if not self._has_room:
-                    await self._give_up([self._berths[0]])
+                    await self._give_up([self._prewarmed[0]])
                     return
                 try:
                     await self._move_into(await furnished.make(), furnished.fits, enter)
@@ -285,38 +285,38 @@ class Pool:
         if kernel is None:
             await run_to_completion(home.give_up())
             return
-        berth = PrewarmedKernel(kernel, home, fits)
+        prewarmed = PrewarmedKernel(kernel, home, fits)
         if self._closed or not kernel.alive:
-            await run_to_completion(berth.give_up())
+            await run_to_completion(prewarmed.give_up())
             return
-        self._berths.append(berth)
-        self._begin_watching(kernel, berth)
-        if len(self._berths) >= self.new.target and not self.new.filled:
+        self._prewarmed.append(prewarmed)
+        self._begin_watching(kernel, prewarmed)
+        if len(self._prewarmed) >= self.new.target and not self.new.filled:
             now = self._clock.time()
-            self.new = scaling.PoolDemand(self.new.target, len(self._berths), now, True)
+            self.new = scaling.PoolDemand(self.new.target, len(self._prewarmed), now, True)
 
     async def settle(self) -> None:
         """Reduce the targets to the recent demand."""
         now = self._clock.time()
         self.demand = scaling.settled(self.demand, self.parked, self._key.min_idle, now)
-        self.new = scaling.settled(self.new, len(self._berths), 0, now)
-        await self._give_up_berths(self.new.target)
+        self.new = scaling.settled(self.new, len(self._prewarmed), 0, now)
+        await self._give_up_prewarmed(self.new.target)
         await self.shrink(self.demand.target)
 
     async def shrink(self, limit: int) -> None:
-        """Destroy the kernels beyond `limit`, berths last."""
+        """Destroy the kernels beyond `limit`, the prewarmed ones last."""
         beyond = min(len(self._parked), self.parked - limit)
         await destroy(*(self._pop() for _ in range(beyond)))
-        await self._give_up_berths(limit)
+        await self._give_up_prewarmed(limit)
 
-    async def _give_up_berths(self, limit: int) -> None:
-        await self._give_up(list(self._berths)[max(0, limit) :])
+    async def _give_up_prewarmed(self, limit: int) -> None:
+        await self._give_up(list(self._prewarmed)[max(0, limit) :])
 
     async def _give_up(self, ending: Sequence[PrewarmedKernel]) -> None:
-        for berth in ending:
-            self._berths.remove(berth)
-            self._watching.pop(berth.kernel).cancel()
-        await run_to_completion(asyncio.gather(*(berth.give_up() for berth in ending)))
+        for prewarmed in ending:
+            self._prewarmed.remove(prewarmed)
+            self._watching.pop(prewarmed.kernel).cancel()
+        await run_to_completion(asyncio.gather(*(prewarmed.give_up() for prewarmed in ending)))
 
     async def mark_untrusted(self, error: errors.SbxError, zygote: ZygoteHandle | None) -> None:
         """End the zygote whose kernel failed, and all parked kernels."""
@@ -337,20 +337,20 @@ class Pool:
         self._watching.pop(kernel).cancel()
         return kernel
 
-    def _begin_watching(self, kernel: Kernel, berth: PrewarmedKernel | None = None) -> None:
-        watching = self._watch(kernel, berth)
+    def _begin_watching(self, kernel: Kernel, prewarmed: PrewarmedKernel | None = None) -> None:
+        watching = self._watch(kernel, prewarmed)
         self._watching[kernel] = asyncio.create_task(watching, context=Context())
 
-    async def _watch(self, kernel: Kernel, berth: PrewarmedKernel | None = None) -> None:
+    async def _watch(self, kernel: Kernel, prewarmed: PrewarmedKernel | None = None) -> None:
         end = await kernel.jail.end()
         _log.warning("a parked kernel ended: %s", end.stderr or "without a message")
         del self._watching[kernel]
-        if berth is None:
+        if prewarmed is None:
             self._parked.remove(kernel)
             kernel.close()
         else:
-            self._berths.remove(berth)
-            await run_to_completion(berth.give_up())
+            self._prewarmed.remove(prewarmed)
+            await run_to_completion(prewarmed.give_up())
         self._changed()
 
 

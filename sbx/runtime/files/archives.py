@@ -276,7 +276,7 @@ def _told(line: str, path: str, limits: ArchiveLimits) -> dict[str, Any]:
                 hint="send a tar, tar.gz, tar.bz2, tar.xz or zip",
             )
         case "no_space":
-            raise errors.Unavailable("there is no space left for the archive", code="no_space")
+            raise errors.Unavailable("the disk has no space left for the archive", code="no_space")
     raise _failed("the work inside failed")
 
 

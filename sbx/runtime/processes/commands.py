@@ -150,7 +150,7 @@ class Commands:
         await self.records.load()
         record = self.records.by_id.get(command_id)
         if record is None:
-            raise errors.NotFound(f"there is no background command {command_id[:80]!r}")
+            raise errors.NotFound(f"background command {command_id[:80]!r} does not exist")
         return BackgroundCommand(self, record)
 
     async def list(self) -> builtins.list[CommandStatus]:

@@ -69,7 +69,7 @@ class Terminals:
         self._context.check_open()
         if (terminal := self._terminals.get(terminal_id)) is None:
             raise errors.NotFound(
-                f"there is no terminal {terminal_id[:80]!r}",
+                f"terminal {terminal_id[:80]!r} does not exist",
                 hint="list them, or open one",
             )
         return terminal

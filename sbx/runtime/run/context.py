@@ -76,7 +76,7 @@ class Context(RunExecutor, RunMethods[ActiveRun]):
         """Write to a command by the id of its run, as `ActiveRun.write`. Raise NotFound too."""
         live = next((live for live in self._tasks if live.run_id == run_id), None)
         if live is None:
-            raise errors.NotFound(f"there is no active run {run_id[:80]!r}")
+            raise errors.NotFound(f"active run {run_id[:80]!r} does not exist")
         await live.write(text)
 
     def start_program(

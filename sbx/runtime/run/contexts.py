@@ -36,7 +36,7 @@ class ContextStore:
 
 
 class Contexts:
-    """See the module. Its methods may be called concurrently from context event loop."""
+    """See the module. Its methods may be called concurrently on one event loop."""
 
     def __init__(self, make: Callable[[str, bool], Context], memory: ContextStore) -> None:
         """`make` gets the name, and whether the context is new and so has not lost its state."""
@@ -94,7 +94,7 @@ class Contexts:
             check_context(name)
         self.default.check_open()
         if context is None:
-            raise NotFound(f"there is no context {name!r}", hint="create it first")
+            raise NotFound(f"context {name!r} does not exist", hint="create it first")
         return context
 
     @property

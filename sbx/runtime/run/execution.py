@@ -161,7 +161,8 @@ class ActiveCell(ActiveExecution):
     def _reply(self, reply: frames.ReplyFrame, *, pids_max_hits: int = 0) -> Run:
         why = self.termination.why
         ending = ending_of_reply(reply, why, pids_max_hits=pids_max_hits)
-        return self._finish(ending, state_lost=self._lost)
+        # A reply can arrive in the moment of the kill
+        return self._finish(ending, state_lost=self._lost or self.termination.killed)
 
 
 class ActiveCommand(ActiveExecution):

@@ -61,7 +61,7 @@ class GracefulTermination:
         self._grace_s = grace_s
         self._interrupt = interrupt
         self._kill = kill
-        self._killed = False
+        self.killed = False
         self._limit: asyncio.Timeout | None = None
         self.why: StopReason | None = None
 
@@ -80,21 +80,21 @@ class GracefulTermination:
                     raise
             finally:
                 self._limit = None
-            if self._killed:
+            if self.killed:
                 raise TimeoutError("the run outlived its kill")
             await self._escalate()
 
     async def check_deadline(self) -> None:
         """Stop the run at its deadline. For a caller that waited elsewhere, while the following
         steps may all be ready."""
-        if self._loop.time() >= self._deadline and not self._killed:
+        if self._loop.time() >= self._deadline and not self.killed:
             await self._escalate()
 
     async def _escalate(self) -> None:
         if self.why in (None, StopReason.CALLER):
             await self.stop(StopReason.DEADLINE)
         else:
-            self._killed = True
+            self.killed = True
             self._deadline = self._loop.time() + self._grace_s
             await self._kill()
 
@@ -104,7 +104,7 @@ class GracefulTermination:
         delay the last frames, or the run is killed because of them."""
         if self.why in (None, StopReason.CALLER):
             return False
-        return self._killed or self._loop.time() >= self._deadline - self._grace_s / 2
+        return self.killed or self._loop.time() >= self._deadline - self._grace_s / 2
 
     async def stop(self, why: StopReason) -> None:
         """Begin to stop the run, unless it is being stopped for a reason other than a caller's."""

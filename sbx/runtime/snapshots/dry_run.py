@@ -322,7 +322,7 @@ def _closed() -> errors.Closed:
 
 def _not_found(dry_run_id: str) -> errors.NotFound:
     return errors.NotFound(
-        f"there is no dry run {dry_run_id[:80]!r}: it was committed, discarded, or has expired",
+        f"dry run {dry_run_id[:80]!r} does not exist: it was committed, discarded, or has expired",
         code="dry_run_not_found",
         hint="dry-run the command again",
     )

@@ -104,7 +104,7 @@ def restore(data: Path, source: Path | None, *, force: bool) -> ReplacedStore:
             for ending, part in parts.items():
                 _pour(part, os.open(f"{fresh}{ending}", _WRITE, 0o600))
             mark = _examined(fresh, source)
-            directory = marks.of_directory(data)
+            directory = marks.read_from_directory(data)
             if mark and directory and mark.id != directory.id and not force:
                 raise Conflict(
                     f"{source} is a backup of another data directory",
@@ -174,7 +174,7 @@ def _snapshot(path: Path, target: Path) -> Mark | None:
     without a log is read as a file that does not change: if a service has started meanwhile, copy
     it again."""
     if database.is_missing(path):
-        raise NotFound(f"there is no store {path}", code="store_missing")
+        raise NotFound(f"store {path} does not exist", code="store_missing")
     with database.translating(path):
         for _ in range(_ATTEMPTS):
             before = _state(path)
@@ -214,7 +214,7 @@ def _parts(stack: ExitStack, source: Path) -> dict[str, BinaryIO]:
                 parts[ending] = stack.enter_context(open(f"{source}{ending}", "rb"))  # noqa: SIM115
         except FileNotFoundError:
             if not ending:
-                raise NotFound(f"there is no backup {source}", code="backup_not_found") from None
+                raise NotFound(f"backup {source} does not exist", code="backup_not_found") from None
         except OSError as error:
             raise BadRequest(
                 f"the backup {source} cannot be read: {error.strerror}", code="backup_unusable"
@@ -245,7 +245,7 @@ def _latest(data: Path, mark: Mark | None) -> Mark:
     with suppress(SbxError, sqlite3.Error, OSError):
         path = data / FILE_NAME
         present = database.examine(path, shipped()[-1].version, backup=True).mark
-    return marks.following(marks.of_directory(data), present, mark)
+    return marks.following(marks.read_from_directory(data), present, mark)
 
 
 def _name_of_kept(path: Path) -> Path:

@@ -85,7 +85,7 @@ def check(data: Path) -> StoreCheck:
 def _look(result: StoreCheck, data: Path) -> Directories | None:
     """Return the directories that the store lists; None if it is missing or cannot be read."""
     path = result.store
-    result.directory_mark = marks.of_directory(data)
+    result.directory_mark = marks.read_from_directory(data)
     exists = not database.is_missing(path)
     if exists:
         with database.translating(path), database.only_looking(path) as on:

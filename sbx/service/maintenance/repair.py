@@ -68,7 +68,7 @@ def repair(data: Path) -> Repaired:
 def _examined(data: Path) -> tuple[SbxError | None, Mark | None]:
     """Return the damage of the store, and its mark if it has none. Raises for a store that is
     missing, is newer, or does not belong here."""
-    path, directory = data / FILE_NAME, marks.of_directory(data)
+    path, directory = data / FILE_NAME, marks.read_from_directory(data)
     mark, exists = None, not database.is_missing(path)
     if exists:
         try:

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
-from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
@@ -75,12 +74,7 @@ class ProjectServerLink:
         self._pulse.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await run_to_completion(self._close())
 
     @property

@@ -84,16 +84,16 @@ class Projects:
 
     async def get(self, owner: str, project_id: str) -> Project:
         """Return a project. Raise NotFound."""
-        row = await rows.of_id(self._store, owner, project_id)
+        row = await rows.get(self._store, owner, project_id)
         if row is None:
-            raise errors.NotFound(f"there is no project {project_id[:80]!r}")
+            raise errors.NotFound(f"project {project_id[:80]!r} does not exist")
         return row
 
     async def list(
         self, owner: str, *, limit: int = 50, cursor: str | None = None
     ) -> Page[Project]:
         limit = max(1, min(limit, _LIST_MAX))
-        page = await rows.of_owner(self._store, owner, cursor, limit + 1)
+        page = await rows.list_for_owner(self._store, owner, cursor, limit + 1)
         more = len(page) > limit
         return Page(page[:limit], page[limit - 1].id if more else None)
 
@@ -120,7 +120,7 @@ class Projects:
             self._check(sandbox_enabled)
             row = replace(row, sandbox_enabled=sandbox_enabled)
         if not await self._store.write(partial(rows.change, row=row)):
-            raise errors.NotFound(f"there is no project {project_id[:80]!r}")
+            raise errors.NotFound(f"project {project_id[:80]!r} does not exist")
         return row
 
     async def delete(self, owner: str, project_id: str) -> None:

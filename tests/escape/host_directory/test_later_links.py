@@ -69,17 +69,17 @@ async def test_code_inside_cannot_change_the_rules(
 ) -> None:
     place = make_place(own_temporary_directory / f"rules-{started_by}")
     async with sandbox(runtime, place) as box:
-        told = await box.shell(
+        answer = await box.shell(
             "cd /.sbx-quarantine; cat rules.json | head -c 9; echo x > rules.json; rm rules.json;"
             " mv rules.json items/; touch other; ln rules.json items/r; chmod 777 rules.json"
         )
-        assert told.stdout == '{"rules":'
+        assert answer.stdout == '{"rules":'
         assert (
-            told.stderr.count("denied")
-            + told.stderr.count("not permitted")
-            + told.stderr.count("cross-device")
+            answer.stderr.count("denied")
+            + answer.stderr.count("not permitted")
+            + answer.stderr.count("cross-device")
             >= 6
-        ), told.stderr
+        ), answer.stderr
         assert (await box.shell("ls /.sbx-quarantine")).stdout.split() == [
             *("items", "records", "rules.json")
         ]

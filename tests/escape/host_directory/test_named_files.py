@@ -163,7 +163,7 @@ HOOKS = [
 ]  # fmt: skip
 ATTACKS = [*ENVRC, *CONFIGURATIONS, *HOOKS]
 # The CI tier makes every attack against the wall, and one of each kind without it.
-CI_CONTROLS = [
+CI_ATTACKS = [
     attack
     for attack in ATTACKS
     if attack.name
@@ -187,7 +187,7 @@ def place(
     return place
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", rows(ATTACKS, CI_ATTACKS), ids=lambda attack: attack.name)
 async def test_file_that_the_user_named_is_protected(
     runtime: Runtime, place: Place, attack: Attack
 ) -> None:
@@ -197,7 +197,8 @@ async def test_file_that_the_user_named_is_protected(
     assert not place.executed, text
 
 
-@pytest.mark.parametrize("attack", rows(ATTACKS, CI_CONTROLS), ids=lambda attack: attack.name)
+@pytest.mark.full_tier
+@pytest.mark.parametrize("attack", rows(ATTACKS, CI_ATTACKS), ids=lambda attack: attack.name)
 async def test_control_shows_that_the_named_file_is_executed(
     runtime: Runtime, place: Place, attack: Attack
 ) -> None:

@@ -62,7 +62,7 @@ PLANTINGS = {
     },
 }
 # The CI tier plants every name by one way, and one name of each entry by every way.
-CI_PLANTINGS = ["all names by redirection", *(name for name in PLANTINGS if "few" in name)]
+CI_PLANTINGS = ["all names by redirection", *[name for name in PLANTINGS if "few" in name][::2]]
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ ARRIVALS = {
 }
 
 
-@pytest.mark.parametrize("arrival", ARRIVALS)
+@pytest.mark.parametrize("arrival", rows(ARRIVALS, [*ARRIVALS][::2]))
 async def test_directory_does_not_get_a_name_that_its_content_needs(
     runtime: Runtime, place: Place, arrival: str
 ) -> None:

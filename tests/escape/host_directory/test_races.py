@@ -13,6 +13,7 @@ import pytest
 from planting import Place, make_place, sandbox
 
 from sbx import Runtime
+from tests.tiers import rows
 
 pytestmark = [
     pytest.mark.parametrize("started_by", ["fork"], indirect=True, scope="module"),
@@ -101,7 +102,7 @@ race(head, rest, remove)
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", rows(ATTACKS, [*ATTACKS][::2]))
 async def test_race_executes_nothing_on_the_host(
     runtime: Runtime, own_temporary_directory: Path, request: pytest.FixtureRequest, attack: str
 ) -> None:
@@ -177,7 +178,7 @@ def repeat(*steps):
 """
 
 
-@pytest.mark.parametrize("by", ["two sandboxes", "two contexts"])
+@pytest.mark.parametrize("by", rows(["two sandboxes", "two contexts"], ["two sandboxes"]))
 async def test_two_guards_put_no_repository_together(
     runtime: Runtime, own_temporary_directory: Path, request: pytest.FixtureRequest, by: str
 ) -> None:

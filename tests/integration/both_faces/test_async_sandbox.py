@@ -15,6 +15,7 @@ while True: time.sleep(1)
 """
 
 
+@pytest.mark.full_tier
 async def test_code_that_ignores_the_interrupt_is_killed_and_the_next_call_works(
     box: Box,
 ) -> None:
@@ -42,6 +43,7 @@ for _ in range(2):
     assert event.run.stdout == "waiting\ncaught\n" * 2
 
 
+@pytest.mark.full_tier
 async def test_conversations_have_state_and_files_of_their_own(box: Box) -> None:
     other = box.conversation("other")
     assert box.conversation("other") is other
@@ -63,6 +65,7 @@ async def test_a_conversation_that_is_killed_leaves_another_one_alone(box: Box) 
     assert (run.result, run.state_lost) == ("2", False)
 
 
+@pytest.mark.full_tier
 async def test_cells_run_one_after_the_other(box: Box) -> None:
     runs = await asyncio.gather(*(box.run(f"print({number})") for number in range(20)))
     counts = [run.execution_count or 0 for run in runs]
@@ -105,6 +108,7 @@ async def test_a_cancelled_call_interrupts_its_own_cell_and_no_other(box: Box) -
     assert "ran" not in [entry.name for entry in await box.files.list()]
 
 
+@pytest.mark.full_tier
 async def test_a_cancelled_cell_is_interrupted(box: Box) -> None:
     await box.run("x = 1")
     with pytest.raises(TimeoutError):
@@ -113,6 +117,7 @@ async def test_a_cancelled_cell_is_interrupted(box: Box) -> None:
     assert (await box.run("x", timeout=55)).result == "1"
 
 
+@pytest.mark.full_tier
 async def test_a_stream_that_nobody_follows_any_more_goes_on(box: Box) -> None:
     async for event in box.stream("import time; time.sleep(0.3); open('done', 'w').close()"):
         assert isinstance(event, RunStart)

@@ -162,20 +162,20 @@ async def test_the_end_of_the_kernel_is_the_end_of_its_commands_and_says_why(box
     stopped = await box.commands.start("echo up; sleep 100")
     await started(stopped, "up")
     await box.stop()
-    told = await stopped.wait(60)
-    assert (told.state, told.cause) == (CommandState.KILLED, CommandCause.STOPPED)
-    assert told.reason
+    answer = await stopped.wait(60)
+    assert (answer.state, answer.cause) == (CommandState.KILLED, CommandCause.STOPPED)
+    assert answer.reason
     assert await text_of(stopped) == "up\n"
     crashed = await box.commands.start("echo up; sleep 100")
     await started(crashed, "up")
     await box.run("import os; os._exit(1)")
-    told = await crashed.wait(60)
-    assert (told.state, told.cause) == (CommandState.KILLED, CommandCause.CRASHED)
+    answer = await crashed.wait(60)
+    assert (answer.state, answer.cause) == (CommandState.KILLED, CommandCause.CRASHED)
     killed = await box.commands.start("echo up; sleep 100")
     await started(killed, "up")
     await box.run("import signal; signal.signal(2, signal.SIG_IGN)\nwhile True: pass", timeout=0.2)
-    told = await killed.wait(60)
-    assert (told.state, told.cause) == (CommandState.KILLED, CommandCause.INTERRUPTED)
+    answer = await killed.wait(60)
+    assert (answer.state, answer.cause) == (CommandState.KILLED, CommandCause.INTERRUPTED)
 
 
 async def test_a_new_kernel_for_a_command_says_that_state_is_lost(box: Any) -> None:

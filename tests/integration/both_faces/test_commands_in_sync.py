@@ -9,6 +9,7 @@ from sbx.protocol.runs import RunStart, Stdout
 pytestmark = pytest.mark.core
 
 
+@pytest.mark.full_tier
 def test_the_synchronous_face_has_the_same(cells: Sandbox) -> None:
     command = cells.commands.start("while read a; do echo got $a; done; exit 2", stdin_open=True)
     command.write("x\n")

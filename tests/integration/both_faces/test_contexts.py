@@ -58,7 +58,7 @@ async def test_contexts_are_listed_found_and_deleted_by_name(box: Box) -> None:
     await box.contexts.delete("b")
     assert [one.name for one in await box.contexts.list()] == ["default", "a ü"]
     for call in (box.contexts.get, box.contexts.delete):
-        with pytest.raises(NotFound, match="no context 'b'"):
+        with pytest.raises(NotFound, match="context 'b' does not exist"):
             await call("b")
     with pytest.raises((Closed, NotFound)):
         await made.run("1")
@@ -66,6 +66,7 @@ async def test_contexts_are_listed_found_and_deleted_by_name(box: Box) -> None:
     assert not (await again.run("1")).state_lost
 
 
+@pytest.mark.full_tier
 @pytest.mark.core
 @pytest.mark.parametrize("name", ["other", "default"])
 async def test_a_restart_gives_a_clean_namespace_and_ends_what_runs(box: Box, name: str) -> None:
@@ -110,6 +111,7 @@ async def test_one_that_is_deleted_while_it_runs_ends_its_runs_and_no_others(box
     assert not (await box.run("1")).state_lost
 
 
+@pytest.mark.full_tier
 async def test_an_interrupt_reaches_its_own_context_only(box: Box) -> None:
     other = await box.contexts.create("other")
     assert not await other.interrupt()

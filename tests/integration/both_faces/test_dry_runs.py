@@ -32,7 +32,7 @@ CHANGED = {
 LOOK = "find . -path ./uploads -prune -o -printf '%p %y %m %s %l\\n' | sort; cat kept.txt"
 
 
-def told(changes: Sequence[FileChange]) -> dict[str, tuple[str, int | None, int | None]]:
+def described(changes: Sequence[FileChange]) -> dict[str, tuple[str, int | None, int | None]]:
     return {one.path: (one.kind, one.size_before, one.size_after) for one in changes}
 
 
@@ -50,7 +50,7 @@ async def test_what_a_command_would_do_is_shown_and_then_done_once(box: Box) -> 
     dry_run = await box.dry_run(COMMAND)
     run = dry_run.run
     assert (run.stdout, run.stderr, run.exit_code) == ("said", "cried", 3)
-    assert told(dry_run.changes) == CHANGED
+    assert described(dry_run.changes) == CHANGED
     assert not dry_run.truncated
     diffs = {one.path: one.diff for one in dry_run.changes}
     assert diffs["/workspace/kept.txt"] == "@@ -1,3 +1,3 @@\n one\n-two\n+2\n three"
@@ -78,7 +78,7 @@ async def test_files_are_put_back_as_they_were(box: Box) -> None:
     checkpoint = await box.checkpoint()
     await box.run(f"import subprocess; subprocess.run({COMMAND!r}, shell=True)")
     assert await look(box) != before
-    changes = told(await checkpoint.restore())
+    changes = described(await checkpoint.restore())
     assert changes["/workspace/gone"] == ("added", None, 1)
     assert changes["/workspace/renamed"] == ("removed", 1, None)
     assert await look(box) == before
@@ -93,6 +93,7 @@ async def test_files_are_put_back_as_they_were(box: Box) -> None:
     assert raised.value.code == "checkpoint_not_found"
 
 
+@pytest.mark.full_tier
 def test_a_file_that_changed_meanwhile_refuses_all_and_others_do_not_matter(
     cells: Sandbox,
 ) -> None:
@@ -138,9 +139,10 @@ def test_what_is_asked_wrongly_is_refused_and_a_time_out_is_a_result(cells: Sand
     talk.files.make_directory("below")
     dry_run = talk.dry_run("touch here; sleep 50", timeout=2, cwd="below")
     assert dry_run.run.status is Status.TIMEOUT
-    assert list(told(dry_run.changes)) == ["/workspace/below/here"]
+    assert list(described(dry_run.changes)) == ["/workspace/below/here"]
 
 
+@pytest.mark.full_tier
 def test_uploads_are_seen_and_cannot_be_written_and_nothing_leads_out(cells: Sandbox) -> None:
     talk = cells.conversation("uploads")
     talk.uploads.put_bytes("a.csv", b"1,2\n")
@@ -155,7 +157,7 @@ def test_uploads_are_seen_and_cannot_be_written_and_nothing_leads_out(cells: San
     lines = dry_run.run.stdout.splitlines()
     assert lines[:4] == ["1,2", "/workspace", "/workspace", "refused"]
     assert "unreachable" in lines[4]
-    changes = told(dry_run.changes)
+    changes = described(dry_run.changes)
     assert list(changes) == ["/workspace/leads", "/workspace/uploads/generated/made"]
     assert dry_run.left_out == ("/workspace/fifo",)
     dry_run.commit()
@@ -163,11 +165,12 @@ def test_uploads_are_seen_and_cannot_be_written_and_nothing_leads_out(cells: San
     assert talk.files.stat("leads").kind == "symlink"
 
 
+@pytest.mark.full_tier
 def test_a_checkpoint_without_asyncio(cells: Sandbox) -> None:
     checkpoint = cells.checkpoint()
     dry_run = cells.dry_run("echo 1 > made")
     assert (dry_run.run.exit_code, dry_run.truncated) == (0, False)
     dry_run.commit()
     assert cells.files.read("made") == "1\n"
-    assert told(checkpoint.restore()) == {"/workspace/made": ("removed", 2, None)}
+    assert described(checkpoint.restore()) == {"/workspace/made": ("removed", 2, None)}
     checkpoint.discard()

@@ -117,6 +117,7 @@ def test_files_and_directories_are_moved(box: Sandbox) -> None:
     assert error.details["reason"] == "read_only"
 
 
+@pytest.mark.full_tier
 def test_files_and_directories_are_copied(box: Sandbox) -> None:
     box.run(
         "import os; os.makedirs('copy/d/e'); open('copy/d/e/f', 'w').write('f'); "
@@ -202,7 +203,7 @@ def test_changes_are_told_as_they_happen(box: Sandbox) -> None:
         if change.path.endswith("/end"):
             break
     assert seen[0] == ("started", "watch")
-    for told in (
+    for answer in (
         ("modified", "watch/here/x"),
         ("created", "watch/new"),
         ("created", "watch/new/f"),
@@ -212,7 +213,7 @@ def test_changes_are_told_as_they_happen(box: Sandbox) -> None:
         ("created", "watch/other/g"),
         ("deleted", "watch/here/x"),
     ):
-        assert told in seen, (told, seen)
+        assert answer in seen, (answer, seen)
     assert not [path for _, path in seen if "outside" in path]
     fails(InvalidPath, "invalid_path", next, box.files.watch("watch/end"))
     fails(NotFound, "file_not_found", next, box.files.watch("nowhere"))
@@ -313,6 +314,7 @@ def test_what_is_in_a_hostile_archive_stays_out(box: Sandbox) -> None:
     fails(InvalidPath, "invalid_path", next, box.files.archive("hostile/set-id"))
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize("form", rows(["gz", "bz2", "xz"], ["gz"]))
 def test_what_is_almost_nothing_packed_is_unpacked_piece_by_piece(box: Sandbox, form: str) -> None:
     held, size = io.BytesIO(), 200 << 20
@@ -357,6 +359,7 @@ def test_an_archive_takes_a_process(make: Make) -> None:
         assert [m.line for m in box.files.grep("c", "a")] == [1]
 
 
+@pytest.mark.full_tier
 def test_a_bomb_is_refused_and_the_sandbox_survives(make: Make) -> None:
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w:gz") as tar:

@@ -11,6 +11,7 @@ from sbx.errors import BadRequest, Denied, TooLarge
 from sbx.protocol.runs import RunEnd, RunStart
 
 
+@pytest.mark.full_tier
 def test_a_script_is_given_everything_and_tells_everything(cells: Sandbox) -> None:
     code = 'read -r line; pwd; echo "$1-$2-$A-$line"; echo no >&2; exit 4'
     run = cells.run_script(
@@ -55,19 +56,20 @@ def test_a_conversation_s_script_sees_its_own_files(cells: Sandbox) -> None:
 
 
 def test_scripts_run_from_many_threads(cells: Sandbox) -> None:
-    told: list[str] = []
+    answer: list[str] = []
 
     def run(number: int) -> None:
-        told.append(cells.run_script("echo $1", "bash", args=[str(number)]).stdout)
+        answer.append(cells.run_script("echo $1", "bash", args=[str(number)]).stdout)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(told) == [f"{number}\n" for number in range(6)]
+    assert sorted(answer) == [f"{number}\n" for number in range(6)]
 
 
+@pytest.mark.full_tier
 async def test_cancelling_the_call_ends_the_script(box: Box) -> None:
     code = "trap 'touch told; exit' INT; touch started; while :; do sleep 0.01; done"
     waiting = asyncio.create_task(box.run_script(code, "bash"))

@@ -20,6 +20,7 @@ df.groupby('species').size()
 """
 
 
+@pytest.mark.full_tier
 def test_a_data_analysis_from_upload_to_figure(tmp_path: Path, cells: Sandbox, make: Make) -> None:
     (tmp_path / "penguins.csv").write_text(PENGUINS)
     with make(policy="data-science") as box:
@@ -41,6 +42,7 @@ def test_a_data_analysis_from_upload_to_figure(tmp_path: Path, cells: Sandbox, m
         assert box.files.read_bytes("mass.png").startswith(b"\x89PNG")
 
 
+@pytest.mark.full_tier
 def test_files_are_written_read_and_listed(cells: Sandbox) -> None:
     assert cells.files.write("notes/a.txt", "hi é") == 5
     assert cells.files.read("notes/a.txt") == "hi é"
@@ -191,6 +193,7 @@ def test_interrupt_from_another_thread_keeps_the_state(cells: Sandbox) -> None:
     assert cells.run("before").result == "5"
 
 
+@pytest.mark.full_tier
 def test_a_time_out_interrupts_and_keeps_the_state(cells: Sandbox) -> None:
     cells.run("before = 6")
     run = cells.run("import time\nprint('x')\ntime.sleep(600)", timeout=2)
@@ -286,6 +289,7 @@ def test_a_request_may_not_widen(cells: Sandbox, make: Make) -> None:
     assert raised.value.code == "limit_widened"
 
 
+@pytest.mark.full_tier
 def test_a_policy_without_a_shell_says_so(cells: Sandbox, make: Make) -> None:
     try:
         strict = make("strict")

@@ -26,7 +26,7 @@ class User:
 
     async def token(self, **bounds: Any) -> tuple[TokenRecord, httpx.AsyncClient]:
         given = {"user_id": self.owner, "ttl_s": 600.0, **bounds}
-        record, text = await self.served.house.access.make_token(self.owner, **given)
+        record, text = await self.served.service.access.make_token(self.owner, **given)
         return record, self.served.client(text)
 
 
@@ -35,13 +35,13 @@ async def user(served: Served) -> AsyncIterator[User]:
     name = new_user()
     async with served.client(await served.key_of(name)) as key:
         assert (await ensure(key, name, env=ENV)).status_code == 201
-        told = (await key.get(f"/v1/sandboxes/sb-session-{name}-agent")).json()
-        yield User(served, name, key, told["id"])
+        answer = (await key.get(f"/v1/sandboxes/sb-session-{name}-agent")).json()
+        yield User(served, name, key, answer["id"])
         await key.delete(url(f"sb-session-{name}-agent"))
 
 
 def log(served: Served) -> list[dict[str, Any]]:
-    lines = (served.house.data_dir / "audit.jsonl").read_text().splitlines()
+    lines = (served.service.data_dir / "audit.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -49,6 +49,7 @@ def said(served: Served, who: str) -> list[tuple[str, str]]:
     return [(one["what"], one["object"]) for one in log(served) if one["who"] == who]
 
 
+@pytest.mark.full_tier
 async def test_what_a_token_does_is_told_with_the_token(served: Served, user: User) -> None:
     """The native routes told nothing of files, uploads, starts and stops, and an act of a token
     was told as its owner's."""
@@ -89,6 +90,7 @@ async def test_what_a_token_does_is_told_with_the_token(served: Served, user: Us
     assert (upload["conversation"], upload["name"], upload["size"]) == ("c1", "u.csv", 1)
 
 
+@pytest.mark.full_tier
 async def test_the_acts_of_a_session_are_told_with_the_token(served: Served, user: User) -> None:
     record, client = await user.token(scopes=["execute", "files:write", "admin"])
     async with client:
@@ -123,12 +125,12 @@ async def test_a_key_is_told_by_its_id_and_a_peer_by_its_uid(
     assert said(served, f"ann {key['id']}") == [
         ("sandbox.create", box),
         ("token.create", token["id"]),
-        ("gc.run", served.house.instance_id),
+        ("gc.run", served.service.instance_id),
         ("sandbox.delete", box),
     ]
     assert ("key.create", key["id"]) in said(served, f"uid:{os.getuid()}")
-    (told,) = (one["details"] for one in log(served) if one["object"] == token["id"])
-    assert (told["conversation_id"], told["scopes"]) == ("c1", ["files:read"])
+    (answer,) = (one["details"] for one in log(served) if one["object"] == token["id"])
+    assert (answer["conversation_id"], answer["scopes"]) == ("c1", ["files:read"])
 
 
 async def test_a_long_path_hides_nothing_else(served: Served, user: User) -> None:
@@ -137,11 +139,12 @@ async def test_a_long_path_hides_nothing_else(served: Served, user: User) -> Non
     talk = f"/v1/sandboxes/{user.box}/conversations/c1"
     reply = await user.key.put(f"{talk}/files", params={"path": path}, content=b"x")
     assert reply.status_code == 200, reply.text
-    told = log(served)[-1]["details"]
-    assert (told["conversation"], told["size"]) == ("c1", 1)
-    assert told["path"].startswith("𝄞")
+    answer = log(served)[-1]["details"]
+    assert (answer["conversation"], answer["size"]) == ("c1", 1)
+    assert answer["path"].startswith("𝄞")
 
 
+@pytest.mark.full_tier
 @pytest.mark.parametrize(
     ("bounds", "env", "kernels"),
     [
@@ -160,10 +163,10 @@ async def test_inspect_tells_a_token_what_is_within_its_bounds(
         await run(user.key, user.session, "1", conversation)
     _, client = await user.token(**bounds)
     async with client:
-        told = (await client.get(f"/v1/sandboxes/{user.box}/inspect")).json()
-    assert told["env"] == env
-    assert [one["conversation"] for one in told["kernels"]] == kernels
-    shown = [one["conversation_id"] for one in told["conversations"]]
+        answer = (await client.get(f"/v1/sandboxes/{user.box}/inspect")).json()
+    assert answer["env"] == env
+    assert [one["conversation"] for one in answer["kernels"]] == kernels
+    shown = [one["conversation_id"] for one in answer["conversations"]]
     assert shown == (["c1"] if "conversation_id" in bounds else ["c1", "c2"])
 
 
@@ -184,13 +187,13 @@ async def test_a_token_of_one_conversation_learns_of_no_other(user: User) -> Non
         async with client.stream("GET", f"{box}/events", headers=accept) as stream:
             assert (await user.key.delete(box)).status_code == 204
             followed = [event.data["type"] async for event in events(stream)]
-        told = [await client.get(url(user.session)), await client.get(f"{API}/sessions")]
+        answer = [await client.get(url(user.session)), await client.get(f"{API}/sessions")]
     assert [what for what, _ in seen] == ["created", "started"]
     assert seen[1][1] == {"conversation": "c1"}
     assert followed[:2] == ["created", "started"]
     assert followed[-1] == "deleted"
     assert "conversation_deleted" not in followed
-    assert not [reply.text for reply in told if '"c2"' in reply.text or "/c2" in reply.text]
+    assert not [reply.text for reply in answer if '"c2"' in reply.text or "/c2" in reply.text]
 
 
 async def test_a_token_of_another_conversation_is_refused_before_its_body_is_read(

@@ -51,7 +51,7 @@ def test_what_a_dry_run_would_change_is_told_with_its_sizes(
         {"path": "/workspace/a\nb", "kind": "added", "size_before": None, "size_after": 3},
         {"path": "/workspace/c", "kind": "changed", "size_before": 1, "size_after": 2},
     ]
-    told = {
+    answer = {
         "status": "error",
         "exit_code": 3,
         "output": "said\n",
@@ -59,7 +59,7 @@ def test_what_a_dry_run_would_change_is_told_with_its_sizes(
         "truncated": True,
         "left_out": ["/workspace/fifo"],
     }
-    show_dry_run(started(dry_run=told), AgentPrinter())
+    show_dry_run(started(dry_run=answer), AgentPrinter())
     _, err = capfd.readouterr()
     assert err.splitlines() == [
         "dry run on a copy of the files, without network: exit code 3",
@@ -85,8 +85,8 @@ def test_of_a_diff_that_is_asked_about_no_line_hides(capfd: pytest.CaptureFixtur
         "size_after": 3,
         "diff": diff,
     }
-    told = {"status": "ok", "exit_code": None, "output": "", "truncated": False}
-    show_dry_run(started(dry_run={**told, "changes": [change]}), AgentPrinter())
+    answer = {"status": "ok", "exit_code": None, "output": "", "truncated": False}
+    show_dry_run(started(dry_run={**answer, "changes": [change]}), AgentPrinter())
     shown = capfd.readouterr().err.splitlines()[3:]
     assert [line.strip() for line in shown[1:-1]] == lines
     assert shown[-1].strip() == (r"+a\u200b\u2060\u200f\u00ad\U000e0041\u3164\u202eb" + "\u3000c")

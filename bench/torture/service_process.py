@@ -84,7 +84,7 @@ def _free_port() -> int:
 
 
 @dataclass(slots=True)
-class House:
+class ServiceUnderTest:
     """The service, one process after the other, until `close`.
 
     A fault that ends the process names itself by `expect` first. `excuses` are the faults that last

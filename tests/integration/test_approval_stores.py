@@ -166,17 +166,17 @@ async def test_a_call_is_asked_about_once(desk: Desk) -> None:
 
 
 async def test_a_dry_run_is_shown_to_whoever_lists(desk: Desk) -> None:
-    told = {"exit_code": 0, "output": "ok", "changes": []}
+    answer = {"exit_code": 0, "output": "ok", "changes": []}
     await desk.approvals.ask(
         HERE,
         run_id="run-1",
         tool_call_id="call-1",
         tool_name="execute_command",
         tool_args={"command": "touch a"},
-        dry_run=told,
+        dry_run=answer,
     )
     (found,), _ = await desk.approvals.pending(ME)
-    assert found.to_json()["dry_run"] == told
+    assert found.to_json()["dry_run"] == answer
 
 
 # -- who sees what ---------------------------------------------------------------------------------

@@ -44,8 +44,8 @@ def pool_of(runtime: Runtime) -> Pool:
     return pool
 
 
-def berths_of(runtime: Runtime) -> list[PrewarmedKernel]:
-    return list(pool_of(runtime)._berths)
+def prewarmed_of(runtime: Runtime) -> list[PrewarmedKernel]:
+    return list(pool_of(runtime)._prewarmed)
 
 
 def policy(**pool: int) -> Policy:
@@ -64,11 +64,11 @@ async def test_new_sandbox_gets_a_kernel_that_was_ready_with_every_wall_of_the_o
     runtime: Runtime,
 ) -> None:
     await runtime.warm(count=1, new=True)
-    (berth,) = berths_of(runtime)
+    (prewarmed,) = prewarmed_of(runtime)
     async with await runtime.create() as box:
         assert box.receipt is None  # it has not asked for a kernel yet
         receipt = await box.start()
-        assert receipt is berth.kernel.receipt
+        assert receipt is prewarmed.kernel.receipt
         assert (await box.run("open('kept', 'w').write('41'); 1 + 1")).result == "2"
         assert await box.files.read("kept") == "41"
         await box.stop()
@@ -82,13 +82,14 @@ async def test_new_sandbox_gets_a_kernel_that_was_ready_with_every_wall_of_the_o
     assert receipt.host_uid == again.host_uid
 
 
+@pytest.mark.full_tier
 async def test_no_two_get_the_same(runtime: Runtime) -> None:
     await runtime.warm(policy(max_idle=8), count=4, new=True)
     boxes = await asyncio.gather(*(runtime.create(policy(max_idle=8)) for _ in range(8)))
     try:
         receipts = await asyncio.gather(*(box.start() for box in boxes))
-        told = "import os, uuid; os.getpid(), uuid.uuid4().hex, len(os.listdir())"
-        runs = await asyncio.gather(*(box.run(told) for box in boxes))
+        answer = "import os, uuid; os.getpid(), uuid.uuid4().hex, len(os.listdir())"
+        runs = await asyncio.gather(*(box.run(answer) for box in boxes))
     finally:
         await asyncio.gather(*(box.close() for box in boxes))
     assert len({run.result for run in runs}) == 8
@@ -97,7 +98,10 @@ async def test_no_two_get_the_same(runtime: Runtime) -> None:
         assert len({receipt.host_uid for receipt in receipts}) == 8
 
 
-async def test_what_a_berth_was_not_made_for_gets_none(runtime: Runtime, tmp_path: Path) -> None:
+@pytest.mark.full_tier
+async def test_a_request_that_does_not_fit_gets_no_prewarmed_kernel(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     if os.geteuid() == 0:
         os.chown(tmp_path, 1234, 1234)
     await runtime.warm(count=1, new=True)
@@ -109,9 +113,10 @@ async def test_what_a_berth_was_not_made_for_gets_none(runtime: Runtime, tmp_pat
     ):
         async with await runtime.create(**asked) as box:
             assert box._home is None
-    assert len(berths_of(runtime)) == 1
+    assert len(prewarmed_of(runtime)) == 1
 
 
+@pytest.mark.full_tier
 async def test_files_that_come_first_are_there_when_its_kernel_begins(runtime: Runtime) -> None:
     await runtime.warm(count=1, new=True)
     async with await runtime.create() as box:
@@ -122,18 +127,19 @@ async def test_files_that_come_first_are_there_when_its_kernel_begins(runtime: R
         assert runtime.starts.served == {"pool": 1}
 
 
+@pytest.mark.full_tier
 async def test_sandbox_that_never_runs_anything_leaves_nothing(tmp_path: Path) -> None:
     async with Runtime(Settings(data_dir=tmp_path)) as runtime:
         await runtime.warm(count=1, new=True)
-        (berth,) = berths_of(runtime)
+        (prewarmed,) = prewarmed_of(runtime)
         box = await runtime.create()
-        assert box._home is berth.home
+        assert box._home is prewarmed.home
         await box.close()
-        assert berth.kernel.jail.gone
+        assert prewarmed.kernel.jail.gone
         await until(lambda: pool_of(runtime).settled)
         kept = {
             one.home.directory
-            for one in berths_of(runtime)
+            for one in prewarmed_of(runtime)
             if isinstance(one.home, PrewarmedSandbox)
         }
         assert set(means_of(runtime).data.sandboxes()) == kept
@@ -141,12 +147,13 @@ async def test_sandbox_that_never_runs_anything_leaves_nothing(tmp_path: Path) -
         assert list(left.sandboxes()) == []
 
 
-async def test_kernel_that_died_in_its_berth_is_not_given_out(runtime: Runtime) -> None:
+@pytest.mark.full_tier
+async def test_a_prewarmed_kernel_that_died_is_not_given_out(runtime: Runtime) -> None:
     await runtime.warm(count=1, new=True)
-    (berth,) = berths_of(runtime)
-    assert berth.kernel.jail.pid is not None
-    os.kill(berth.kernel.jail.pid, signal.SIGKILL)
-    await until(lambda: berth not in berths_of(runtime))
+    (prewarmed,) = prewarmed_of(runtime)
+    assert prewarmed.kernel.jail.pid is not None
+    os.kill(prewarmed.kernel.jail.pid, signal.SIGKILL)
+    await until(lambda: prewarmed not in prewarmed_of(runtime))
     async with await runtime.create() as box:
         assert (await box.run("1 + 1")).result == "2"
 
@@ -155,15 +162,16 @@ async def test_kernel_that_died_when_it_had_an_owner_is_replaced_by_another(
     runtime: Runtime,
 ) -> None:
     await runtime.warm(count=1, new=True)
-    (berth,) = berths_of(runtime)
+    (prewarmed,) = prewarmed_of(runtime)
     async with await runtime.create() as box:
-        assert berth.kernel.jail.pid is not None
-        os.kill(berth.kernel.jail.pid, signal.SIGKILL)
-        await berth.kernel.jail.end()
+        assert prewarmed.kernel.jail.pid is not None
+        os.kill(prewarmed.kernel.jail.pid, signal.SIGKILL)
+        await prewarmed.kernel.jail.end()
         run = await box.run("1 + 1")
         assert (run.result, run.state_lost) == ("2", False)
 
 
+@pytest.mark.full_tier
 async def test_home_that_cannot_be_made_is_not_tried_until_somebody_asks_again(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,9 +191,10 @@ async def test_home_that_cannot_be_made_is_not_tried_until_somebody_asks_again(
             assert runtime.starts.failed == {"park": 1}
     async with await runtime.create():
         pass
-    await until(lambda: berths_of(runtime))
+    await until(lambda: prewarmed_of(runtime))
 
 
+@pytest.mark.full_tier
 async def test_jail_that_cannot_move_in_leaves_no_home_and_costs_its_zygote(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +211,7 @@ async def test_jail_that_cannot_move_in_leaves_no_home_and_costs_its_zygote(
         assert (await box.start()).path == "fork" or box.receipt is not None
 
 
+@pytest.mark.full_tier
 async def test_cancelled_warming_leaves_nothing(runtime: Runtime) -> None:
     await runtime.warm()
     for wait_ms in (0, 1, 2, 3, 5, 8, 12):
@@ -218,19 +228,21 @@ async def test_cancelled_warming_leaves_nothing(runtime: Runtime) -> None:
     await until(lambda: not pool_of(runtime).busy and len(broker._jails) == pool_of(runtime).parked)
 
 
-async def test_short_memory_ends_berths_too(
+@pytest.mark.full_tier
+async def test_short_memory_ends_prewarmed_kernels_too(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await runtime.warm(count=1, new=True)
-    (berth,) = berths_of(runtime)
+    (prewarmed,) = prewarmed_of(runtime)
     monkeypatch.setattr(memory, "available", lambda: (1, 100))
     starter = means_of(runtime).starter
     await starter._tend()
-    assert berth.kernel.jail.gone
+    assert prewarmed.kernel.jail.gone
     assert not means_of(runtime).homes
 
 
-async def test_berths_that_nobody_wants_make_room_for_kernels_that_are_only_parked(
+@pytest.mark.full_tier
+async def test_unused_prewarmed_kernels_make_room_for_parked_kernels(
     runtime: Runtime,
 ) -> None:
     starter: KernelFactory = means_of(runtime).starter
@@ -243,7 +255,7 @@ async def test_berths_that_nobody_wants_make_room_for_kernels_that_are_only_park
         while starter._ending:
             await asyncio.wait(starter._ending)
     await until(lambda: not pool.lacks)
-    assert (len(pool._berths), len(pool._parked)) == (0, 1)
+    assert (len(pool._prewarmed), len(pool._parked)) == (0, 1)
 
 
 async def test_more_than_the_policy_keeps_is_refused(runtime: Runtime) -> None:
@@ -269,33 +281,35 @@ async def test_each_of_two_policies_that_share_a_pool_gets_what_was_warmed_for_i
     one, other = policy(max_idle=2), narrower(policy(max_idle=2))
     await runtime.warm(one, count=1, new=True)
     await runtime.warm(other, count=1, new=True)
-    assert len(berths_of(runtime)) == 2
+    assert len(prewarmed_of(runtime)) == 2
     for each in (one, other):
         async with await runtime.create(each) as box:
             assert box._home is not None
 
 
-async def test_berths_of_a_policy_that_was_changed_make_room_for_those_of_the_new_one(
+@pytest.mark.full_tier
+async def test_prewarmed_of_a_policy_that_was_changed_make_room_for_those_of_the_new_one(
     runtime: Runtime,
 ) -> None:
     await runtime.warm(policy(max_idle=1), count=1, new=True)
-    (old,) = berths_of(runtime)
+    (old,) = prewarmed_of(runtime)
     changed = narrower(policy(max_idle=1))
     async with await runtime.create(changed) as box:
         assert box._home is None
         await box.start()
-    await until(lambda: pool_of(runtime).settled and old not in berths_of(runtime))
+    await until(lambda: pool_of(runtime).settled and old not in prewarmed_of(runtime))
     assert old.kernel.jail.gone
     async with await runtime.create(changed) as box:
         assert box._home is not None
 
 
+@pytest.mark.full_tier
 async def test_stop_ends_a_kernel_too_that_was_ready_and_not_used_yet(runtime: Runtime) -> None:
     await runtime.warm(count=1, new=True)
-    (berth,) = berths_of(runtime)
+    (prewarmed,) = prewarmed_of(runtime)
     async with await runtime.create() as box:
         await box.stop()
-        assert berth.kernel.jail.gone
+        assert prewarmed.kernel.jail.gone
         assert (await box.run("1 + 1")).result == "2"
 
 

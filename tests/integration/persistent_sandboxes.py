@@ -20,36 +20,38 @@ PATIENCE_S = 60.0
 
 
 @asynccontextmanager
-async def a_house(
+async def open_service(
     data: Path, clock: FakeClock | None = None, **chosen: Any
 ) -> AsyncIterator[Service]:
     settings = Settings(data_dir=data, gc_interval=0, memory_reserve=0, **chosen)
-    async with Service(settings, clock or FakeClock()) as house:
-        yield house
+    async with Service(settings, clock or FakeClock()) as service:
+        yield service
 
 
-async def create(house: Service, content: str) -> str:
+async def create(service: Service, content: str) -> str:
     """A sandbox of ME with a file of this content; its id."""
-    sandbox = await house.sandboxes.create(ME)
-    async with house.sandboxes.using(ME, sandbox.id, scope="files:write") as use:
+    sandbox = await service.sandboxes.create(ME)
+    async with service.sandboxes.using(ME, sandbox.id, scope="files:write") as use:
         await use.box.files.write("kept", content)
     return sandbox.id
 
 
-async def read(house: Service, sandbox_id: str) -> str:
+async def read(service: Service, sandbox_id: str) -> str:
     """The content of the file that `create` wrote."""
-    async with house.sandboxes.using(ME, sandbox_id, scope="files:read") as use:
+    async with service.sandboxes.using(ME, sandbox_id, scope="files:read") as use:
         return await use.box.files.read("kept")
 
 
 async def begin(
-    house: Service, sandbox_id: str, code: str, *, conversation: str = "default"
+    service: Service, sandbox_id: str, code: str, *, conversation: str = "default"
 ) -> RunHandle:
-    return await house.runs.start(ME, sandbox_id, conversation, RunRequest("python", code))
+    return await service.runs.start(ME, sandbox_id, conversation, RunRequest("python", code))
 
 
-async def run(house: Service, sandbox_id: str, code: str, *, conversation: str = "default") -> Run:
-    handle = await begin(house, sandbox_id, code, conversation=conversation)
+async def run(
+    service: Service, sandbox_id: str, code: str, *, conversation: str = "default"
+) -> Run:
+    handle = await begin(service, sandbox_id, code, conversation=conversation)
     return await handle.result()
 
 
@@ -69,12 +71,12 @@ async def eventually(seen: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def directories(house: Service) -> set[str]:
+def directories(service: Service) -> set[str]:
     """The opaque names of sandboxes with files, but for homes that nobody owns yet."""
-    return set(house.runtime.data.sandboxes()) - house.runtime.homes
+    return set(service.runtime.data.sandboxes()) - service.runtime.homes
 
 
-async def told(house: Service, sandbox_id: str) -> list[tuple[str, str | None]]:
-    await house.store.write(lambda on: None)
-    page = await house.events.page(ME, sandbox_id)
+async def state_events(service: Service, sandbox_id: str) -> list[tuple[str, str | None]]:
+    await service.store.write(lambda on: None)
+    page = await service.events.page(ME, sandbox_id)
     return [(event.type, event.cause) for event in page.items]

@@ -36,24 +36,24 @@ me = Caller("me", "key")
 def say(**facts):
     print(json.dumps(facts), flush=True)
 
-async def run(house, box, code, conversation="default"):
+async def run(service, box, code, conversation="default"):
     request = RunRequest("python", code)
-    return await (await house.runs.start(me, box, conversation, request)).result()
+    return await (await service.runs.start(me, box, conversation, request)).result()
 """
 
 IN_THE_MIDDLE = (
     BEGINNING
     + """
 async def main():
-    house = await Service(Settings(data_dir=Path(sys.argv[1]))).start()
-    kept = await house.sandboxes.create(me, ttl_s=3600)
-    gone = await house.sandboxes.create(me)
-    await run(house, kept.id, "open('kept', 'w').write('precious'); x = 1")
+    service = await Service(Settings(data_dir=Path(sys.argv[1]))).start()
+    kept = await service.sandboxes.create(me, ttl_s=3600)
+    gone = await service.sandboxes.create(me)
+    await run(service, kept.id, "open('kept', 'w').write('precious'); x = 1")
     for name in ("second", "third"):
-        await run(house, kept.id, f"open('kept', 'w').write({name!r})", name)
-    await run(house, gone.id, "open('gone', 'w')")
+        await run(service, kept.id, f"open('kept', 'w').write({name!r})", name)
+    await run(service, gone.id, "open('gone', 'w')")
     hang = RunRequest("python", "print('on', flush=True); import time; time.sleep(99)")
-    handle = await house.runs.start(me, kept.id, "default", hang)
+    handle = await service.runs.start(me, kept.id, "default", hang)
     async for _, event in handle.events():
         if event.type == "stdout":
             break
@@ -62,20 +62,20 @@ async def main():
     async def never(*_):  # the rows say that it is deleted, and the files are there
         there.release()
         await asyncio.sleep(99)
-    house.garbage.remove = never
-    house.garbage.remove_conversations = never
+    service.garbage.remove = never
+    service.garbage.remove_conversations = never
 
     async def slow():
         yield b"half" * 100000
         there.release()
         await asyncio.sleep(99)
     async def write():
-        async with house.sandboxes.using(me, kept.id, scope="files:write") as use:
+        async with service.sandboxes.using(me, kept.id, scope="files:write") as use:
             await use.box.files.write_stream("half", slow())
 
     doing = [
-        asyncio.create_task(house.sandboxes.delete(me, gone.id)),
-        asyncio.create_task(house.sandboxes.delete_conversation(me, kept.id, "third")),
+        asyncio.create_task(service.sandboxes.delete(me, gone.id)),
+        asyncio.create_task(service.sandboxes.delete_conversation(me, kept.id, "third")),
         asyncio.create_task(write()),
     ]
     for _ in doing:
@@ -90,23 +90,23 @@ asyncio.run(main())
 AT_ANY_MOMENT = (
     BEGINNING
     + """
-async def live(house, number):
+async def live(service, number):
     while True:
-        made = await house.sandboxes.create(me)
+        made = await service.sandboxes.create(me)
         say(made=made.id)
-        ended = await run(house, made.id, "open('kept', 'w').write('1')")
+        ended = await run(service, made.id, "open('kept', 'w').write('1')")
         say(written=made.id, run=ended.run_id)
-        await house.sandboxes.stop(me, made.id)
+        await service.sandboxes.stop(me, made.id)
         if number:
-            await house.sandboxes.delete(me, made.id)
+            await service.sandboxes.delete(me, made.id)
             say(deleted=made.id)
 
 async def main():
-    house = await Service(Settings(data_dir=Path(sys.argv[1]))).start()
-    first = await house.sandboxes.create(me)
-    ended = await run(house, first.id, "open('kept', 'w').write('1')")
+    service = await Service(Settings(data_dir=Path(sys.argv[1]))).start()
+    first = await service.sandboxes.create(me)
+    ended = await run(service, first.id, "open('kept', 'w').write('1')")
     say(written=first.id, run=ended.run_id)
-    await asyncio.gather(*(live(house, number) for number in range(3)))
+    await asyncio.gather(*(live(service, number) for number in range(3)))
 
 asyncio.run(main())
 """
@@ -131,17 +131,19 @@ def killed(program: str, data: Path, after_s: float = 0.0) -> list[dict[str, Any
         return [json.loads(line) for line in (first, *said) if line.endswith("\n")]
 
 
-async def run_in(house: Service, sandbox_id: str, code: str, conversation: str = "default") -> Run:
-    handle = await house.runs.start(ME, sandbox_id, conversation, RunRequest("python", code))
+async def run_in(
+    service: Service, sandbox_id: str, code: str, conversation: str = "default"
+) -> Run:
+    handle = await service.runs.start(ME, sandbox_id, conversation, RunRequest("python", code))
     run = await handle.result()
     assert run.status is Status.OK, run
     return run
 
 
-def owned(house: Service) -> list[Path]:
+def owned(service: Service) -> list[Path]:
     """The directories of sandboxes, but for homes that nobody owns yet."""
-    names = set(house.runtime.data.sandboxes()) - house.runtime.homes
-    return [house.data_dir / "sandboxes" / name for name in names]
+    names = set(service.runtime.data.sandboxes()) - service.runtime.homes
+    return [service.data_dir / "sandboxes" / name for name in names]
 
 
 async def test_killed_in_the_middle_of_everything_the_next_one_is_whole(tmp_path: Path) -> None:
@@ -149,26 +151,28 @@ async def test_killed_in_the_middle_of_everything_the_next_one_is_whole(tmp_path
     (said,) = killed(IN_THE_MIDDLE, data)
     sandboxes = data / "sandboxes"
     assert len(list(sandboxes.iterdir())) in (2, 3)  # with a home that nobody owned yet
-    async with Service(Settings(data_dir=data)) as house:
-        view = await house.sandboxes.get(ME, said["id"])
+    async with Service(Settings(data_dir=data)) as service:
+        view = await service.sandboxes.get(ME, said["id"])
         assert (view.state, view.idle_expires_at) == (State.IDLE, None)
-        assert (await house.runs.history.entry(ME, said["id"], said["run"])).status == "interrupted"
+        assert (
+            await service.runs.history.entry(ME, said["id"], said["run"])
+        ).status == "interrupted"
 
-        run = await run_in(house, said["id"], "import os; print(*sorted(os.listdir()))")
+        run = await run_in(service, said["id"], "import os; print(*sorted(os.listdir()))")
         assert (run.stdout, run.state_lost) == ("kept uploads\n", True)
-        run = await run_in(house, said["id"], "print(open('kept').read())", "second")
+        run = await run_in(service, said["id"], "print(open('kept').read())", "second")
         assert run.stdout == "second\n"
         assert not [*sandboxes.glob("*/*/staging/*")], "what was half written is still there"
 
-        (sandbox,) = owned(house)  # the deletion is finished
+        (sandbox,) = owned(service)  # the deletion is finished
         with pytest.raises(NotFound):
-            await house.sandboxes.get(ME, said["gone"])
-        await house.sandboxes.delete(ME, said["gone"])  # again: nothing
-        assert (await house.events.page(ME, said["gone"])).items[-1].cause == "requested"
+            await service.sandboxes.get(ME, said["gone"])
+        await service.sandboxes.delete(ME, said["gone"])  # again: nothing
+        assert (await service.events.page(ME, said["gone"])).items[-1].cause == "requested"
 
         assert len(list(sandbox.iterdir())) == 2  # and that of the conversation
         assert not (data / "unclaimed").exists()  # nothing of what was deleted is kept
-        found = await house.sandboxes.conversations(ME, said["id"])
+        found = await service.sandboxes.conversations(ME, said["id"])
         assert [one.name for one in found] == ["default", "second"]
 
 
@@ -181,23 +185,23 @@ async def test_killed_at_any_moment_nothing_that_was_told_is_lost(tmp_path: Path
     made = {one["made"] for one in said if "made" in one}
     written = {one["written"]: one["run"] for one in said if "written" in one}
     deleted = {one["deleted"] for one in said if "deleted" in one}
-    async with Service(Settings(data_dir=data)) as house:
-        there = {view.id for view in (await house.sandboxes.list(ME, limit=500)).items}
+    async with Service(Settings(data_dir=data)) as service:
+        there = {view.id for view in (await service.sandboxes.list(ME, limit=500)).items}
         assert not there & deleted
         for sandbox_id in made - deleted - there:  # its deletion was done, and not yet told
-            last = (await house.events.page(ME, sandbox_id)).items[-1]
+            last = (await service.events.page(ME, sandbox_id)).items[-1]
             assert last.type == "deleted"
         for sandbox_id in sorted(there & set(written))[:4]:
-            assert (await house.runs.history.entry(ME, sandbox_id, written[sandbox_id])).success
-            assert (await run_in(house, sandbox_id, "print(open('kept').read())")).stdout == "1\n"
-        assert len(owned(house)) <= len(there)
+            assert (await service.runs.history.entry(ME, sandbox_id, written[sandbox_id])).success
+            assert (await run_in(service, sandbox_id, "print(open('kept').read())")).stdout == "1\n"
+        assert len(owned(service)) <= len(there)
 
 
 async def test_what_the_store_does_not_know_is_kept_apart(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    async with Service(Settings(data_dir=data)) as house:
-        made = await house.sandboxes.create(ME)
-        async with house.sandboxes.using(ME, made.id, scope="files:write") as use:
+    async with Service(Settings(data_dir=data)) as service:
+        made = await service.sandboxes.create(ME)
+        async with service.sandboxes.using(ME, made.id, scope="files:write") as use:
             await use.box.files.write("kept", "1")
         with pytest.raises(Conflict, match="another runtime"):
             async with Service(Settings(data_dir=data)):
@@ -206,10 +210,10 @@ async def test_what_the_store_does_not_know_is_kept_apart(tmp_path: Path) -> Non
     for stranger in (data / "sandboxes" / ("a" * 32) / ("b" * 32), known / ("c" * 32)):
         stranger.mkdir(parents=True)
         (stranger / "file").write_text("nobody's")
-    async with Service(Settings(data_dir=data)) as house:
+    async with Service(Settings(data_dir=data)) as service:
         assert list((data / "sandboxes").iterdir()) == [known]
         assert len(list(known.iterdir())) == 1
         kept = [path.read_text() for path in (data / "unclaimed").rglob("file")]
         assert kept == ["nobody's", "nobody's"]
-        async with house.sandboxes.using(ME, made.id, scope="files:read") as use:
+        async with service.sandboxes.using(ME, made.id, scope="files:read") as use:
             assert await use.box.files.read("kept") == "1"

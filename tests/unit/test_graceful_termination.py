@@ -102,6 +102,7 @@ def test_at_its_deadline_it_is_interrupted_and_not_killed(run: Callable[..., Any
 
     code = run(story())
     assert (code.done, code.ladder.why) == ([("interrupt", 60.0)], StopReason.DEADLINE)
+    assert not code.ladder.killed
 
 
 def test_code_that_ignores_the_interrupt_is_killed_after_the_grace(run: Callable[..., Any]) -> None:
@@ -110,7 +111,8 @@ def test_code_that_ignores_the_interrupt_is_killed_after_the_grace(run: Callable
         await code.run()
         return code
 
-    assert run(story()).done == [("interrupt", 60.0), ("kill", 61.0)]
+    code = run(story())
+    assert (code.done, code.ladder.killed) == ([("interrupt", 60.0), ("kill", 61.0)], True)
 
 
 def test_a_run_that_outlives_its_kill_is_given_up(run: Callable[..., Any]) -> None:

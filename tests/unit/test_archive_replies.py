@@ -103,8 +103,8 @@ async def unpacked(*lines: str) -> tuple[Any, int]:
 
 
 async def test_what_it_counts_is_bounded() -> None:
-    told = '{"entries": 1e300, "bytes": -1, "skipped": 3}'
-    done, _ = await unpacked("+", told)
+    answer = '{"entries": 1e300, "bytes": -1, "skipped": 3}'
+    done, _ = await unpacked("+", answer)
     assert (done.entries, done.bytes, done.skipped) == (1 << 53, 0, 3)
 
 
