@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pexpect
+import psutil
 import pytest
 import serving
 from command import COMMAND, environment
@@ -60,6 +61,27 @@ def attached(
 ) -> Iterator["pexpect.spawn[bytes]"]:
     with shell(*words, SBX_SOCKET=str(service.socket), **more) as child:  # type: ignore[arg-type]
         yield child
+
+
+@contextmanager
+def below_a_shell(*words: str, **env: str) -> Iterator["pexpect.spawn[bytes]"]:
+    """A command of sbx below a shell, which leads the session, as in a user's terminal.
+
+    Linux hangs a terminal up when the leader of its session ends. The shell waits for a line, runs
+    the command, waits for another line, and prints the exit code.
+    """
+    script = 'read -r _; "$@"; code=$?; read -r _; echo "the exit code is $code"'
+    child = pexpect.spawn(
+        "/bin/sh",
+        ["-c", script, "sh", *COMMAND, *words],
+        env=environment(TERM="xterm-256color", **env),
+        timeout=WAIT_S,
+    )
+    child.delaybeforesend = None
+    try:
+        yield child
+    finally:
+        child.close(force=True)
 
 
 def ended(child: "pexpect.spawn[bytes]") -> int:
@@ -170,23 +192,22 @@ def test_a_client_that_vanishes_leaves_its_terminal(service: Service, sandbox: s
 def test_the_caller_s_terminal_is_restored(
     service: Service, sandbox: str, number: signal.Signals
 ) -> None:
-    with attached(service, sandbox) as child:
+    with below_a_shell("shell", sandbox, SBX_SOCKET=str(service.socket)) as child:
         before = modes(child)
+        child.sendline("")
         child.expect(PROMPT)
         child.sendline(r"printf '\033[?1049h\033[?25l'; echo raw''now")
         child.expect("rawnow")
         assert modes(child) != before
-        os.kill(child.pid, number)
+        [command] = psutil.Process(child.pid).children()
+        command.send_signal(number)
         child.expect(re.escape(b"\x1b[?1049l"))
         deadline = time.monotonic() + 60
         while modes(child) != before:
             assert time.monotonic() < deadline, "the terminal stays raw"
             time.sleep(0.02)
-        child.wait()
-        if number == signal.SIGKILL:
-            assert child.signalstatus == number
-        else:
-            assert child.exitstatus == 128 + number
+        child.sendline("")
+        child.expect(f"the exit code is {128 + number}\r")
 
 
 @pytest.mark.parametrize("number", rows([signal.SIGTERM, signal.SIGKILL], ci_tier=[signal.SIGKILL]))

@@ -155,7 +155,7 @@ def test_a_racing_writer_costs_the_deadline_and_no_more(parent: int, tmp_path: P
                 os.mkdir(f"{number}/x", dir_fd=held)
             except OSError:
                 pass  # removed in between, or the top is gone
-            number += 1
+            number = (number + 1) % 1000  # a slow disk takes seconds for tens of thousands
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -164,7 +164,7 @@ def test_a_racing_writer_costs_the_deadline_and_no_more(parent: int, tmp_path: P
     writer.join()
     os.close(held)
     assert not (tmp_path / "d").exists()
-    assert empty_directory(parent, 10)
+    assert empty_directory(parent, 60)
 
 
 def test_a_plain_file_and_a_symlink_are_removed_and_nothing_behind_it(

@@ -242,7 +242,7 @@ class KernelLoop:
             if self._missed_interrupt:
                 self._missed_interrupt = False
                 self._inbox.read()
-                if self._inbox.interrupted == frame.id:
+                if frame.id is not None and self._inbox.interrupted == frame.id:
                     raise KeyboardInterrupt
             return await handler(frame.content)
         finally:

@@ -19,7 +19,6 @@ from sbx.protocol.runs import Cause, RunError, Status
 
 T = TypeVar("T")
 Ending = tuple[Status, Cause | None]
-_SETTLED_S = 0.05  # by then the kernel has read its request; it ignores an earlier interrupt
 
 
 class StopReason(Enum):
@@ -56,8 +55,7 @@ class GracefulTermination:
         kill: Callable[[], Awaitable[object]],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
-        self._deadline = self._began + timeout_s
+        self._deadline = self._loop.time() + timeout_s
         self._grace_s = grace_s
         self._interrupt = interrupt
         self._kill = kill
@@ -115,7 +113,6 @@ class GracefulTermination:
             self._deadline = self._loop.time() + self._grace_s
             if self._limit is not None and not self._limit.expired():
                 self._limit.reschedule(self._deadline)
-        await asyncio.sleep(self._began + _SETTLED_S - self._loop.time())
         await self._interrupt()
 
 
