@@ -28,7 +28,9 @@ from tests.tiers import rows
 
 pytestmark = [
     pytest.mark.core,
-    pytest.mark.parametrize("started_by", ["pool", "fork"], indirect=True, scope="module"),
+    pytest.mark.parametrize(
+        "started_by", rows(["pool", "fork"], ci_tier=["fork"]), indirect=True, scope="module"
+    ),
 ]
 DRAWS = ("numpy.random", "ssl", "uuid", "tempfile", "multiprocessing.process")
 # Python runs this in every fork. Process 3 is the zygote: what it drew, every jail has a copy of.

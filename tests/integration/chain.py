@@ -74,7 +74,10 @@ def nests(itself: psutil.Process) -> list[Nest]:
             own = namespace(keeper, "pid")
             below = [one for one in children(keeper) if namespace(one, "pid") == own]
             zygotes = [one for one in below if _number(one) > 2]  # 2 is forked to be nobody
-            found += [Nest(itself, monitor, keeper, zygote) for zygote in zygotes]
+            # Its forks come later, and stay for a moment before they have a namespace of their own.
+            found += [
+                Nest(itself, monitor, keeper, one) for one in sorted(zygotes, key=_number)[:1]
+            ]
     return found
 
 

@@ -21,6 +21,7 @@ from sbx.runtime import sandbox as sandboxes
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.service.projects.boxes import Box
 from sbx.service.service import Service
+from tests.tiers import rows
 
 pytestmark = pytest.mark.needs("root")
 OTHER = 4242
@@ -117,7 +118,7 @@ AFTER = {
 }
 
 
-@pytest.mark.parametrize("start", ["pool", "fork", "cold"])
+@pytest.mark.parametrize("start", rows(["pool", "fork", "cold"], ci_tier=["fork", "cold"]))
 async def test_code_works_on_files_of_root_by_every_path_of_a_start(
     project: Path, start: str
 ) -> None:

@@ -33,7 +33,7 @@ async def test_code_that_catches_the_interrupt_can_be_interrupted_again(box: Box
 import time
 for _ in range(2):
     try:
-        print('waiting', flush=True); time.sleep(50)
+        print('waiting\\n', end='', flush=True); time.sleep(50)
     except KeyboardInterrupt: print('caught', flush=True)
 """
     async for event in box.stream(code, timeout=55):
