@@ -15,8 +15,7 @@ from sbx.protocol.commands import (
     CommandState,
     CommandStatus,
     LogPiece,
-    piece_to_json,
-    status_to_json,
+    to_json,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def list_commands(
     """List the running commands and the recently ended ones, the newest first."""
     entries = _of(socket, key, sandbox_id, conversation, lambda commands: commands.list())
     if as_json:
-        output.document({"commands": [status_to_json(entry) for entry in entries]})
+        output.document({"commands": [to_json(entry) for entry in entries]})
     elif not entries:
         output.note("no background commands; start one with sbx exec --background")
     else:
@@ -100,7 +99,7 @@ def show_logs(
 
     def show(piece: LogPiece, requested: int) -> None:
         if as_json:
-            write(STDOUT, json.dumps(piece_to_json(piece)) + "\n")
+            write(STDOUT, json.dumps(to_json(piece)) + "\n")
             return
         if piece.offset > requested:
             output.note(f"{piece.offset - requested} older bytes of the log were discarded")
@@ -194,7 +193,7 @@ def start(
         return await started.status()
 
     status = _of(socket, key, sandbox_id, conversation, begin)
-    output.outcome(status_to_json(status), one_line(status.id), as_json=as_json)
+    output.outcome(to_json(status), one_line(status.id), as_json=as_json)
     return exits.Exit.OK
 
 
@@ -231,7 +230,7 @@ def _at(
 
 def _show(status: CommandStatus, *, as_json: bool) -> None:
     if as_json:
-        output.document(status_to_json(status))
+        output.document(to_json(status))
         return
     lines = [
         ("command", _cut(status.command)),

@@ -4,14 +4,12 @@ A log is the UTF-8 text of both streams in the order of arrival. An offset count
 beginning. Only the latest part of a log is kept: it starts at `log_begin`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
-from sbx.protocol.events import text_from_json, text_to_json
-
-T = TypeVar("T")
+from sbx.protocol.events import value_from_json, value_to_json
+from sbx.protocol.fields import read_fields
 
 STDIN_MAX = 1 << 20  # bytes of pending input of a command
 LOG_PIECE_MAX = 1 << 20  # bytes of one reply
@@ -86,74 +84,20 @@ class LogPiece:
     text: str
 
 
-def status_to_json(status: CommandStatus) -> dict[str, Any]:
+def to_json(value: CommandStatus | LogPiece) -> dict[str, Any]:
     """Return every field by its own name."""
-    return {
-        "id": status.id,
-        "command": text_to_json(status.command),
-        "state": status.state.value,
-        "started_at": status.started_at,
-        "ended_at": status.ended_at,
-        "exit_code": status.exit_code,
-        "cause": status.cause and status.cause.value,
-        "reason": text_to_json(status.reason),
-        "log_begin": status.log_begin,
-        "log_end": status.log_end,
-        "stdin_open": status.stdin_open,
-        "state_lost": status.state_lost,
-    }
+    fields: dict[str, Any] = value_to_json(asdict(value))
+    return fields
 
 
-def status_from_json(data: Mapping[str, Any]) -> CommandStatus:
+def status_from_json(data: Any) -> CommandStatus:
     """Return the status. Ignore unknown fields. Raise ValueError for invalid data."""
-    return _read(
-        "a command",
-        lambda: CommandStatus(
-            id=_is(data["id"], str),
-            command=text_from_json(data["command"]),
-            state=CommandState(data["state"]),
-            started_at=_is(data["started_at"], int, float),
-            ended_at=_is(data["ended_at"], int, float, type(None)),
-            exit_code=_is(data["exit_code"], int, type(None)),
-            cause=None if data["cause"] is None else CommandCause(data["cause"]),
-            reason=text_from_json(data["reason"]),
-            log_begin=_is(data["log_begin"], int),
-            log_end=_is(data["log_end"], int),
-            stdin_open=_is(data["stdin_open"], bool),
-            state_lost=_is(data["state_lost"], bool),
-        ),
-    )
+    return read_fields(CommandStatus, value_from_json(data))
 
 
-def piece_to_json(piece: LogPiece) -> dict[str, Any]:
-    return {
-        "offset": piece.offset,
-        "next_offset": piece.next_offset,
-        "text": text_to_json(piece.text),
-    }
-
-
-def piece_from_json(data: Mapping[str, Any]) -> LogPiece:
+def piece_from_json(data: Any) -> LogPiece:
     """Return the piece. Raise ValueError for invalid data."""
-    return _read(
-        "a piece of a log",
-        lambda: LogPiece(
-            _is(data["offset"], int), _is(data["next_offset"], int), text_from_json(data["text"])
-        ),
-    )
-
-
-def _is(value: Any, *kinds: type) -> Any:
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise TypeError(f"{str(value)[:80]!r}")
-    return value
-
-
-def _read(what: str, read: Callable[[], T]) -> T:
-    try:
-        return read()
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{what} has a missing or invalid field: {error}") from None
+    return read_fields(LogPiece, value_from_json(data))
 
 
 def piece_of(offset: int, data: bytes, *, more: bool) -> LogPiece:

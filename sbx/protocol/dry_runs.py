@@ -1,8 +1,9 @@
 """The changes of a command: shown to a user before they are applied, or reported after an undo."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from sbx.protocol.fields import read_fields
 
 DRY_RUNS_MAX = 4  # of one conversation at a time
 CHECKPOINTS_MAX = 4
@@ -37,20 +38,6 @@ def to_json(change: FileChange) -> dict[str, Any]:
     return asdict(change)
 
 
-def from_json(data: Mapping[str, Any]) -> FileChange:
-    """Return the change. Raise KeyError or ValueError for invalid data."""
-    if data["kind"] not in ("added", "changed", "removed"):
-        raise ValueError(f"unknown kind of a file change: {str(data['kind'])[:80]!r}")
-    return FileChange(
-        str(data["path"]),
-        data["kind"],
-        _size(data["size_before"]),
-        _size(data["size_after"]),
-        None if data["diff"] is None else str(data["diff"]),
-    )
-
-
-def _size(value: object) -> int | None:
-    if value is not None and not isinstance(value, int):
-        raise ValueError("a size must be a number")
-    return value
+def from_json(data: Any) -> FileChange:
+    """Return the change. Ignore unknown fields. Raise ValueError for invalid data."""
+    return read_fields(FileChange, data)

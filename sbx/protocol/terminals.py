@@ -18,11 +18,11 @@ The close codes are:
     4408   the program inside does not read its input
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sbx.errors import BadRequest
+from sbx.protocol.fields import read_fields
 
 TERMINALS_MAX = 16  # of one conversation
 CLIENTS_MAX = 16  # of one terminal
@@ -84,20 +84,11 @@ def fitting(rows: int, columns: int) -> tuple[int, int]:
     return min(max(rows, 1), ROWS_MAX), min(max(columns, 1), COLUMNS_MAX)
 
 
-def status_from_json(data: Mapping[str, Any]) -> TerminalStatus:
-    """Return the status. Raise ValueError for invalid data."""
-    try:
-        names = TerminalStatus.__dataclass_fields__
-        return TerminalStatus(**{name: data[name] for name in names})
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"a terminal has a missing or invalid field: {error}") from None
+def status_from_json(data: Any) -> TerminalStatus:
+    """Return the status. Ignore unknown fields. Raise ValueError for invalid data."""
+    return read_fields(TerminalStatus, data)
 
 
-def screen_from_json(data: Mapping[str, Any]) -> TerminalScreen:
+def screen_from_json(data: Any) -> TerminalScreen:
     """Return the screen. Raise ValueError for invalid data."""
-    try:
-        row, column = data["cursor"]
-        lines = tuple(str(line) for line in data["lines"])
-        return TerminalScreen(data["rows"], data["columns"], lines, (row, column))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"a screen has a missing or invalid field: {error}") from None
+    return read_fields(TerminalScreen, data)

@@ -1,8 +1,9 @@
 """The current resource usage of a live sandbox, for a call and for a stream."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from sbx.protocol.fields import read_fields
 
 Source = Literal["cgroup2", "cgroup1", "proc"]
 INTERVAL_MIN_S, INTERVAL_MAX_S = 0.2, 3600.0
@@ -48,12 +49,6 @@ def usage_to_json(usage: SandboxUsage) -> dict[str, Any]:
     return asdict(usage)
 
 
-def usage_from_json(data: Mapping[str, Any]) -> SandboxUsage:
+def usage_from_json(data: Any) -> SandboxUsage:
     """Return the usage. Ignore unknown fields. Raise ValueError for invalid data."""
-    try:
-        usage = SandboxUsage(**{field.name: data[field.name] for field in fields(SandboxUsage)})
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"a usage has a missing or invalid field: {error}") from None
-    if usage.source not in get_args(Source):
-        raise ValueError(f"unknown source of a usage: {str(usage.source)[:80]!r}")
-    return usage
+    return read_fields(SandboxUsage, data)

@@ -16,8 +16,7 @@ from sbx.protocol.commands import (
     LOG_PIECE,
     LOG_PIECE_MAX,
     WAIT_MAX_S,
-    piece_to_json,
-    status_to_json,
+    to_json,
 )
 from sbx.protocol.events import text_from_json
 from sbx.runtime.processes.commands import STOP_GRACE_S, BackgroundCommand
@@ -115,7 +114,7 @@ async def every(target: TargetDep) -> CommandList:
     async with target.use("execute", starts=False) as conversation:
         statuses = await conversation.commands.list()
     return CommandList(
-        commands=[CommandBody.model_validate(status_to_json(status)) for status in statuses]
+        commands=[CommandBody.model_validate(to_json(status)) for status in statuses]
     )
 
 
@@ -135,7 +134,7 @@ async def wait(
     """Wait for its end, at most `timeout_s` seconds, and return its state."""
     async with target.use("execute", starts=False) as conversation:
         command = await conversation.commands.get(command_id)
-        return CommandBody.model_validate(status_to_json(await command.wait(timeout_s)))
+        return CommandBody.model_validate(to_json(await command.wait(timeout_s)))
 
 
 @router.get("/{command_id}/logs", responses=_LOOK)
@@ -148,7 +147,7 @@ async def logs(
     """Return a piece of its output; an empty piece is the end of the log."""
     async with target.use("execute", starts=False) as conversation:
         command = await conversation.commands.get(command_id)
-        return LogBody.model_validate(piece_to_json(await command.logs(offset, limit=limit)))
+        return LogBody.model_validate(to_json(await command.logs(offset, limit=limit)))
 
 
 @router.get(
@@ -193,11 +192,11 @@ async def stop(
         command = await conversation.commands.get(command_id)
         ended = await command.stop(grace_s=(order or Stop()).grace_s)
     await target.record("command.stop", command=ended.id)
-    return CommandBody.model_validate(status_to_json(ended))
+    return CommandBody.model_validate(to_json(ended))
 
 
 async def _body(command: BackgroundCommand) -> CommandBody:
-    return CommandBody.model_validate(status_to_json(await command.status()))
+    return CommandBody.model_validate(to_json(await command.status()))
 
 
 async def _events(
@@ -209,6 +208,6 @@ async def _events(
         async with aclosing(command.follow(offset)) as pieces:
             async for piece in pieces:
                 end = piece.next_offset
-                yield end, {"type": "log", **piece_to_json(piece)}
-        status = status_to_json(await command.status())
+                yield end, {"type": "log", **to_json(piece)}
+        status = to_json(await command.status())
     yield end, {"type": "command_end", "command": status}

@@ -30,7 +30,7 @@ from sbx.protocol.commands import (
     LogPiece,
     piece_of,
     status_from_json,
-    status_to_json,
+    to_json,
 )
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.run.stdin import Stdin
@@ -258,7 +258,7 @@ class CommandRecords:
         ]
 
     def _encode(self, status: CommandStatus) -> bytes:
-        return json.dumps({**status_to_json(status), "owner": self._owner}).encode()
+        return json.dumps({**to_json(status), "owner": self._owner}).encode()
 
     def create(self, opened: OpenFiles, status: CommandStatus, old: Sequence[str]) -> RingFile:
         """Write the record of a new command, and return its log. Remove `old` records. Blocks."""
