@@ -171,6 +171,19 @@ async def test_text_that_is_not_utf8_ends_the_connection_without_an_error_in_the
     assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == []
 
 
+async def test_invalid_text_during_output_is_no_error_in_the_log(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The service closes the connection while it has output to send."""
+    terminal = await place.open(command="while :; do echo output; done")
+    for _ in range(10):  # the output of one of them comes between the close and its end
+        async with place.attach(terminal) as socket:
+            await until(socket, b"output")
+            await socket.send(b"\xff", text=True)
+            assert await closed(socket) == 1007
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == []
+
+
 async def test_what_nobody_reads_is_said_in_the_end(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.initial_response is not None and self.close_sent:
             self.handshake_complete = True  # else uvicorn would log a refusal as a missing reply
 
+    def handle_parser_exception(self) -> None:
+        super().handle_parser_exception()
+        self.disconnected = True  # else `send` would raise RuntimeError, as for a bug of the app
+
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
+        self.disconnected = True
         self.transport.abort()  # `close` would wait until the client reads the rest
