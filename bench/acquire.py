@@ -2,7 +2,7 @@
 
     acquire_pool, acquire_fork   a sandbox that nothing was made ahead for, as its request narrows
                                  the policy: it and its workspace exist when the clock starts, and
-                                 a parked kernel, or one forked now, enters it
+                                 an idle kernel, or one forked now, enters it
     acquire_new                  a new sandbox, made and its kernel taken out of its berth
 
 pandas is imported when the clock stops.

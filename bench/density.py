@@ -1,7 +1,7 @@
 """What kernels cost that do nothing: memory at fifty, CPU time at two hundred, pandas imported.
 
 A jail's processes are those of its PID namespace. Besides them there are the zygote with what keeps
-it, kernels parked for the next, and the broker; they are shown apart.
+it, kernels idle for the next, and the broker; they are shown apart.
 """
 
 import asyncio
@@ -115,7 +115,7 @@ def _processes_of(boxes: Sequence[AsyncSandbox]) -> tuple[list[list[int]], dict[
             raise NotMeasured(f"of an idle jail only {len(pids)} processes can be seen")
         inside.append(pids)
     rest = [pid for pids in found.values() for pid in pids if pid not in brokers]
-    return inside, {"zygote and parked": rest, "broker": brokers}
+    return inside, {"zygote and idle": rest, "broker": brokers}
 
 
 def _is_broker(pid: int) -> bool:

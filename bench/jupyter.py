@@ -43,7 +43,7 @@ _BASELINE = "ipykernel by the same client"
 _OWNER = 1000  # a workspace of uid 0 is refused
 _EVERY = 2
 _SLEEP_MS = 10.0
-_PARKED_S = 30.0
+_IDLE_S = 30.0
 _LOOK_S = 0.01
 _WARM_UP = 20
 
@@ -110,8 +110,8 @@ class _Kernels:
     async def start_ms(self, code: str, *, ready: bool = False) -> float:
         """Ours, from the pool. Raises NotMeasured when it came another way."""
         runtime = shared.shared_runtime().runtime
-        async with asyncio.timeout(_PARKED_S):
-            while not runtime.parked:  # noqa: ASYNC110  # the pool tells nobody
+        async with asyncio.timeout(_IDLE_S):
+            while not runtime.idle:  # noqa: ASYNC110  # the pool tells nobody
                 await asyncio.sleep(_LOOK_S)
         before = runtime.starts.served.get("pool", 0)
         took: float = await self.in_thread(self.ours.start_ms, code, ready)

@@ -1,7 +1,7 @@
 """Fifty sandboxes asked for in the same instant: how long each waits until its kernel is ready.
 
 The policy keeps as many kernels in berths, as one does that expects such a burst; what it is with
-as many that are only parked, and with the policy's own pool, where all but a few are forked, is
+as many that are only idle, and with the policy's own pool, where all but a few are forked, is
 told beside it. The baseline is four at once,
 for fifty would keep the machine busy for a minute: the ratio is kind to it.
 """
@@ -18,21 +18,21 @@ from sbx.policy.tables import PoolPolicy
 
 _AT_ONCE = 50
 _BASELINE_AT_ONCE = 4
-_PARKED = paths.DATA_SCIENCE.model_copy(update={"pool": PoolPolicy(min_idle=0, max_idle=_AT_ONCE)})
+_IDLE = paths.DATA_SCIENCE.model_copy(update={"pool": PoolPolicy(min_idle=0, max_idle=_AT_ONCE)})
 
 
 async def _parallel_create(rounds: int, progress: Progress) -> Samples:
     measured: list[float] = []
-    parked: list[float] = []
+    idle: list[float] = []
     forked: list[float] = []
     compared: list[float] = []
     for number in range(rounds):
         async with Runtime() as runtime:
-            await runtime.warm(_PARKED, count=_AT_ONCE, new=True)
-            measured += await _round(runtime, _PARKED, "pool")
+            await runtime.warm(_IDLE, count=_AT_ONCE, new=True)
+            measured += await _round(runtime, _IDLE, "pool")
         async with Runtime() as runtime:
-            await runtime.warm(_PARKED, count=_AT_ONCE)
-            parked += await _round(runtime, _PARKED, "pool")
+            await runtime.warm(_IDLE, count=_AT_ONCE)
+            idle += await _round(runtime, _IDLE, "pool")
         async with Runtime() as runtime:
             await paths.zygote_started(runtime, paths.DATA_SCIENCE)
             forked += await _round(runtime, paths.DATA_SCIENCE, "pool", "fork")
@@ -41,7 +41,7 @@ async def _parallel_create(rounds: int, progress: Progress) -> Samples:
         )
         progress(number + 1, rounds)
     name = f"ipykernel by jupyter_client, pandas imported, {_BASELINE_AT_ONCE} at once"
-    also = {"only parked": median(parked), "forked on order": median(forked)}
+    also = {"only idle": median(idle), "forked on order": median(forked)}
     return Samples(measured, compared, name, also)
 
 

@@ -47,7 +47,7 @@ async def _http_create(rounds: int, progress: Progress) -> Samples:
     async with served() as client:
 
         async def create_ms() -> float:
-            await _parked(client)
+            await _idle(client)
             began = time.perf_counter()
             box = await client.create(paths.DATA_SCIENCE.name)
             run = await box.run("1+1")
@@ -70,7 +70,7 @@ async def _http_create(rounds: int, progress: Progress) -> Samples:
     return Samples(measured, compared, "ipykernel by jupyter_client, started, pandas imported")
 
 
-async def _parked(client: Client) -> None:
+async def _idle(client: Client) -> None:
     """Wait until a kernel is kept ready; who asks before that is told by its receipt."""
     await client.health()
     await asyncio.sleep(0.5)

@@ -207,7 +207,7 @@ class SharedRuntime:
     """
 
     _DESCRIPTORS = 5  # the socket of the broker, the data directory, its lock, two directories
-    _OF_A_PARKED_KERNEL = 2  # two sockets
+    _OF_AN_IDLE_KERNEL = 2  # two sockets
     _OF_A_PREWARMED_KERNEL = 5  # those of its kernel, and three directories
     _OF_A_ZYGOTE = 3  # bwrap, PID 1, the zygote
     _OF_A_KERNEL = 2  # PID 1 and the kernel
@@ -254,17 +254,17 @@ class SharedRuntime:
             return 0
         assert self.runtime._resources is not None
         pools = self.runtime._resources.starter._pools.values()
-        parked = self._OF_A_PARKED_KERNEL * sum(len(pool._parked) for pool in pools)
+        idle = self._OF_AN_IDLE_KERNEL * sum(len(pool._idle) for pool in pools)
         prewarmed = self._OF_A_PREWARMED_KERNEL * sum(len(pool._prewarmed) for pool in pools)
-        return self._DESCRIPTORS + self.of_its_service + parked + prewarmed
+        return self._DESCRIPTORS + self.of_its_service + idle + prewarmed
 
     def surplus(self, processes: dict[int, str]) -> list[str]:
-        """Its processes, if they are more than its zygotes and parked kernels have."""
+        """Its processes, if they are more than its zygotes and idle kernels have."""
         if self.runtime is None:
             return []
         assert self.runtime._broker is not None
         zygotes = len(self.runtime._broker._zygotes)
-        most = 1 + self._OF_A_ZYGOTE * zygotes + self._OF_A_KERNEL * self.runtime.parked
+        most = 1 + self._OF_A_ZYGOTE * zygotes + self._OF_A_KERNEL * self.runtime.idle
         if len(processes) <= most:
             return []
         return [f"{len(processes)} processes of a shared runtime, and not {most}: {processes}"]

@@ -1,6 +1,6 @@
 """One live kernel, from its start on: cells and other requests.
 
-    attach            take over the sockets of a jail, parked or not
+    attach            take over the sockets of a jail, idle or not
     boot              send the boot frame
     ready             wait for `ready` from PID 1 and from the kernel, or raise for a refused wall
     begin             start a cell. `ask` starts any other request. Only one request runs at a time.
@@ -74,7 +74,7 @@ class Kernel(Guest):
 
     @classmethod
     async def attach(cls, jail: Jail) -> "Kernel":
-        """Take over the sockets of a jail, which may be parked; `boot` and `ready` come next."""
+        """Take over the sockets of a jail, which may be idle; `boot` and `ready` come next."""
         attaching = asyncio.create_task(cls._attach(jail), context=background_context())
         try:
             # A task that is cancelled before its first step does not release the jail.

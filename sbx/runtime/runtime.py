@@ -287,9 +287,9 @@ class Runtime:
         return self._starter.starts if self._starter is not None else StartCounts()
 
     @property
-    def parked(self) -> int:
+    def idle(self) -> int:
         """The number of kernels that are ready for the next request."""
-        return self._starter.all_parked if self._starter is not None else 0
+        return self._starter.all_idle if self._starter is not None else 0
 
     async def close(self) -> None:
         """End every sandbox and the broker, and remove a temporary data directory."""

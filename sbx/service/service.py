@@ -187,7 +187,7 @@ class Service:
         metrics.watch(
             kernels=lambda: float(sum(sandbox.kernels for sandbox in self.sandboxes.every())),
             sandboxes=lambda: float(len(self.sandboxes.every())),
-            parked=lambda: float(self.runtime.parked),
+            idle=lambda: float(self.runtime.idle),
             starts=lambda: self.runtime.starts,
             reserve=lambda: float(reserve.allocated),
             unrecorded=lambda: float(self.pending.count + self.audit.waiting),

@@ -44,7 +44,7 @@ def exposition() -> tuple[bytes, str]:
 def watch(
     *,
     kernels: Callable[[], float] | None = None,
-    parked: Callable[[], float] | None = None,
+    idle: Callable[[], float] | None = None,
     sandboxes: Callable[[], float] | None = None,
     starts: Callable[[], StartCounts] | None = None,
     reserve: Callable[[], float] | None = None,
@@ -58,7 +58,7 @@ def watch(
     if (by := _Counting.by) is not None:
         gauges = {
             "kernels": kernels,
-            "parked": parked,
+            "kernels_idle": idle,
             "sandboxes": sandboxes,
             "disk_reserve_bytes": reserve,
             "unrecorded": unrecorded,

@@ -24,7 +24,7 @@ _RUN = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300
 _REQUEST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120)
 _WATCHED = {
     "kernels": "Live kernels.",
-    "parked": "Kernels that wait in pools, ready for the next request.",
+    "kernels_idle": "Kernels that wait in pools, ready for the next request.",
     "sandboxes": "Sandboxes that are neither deleted nor expired.",
     "disk_reserve_bytes": "Space reserved for records on a full disk; less while the disk is full.",
     "unrecorded": "Ends of runs, revocations and audit lines in memory that could not be written.",
@@ -147,5 +147,5 @@ def _of_starts(starts: StartCounts) -> Iterable[Metric]:
     yield served
     yield failed
     yield CounterMetricFamily(
-        "sbx_kernels_parked", "Kernels started in advance.", value=starts.parked
+        "sbx_kernels_started_ahead", "Kernels started in advance.", value=starts.started_ahead
     )

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.needs("namespaces"), pytest.mark.timeout(600)]
 CI_CYCLES = 200  # they show a leak as well as the others, only less of it
 FULL_CYCLES = 1000
 AT_ONCE = 8
-PARKED = 4  # pool.max_idle
+IDLE = 4  # pool.max_idle
 FORK = {"pool": {"max_idle": 0}}
 GROWTH_MAX = 4 << 20
 
@@ -37,7 +37,7 @@ async def test_cycles_leave_everything_as_it_was(
             grown = await growth(runtime, tenth)  # a heap full of holes grows once, a leak again
         assert counts(tmp_path) == before
         served = runtime.starts.served
-        assert served["pool"] >= 5 * PARKED
+        assert served["pool"] >= 5 * IDLE
         assert sum(served.values()) == served["pool"] + served["fork"]
         assert runtime.starts.failed == {}
         assert max(grown.values()) < GROWTH_MAX, grown
@@ -66,13 +66,13 @@ async def at_rest(runtime: Runtime) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             await renewed(runtime)
-            await runtime.warm(count=PARKED, new=True)
+            await runtime.warm(count=IDLE, new=True)
             # The forks for the prewarmed kernels may have been the last of a zygote. When that is
             # replaced, nothing is tidy until its prewarmed kernels have ended.
             await until(lambda: is_tidy(runtime) or not is_renewed(runtime))
             if is_renewed(runtime) and is_tidy(runtime):
                 break
-    assert len(nest().jails()) == len(nest().entered()) == PARKED
+    assert len(nest().jails()) == len(nest().entered()) == IDLE
 
 
 async def renewed(runtime: Runtime) -> None:

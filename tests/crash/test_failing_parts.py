@@ -316,17 +316,17 @@ async def test_workspace_that_was_replaced_is_refused_and_harms_nobody_else(
     await tidy(runtime)
 
 
-async def test_kernel_that_dies_parked_takes_its_whole_jail_along(runtime: Runtime) -> None:
+async def test_kernel_that_dies_idle_takes_its_whole_jail_along(runtime: Runtime) -> None:
     await runtime.warm()
     assert runtime._starter is not None
     (pool,) = runtime._starter._pools.values()
-    parked = pool._parked[0].jail
-    assert parked.pid is not None
-    assert parked.kernel_pid is not None
-    os.kill(parked.kernel_pid, signal.SIGKILL)
+    idle = pool._idle[0].jail
+    assert idle.pid is not None
+    assert idle.kernel_pid is not None
+    os.kill(idle.kernel_pid, signal.SIGKILL)
     async with asyncio.timeout(60):
-        await parked.end()
-    await until(lambda: pool.parked == 1 and pool._parked[0].jail is not parked)
+        await idle.end()
+    await until(lambda: pool.idle == 1 and pool._idle[0].jail is not idle)
     async with await runtime.create() as box:
         assert (await box.start()).path == "pool"
     await tidy(runtime)

@@ -88,8 +88,8 @@ async def forking(_: Runtime, box: AsyncSandbox, after: AsyncExitStack) -> Held:
     return Held(starting, found)
 
 
-async def parking(_: Runtime, box: AsyncSandbox, after: AsyncExitStack) -> Held:
-    """The supervisor is born, and has not said that it is parked."""
+async def waiting(_: Runtime, box: AsyncSandbox, after: AsyncExitStack) -> Held:
+    """The supervisor is born, and has not said that it is idle."""
     found = nest()
     before = children(found.keeper)
     starting = asyncio.create_task(box.start())
@@ -102,29 +102,29 @@ async def parking(_: Runtime, box: AsyncSandbox, after: AsyncExitStack) -> Held:
 
 async def entering(runtime: Runtime, box: AsyncSandbox, after: AsyncExitStack) -> Held:
     """The jail was told its sandbox and its walls, and has read neither."""
-    found, parked = await _parked(runtime)
-    await stop(parked.supervisor)
-    after.callback(go_on, parked.supervisor)
+    found, idle = await _idle(runtime)
+    await stop(idle.supervisor)
+    after.callback(go_on, idle.supervisor)
     starting = asyncio.create_task(box.start())
     await until(lambda: any(map(unread, _control_sockets(runtime))))
-    return Held(starting, found, parked)
+    return Held(starting, found, idle)
 
 
 async def booting(runtime: Runtime, box: AsyncSandbox, after: AsyncExitStack) -> Held:
     """The supervisor is sealed; the kernel is not ready."""
-    found, parked = await _parked(runtime)
-    await stop(parked.kernel)
-    after.callback(go_on, parked.kernel)
+    found, idle = await _idle(runtime)
+    await stop(idle.kernel)
+    after.callback(go_on, idle.kernel)
     starting = asyncio.create_task(box.start())
-    await until(lambda: namespace(parked.supervisor, "user") != namespace(found.keeper, "user"))
-    return Held(starting, found, parked)
+    await until(lambda: namespace(idle.supervisor, "user") != namespace(found.keeper, "user"))
+    return Held(starting, found, idle)
 
 
 # The keeper and the monitor end with each other, and take turns here.
 STEPS: dict[str, tuple[Step, tuple[str, ...]]] = {
     "importing": (importing, ("broker", "monitor", "zygote")),
     "forking": (forking, ("broker", "keeper", "zygote")),
-    "parking": (parking, ("broker", "keeper", "zygote", "supervisor")),
+    "waiting": (waiting, ("broker", "keeper", "zygote", "supervisor")),
     "entering": (entering, ("broker", "monitor", "zygote", "supervisor", "kernel")),
     "booting": (booting, ("broker", "keeper", "zygote", "supervisor", "kernel")),
 }
@@ -132,8 +132,8 @@ SERVED_BY = {
     # what may serve the start in the end, by who was killed
     ("importing", "zygote"): {"cold"},
     ("forking", "zygote"): {"cold"},
-    ("parking", "zygote"): {"fork", "cold"},  # whether or not it had told of the fork
-    ("parking", "supervisor"): {"cold"},
+    ("waiting", "zygote"): {"fork", "cold"},  # whether or not it had told of the fork
+    ("waiting", "supervisor"): {"cold"},
     ("entering", "zygote"): {"pool"},
     ("booting", "zygote"): {"pool"},
     ("entering", "supervisor"): {"fork"},
@@ -147,7 +147,7 @@ EACH_STEP_AND_EACH_VICTIM = (
     ("importing", "monitor"),
     ("importing", "zygote"),
     ("forking", "broker"),
-    ("parking", "supervisor"),
+    ("waiting", "supervisor"),
     ("entering", "zygote"),
     ("entering", "kernel"),
     ("booting", "keeper"),
@@ -156,11 +156,11 @@ EACH_STEP_AND_EACH_VICTIM = (
 AFTER_THE_POOL = ("entering", "booting")
 
 
-async def _parked(runtime: Runtime) -> tuple[Nest, Inside]:
+async def _idle(runtime: Runtime) -> tuple[Nest, Inside]:
     await runtime.warm(FORK)
     found = nest()
-    (parked,) = found.parked()
-    return found, parked
+    (idle,) = found.idle()
+    return found, idle
 
 
 def waits(process: psutil.Process) -> bool:
@@ -296,14 +296,14 @@ async def _hold(step: str, itself: psutil.Process) -> None:
     if step == "importing":
         return
     (found,) = nests(itself)
-    (parked,) = found.parked()
+    (idle,) = found.idle()
     match step:
         case "forking":
             await stop(found.zygote)
         case "entering":
-            await stop(parked.supervisor)
+            await stop(idle.supervisor)
         case "booting":
-            await stop(parked.kernel)
+            await stop(idle.kernel)
 
 
 async def _reach(step: str, itself: psutil.Process) -> None:

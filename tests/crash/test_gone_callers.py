@@ -113,7 +113,7 @@ async def test_close_while_the_pool_is_refilled_leaves_nothing() -> None:
         box = await runtime.create(default.model_copy(update={"pool": full}))
         await box.start()
         itself = broker()
-        await until(nests(itself)[0].parked)
+        await until(nests(itself)[0].idle)
         below = itself.children(recursive=True)
         await runtime.close()
         assert not any(map(lives, below))

@@ -201,7 +201,7 @@ async def test_killed_between_the_two_marks_it_starts_again(tmp_path: Path) -> N
             assert await read(service, made) == "1"
 
 
-KILLED_WITH_PARKED_HOMES = """
+KILLED_WITH_IDLE_HOMES = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from sbx.service.caller import Caller
@@ -222,9 +222,9 @@ asyncio.run(main())
 
 @pytest.mark.full_tier
 @pytest.mark.needs("namespaces")
-async def test_parked_homes_of_a_killed_service_are_not_kept(tmp_path: Path) -> None:
+async def test_idle_homes_of_a_killed_service_are_not_kept(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    assert run_program(KILLED_WITH_PARKED_HOMES, data) == -signal.SIGKILL
+    assert run_program(KILLED_WITH_IDLE_HOMES, data) == -signal.SIGKILL
     assert len(list((data / "sandboxes").iterdir())) >= 2
     async with service_of(data):
         assert list((data / "sandboxes").iterdir()) == []

@@ -252,14 +252,14 @@ def attacked_cells(config: pytest.Config) -> list[tuple[str, str]]:
 @contextmanager
 def by(path: str) -> Iterator[None]:
     """Every kernel that is started within comes by this path, and is seen to."""
-    turn = asyncio.Lock()  # else the one that was parked for this start is taken by another
+    turn = asyncio.Lock()  # else the one that was idle for this start is taken by another
 
     async def start(starter: KernelFactory, order: LaunchRequest) -> Kernel:
         key = order.key
         assert key is not None
         if path == "cold":
             order = replace(order, key=None)
-        elif path == "fork":  # from a pool where nothing is ever parked
+        elif path == "fork":  # from a pool where nothing is ever idle
             order = replace(order, key=replace(key, min_idle=0, max_idle=0), pooled=False)
         async with turn:
             if order.key is not None and order.key not in starter._pools:

@@ -60,7 +60,7 @@ async def in_a_jail_without(
     policy: Policy,
     path: str,
 ) -> dict[str, str]:
-    """By `path`; forked on order in the place of the pool's, where one could be parked whose walls
+    """By `path`; forked on order in the place of the pool's, where one could be idle whose walls
     were decided before."""
     box = await fresh(policy, narrower=FEW)
     path = "cold" if ONLY_COLD & set(walls) or path == "cold" else "fork"

@@ -404,7 +404,7 @@ async def test_what_is_said_of_a_hostile_frame_is_safe_in_a_log(
     assert said.isprintable()
 
 
-@one_path("fork")  # what is being parked meanwhile has descriptors, too
+@one_path("fork")  # a kernel that is being added to the pool has descriptors, too
 async def test_descriptors_sent_to_the_runtime_are_not_kept(fresh: Fresh) -> None:
     """SCM_RIGHTS with every frame: the host receives without room for them, so linux drops them."""
     box = await fresh()

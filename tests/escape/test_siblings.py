@@ -325,11 +325,11 @@ async def test_the_hash_seed_is_its_zygotes(
                 assert await tell(box, "hash('seed')") not in seeds
 
 
-# -- parked ----------------------------------------------------------------------------------------
+# -- idle ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.needs("root")
-async def test_a_parked_jail_holds_nothing_of_anybody(runtime: Runtime, fresh: Fresh) -> None:
+async def test_an_idle_jail_holds_nothing_of_anybody(runtime: Runtime, fresh: Fresh) -> None:
     """Seen from the host: no file, descriptor, variable, group or user of a sandbox's."""
     box = await fresh(env={"TOKEN": "of somebody"})
     receipt = await box.start()
@@ -338,13 +338,13 @@ async def test_a_parked_jail_holds_nothing_of_anybody(runtime: Runtime, fresh: F
     assert runtime._data is not None
     assert runtime._broker is not None
     pools = runtime._resources.starter._pools.values()
-    parked = [kernel.jail for pool in pools for kernel in pool._parked]
-    pid1 = parked[0].pid
+    idle = [kernel.jail for pool in pools for kernel in pool._idle]
+    pid1 = idle[0].pid
     assert pid1 is not None
     broker = runtime._broker._process
     assert broker is not None
     data = str(runtime._data.directory.path)
-    for pid in parked[0].processes():
+    for pid in idle[0].processes():
         process = Path(f"/proc/{pid}")
         assert os.listdir(process / "root/workspace") == []
         assert data not in (process / "mountinfo").read_text()

@@ -39,7 +39,7 @@ class Nest:
         """Those that were forked here and have a kernel by now, in the order of their forks."""
         return _jails_below(self.keeper, self.monitor, self.keeper)
 
-    def parked(self) -> list["Inside"]:
+    def idle(self) -> list["Inside"]:
         """Those that have entered no sandbox: that is where they get a user namespace."""
         own = namespace(self.keeper, "user")
         return [jail for jail in self.jails() if namespace(jail.supervisor, "user") == own]
@@ -230,12 +230,12 @@ async def gone(*processes: psutil.Process) -> None:
 
 
 async def tidy(runtime: Runtime) -> None:
-    """Wait until nothing is below the broker but zygotes, and what the pools know to be parked."""
+    """Wait until nothing is below the broker but zygotes, and what the pools know to be idle."""
     await until(lambda: is_tidy(runtime))
 
 
 def is_tidy(runtime: Runtime) -> bool:
     itself, starter = broker(), runtime._starter
     assert starter is not None
-    parked = sum(pool.parked for pool in starter._pools.values())
-    return len(descendants(itself)) == 3 * len(nests(itself)) + 2 * parked
+    idle = sum(pool.idle for pool in starter._pools.values())
+    return len(descendants(itself)) == 3 * len(nests(itself)) + 2 * idle

@@ -153,7 +153,7 @@ def test_what_was_held_back_keeps_its_place(kernel: KernelClient) -> None:
 
 @pytest.mark.full_tier
 def test_a_kernel_is_made_without_a_thread_and_before_it_knows_for_whom(tmp_path: Path) -> None:
-    """So a parked one is ready, and can still be sealed."""
+    """So an idle one is ready, and can still be sealed."""
     answer = in_python(
         "import os, socket\n"
         "from sbx.guest.kernel.setup import prepare\n"

@@ -15,7 +15,7 @@ from sbx.telemetry import logs
 from sbx.telemetry.background import background_context
 
 pytestmark = pytest.mark.needs("namespaces")
-PARKED = 2
+IDLE = 2
 
 
 @pytest.fixture
@@ -51,21 +51,19 @@ async def test_a_lasting_context_keeps_the_sandbox_and_drops_the_call(page: io.S
 @pytest.mark.full_tier
 async def test_lines_of_the_pool_name_no_request(own_runtime: Runtime, page: io.StringIO) -> None:
     with logs.bound(request="r1", sandbox="s1", conversation="c1", run="u1"):
-        await own_runtime.warm(count=PARKED)
+        await own_runtime.warm(count=IDLE)
         async with await own_runtime.create() as box:
             await box.run("1")
     starter = own_runtime._starter
     assert starter is not None
-    # A kernel that ends while it is prewarmed is no parked one.
+    # A kernel that ends while it is prewarmed is no idle one.
     await until(lambda: all(pool.settled for pool in starter._pools.values()))
     await tidy(own_runtime)
     itself = nest()
-    for jail in itself.parked():
+    for jail in itself.idle():
         kill(jail.supervisor)
-    await until(lambda: lines(page, "a parked kernel ended"))
-    await until(
-        lambda: own_runtime.parked == PARKED
-    )  # so that no fork notices the end of the zygote
+    await until(lambda: lines(page, "an idle kernel ended"))
+    await until(lambda: own_runtime.idle == IDLE)  # so that no fork notices the end of the zygote
     kill(itself.zygote)
     await until(lambda: lines(page, "a zygote ended"))
     ids = {"request", "sandbox", "conversation", "run"}

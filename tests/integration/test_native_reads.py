@@ -52,5 +52,5 @@ async def test_a_token_that_may_only_read_takes_no_descriptors(
         for number in range(50):
             url = f"/v1/sandboxes/{key}/conversations/c{number}/list"
             refused(await reader.get(url), 404, "not_found")
-        # Not exact: the pool may park a kernel meanwhile.
+        # Not exact: the pool may start a kernel meanwhile.
         assert len(os.listdir("/proc/self/fd")) < before + 50

@@ -113,7 +113,7 @@ async def test_setting_leaves_only_the_cold_path() -> None:
 
 
 @pytest.mark.full_tier
-async def test_narrowed_limits_and_variables_come_to_a_kernel_that_was_parked_before(
+async def test_narrowed_limits_and_variables_come_to_a_kernel_that_was_idle_before(
     runtime: Runtime,
 ) -> None:
     await runtime.warm()
@@ -156,15 +156,15 @@ async def test_many_who_come_at_once_share_one_zygote(runtime: Runtime) -> None:
 
 
 @pytest.mark.full_tier
-async def test_kernel_that_died_parked_is_not_given_out_and_its_place_is_filled(
+async def test_kernel_that_died_idle_is_not_given_out_and_its_place_is_filled(
     runtime: Runtime,
 ) -> None:
     await runtime.warm()
     pool = pool_of(runtime)
-    (first,) = pool._parked
+    (first,) = pool._idle
     assert first.jail.pid is not None
     os.kill(first.jail.pid, signal.SIGKILL)
-    await until(lambda: pool.parked == 1 and first not in pool._parked)
+    await until(lambda: pool.idle == 1 and first not in pool._idle)
     await until(lambda: first.jail.control.fileno() == first.jail.kernel.fileno() == -1)
     async with await runtime.create() as box:
         assert (await box.start()).path == "pool"
@@ -176,7 +176,7 @@ async def test_jail_that_cannot_enter_is_destroyed_and_the_next_path_serves(
 ) -> None:
     await runtime.warm(count=2)
     pool = pool_of(runtime)
-    left = pool._parked[1]
+    left = pool._idle[1]
     refused: list[Jail] = []
     enter = BrokerClient.enter
 
@@ -191,7 +191,7 @@ async def test_jail_that_cannot_enter_is_destroyed_and_the_next_path_serves(
         receipt = await box.start()
         assert (receipt.path, receipt.fallback) == ("fork", "pool: a mount went wrong")
         assert refused[0].gone
-    await until(lambda: pool.parked == 1 and left not in pool._parked)
+    await until(lambda: pool.idle == 1 and left not in pool._idle)
     assert runtime.starts.failed == {"pool": 1}
     assert runtime.starts.last_cause == "a mount went wrong"
 
@@ -214,7 +214,7 @@ async def test_cold_path_serves_where_no_jail_can_enter_and_the_zygote_goes(
 
 
 @pytest.mark.full_tier
-async def test_zygote_whose_parked_jail_cannot_enforce_is_not_asked_again(
+async def test_zygote_whose_idle_jail_cannot_enforce_is_not_asked_again(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: Any) -> None:
@@ -335,13 +335,13 @@ async def test_zygote_that_is_killed_takes_nobody_along_and_the_pool_fills_again
     async with await runtime.create() as box:
         await box.run("kept = 41")
         pool, before = pool_of(runtime), zygotes(runtime)
-        await until(lambda: pool.parked == 1 and not pool.needs_prewarmed)
+        await until(lambda: pool.idle == 1 and not pool.needs_prewarmed)
         assert pool.lineage._pid is not None
         os.kill(pool.lineage._pid, signal.SIGKILL)
         await until(lambda: not zygotes(runtime))
         async with await runtime.create() as other:
             assert (await other.start()).path == "pool"
-        await until(lambda: pool.parked == 1)
+        await until(lambda: pool.idle == 1)
         assert (await box.run("kept + 1")).result == "42"
         assert not set(before) & set(zygotes(runtime))
 
@@ -362,7 +362,7 @@ async def test_start_that_is_cancelled_at_any_moment_leaves_no_jail_behind(
     pool = pool_of(runtime)
     await until(lambda: not pool.lacks)
     await until(lambda: not pool.needs_prewarmed)
-    kept = (*pool._parked, *(one.kernel for one in pool._prewarmed))
+    kept = (*pool._idle, *(one.kernel for one in pool._prewarmed))
     await until(lambda: set(broker._jails.values()) == {one.jail for one in kept})
 
 
@@ -411,13 +411,13 @@ async def test_what_nobody_wants_goes_down_to_min_idle(broker_host: BrokerHost) 
     key = broker_host.key(min_idle=1, max_idle=4)
     await broker_host.starter.warm(key, 4)
     await broker_host.pass_time(QUIET_S - TICK_S)
-    assert broker_host.starter.parked(key) == 4
+    assert broker_host.starter.idle(key) == 4
     await broker_host.pass_time(QUIET_S + TICK_S)
-    assert broker_host.starter.parked(key) == 1
+    assert broker_host.starter.idle(key) == 1
 
 
 @pytest.mark.full_tier
-async def test_nothing_is_parked_while_somebody_waits_for_a_start(broker_host: BrokerHost) -> None:
+async def test_nothing_is_idle_while_somebody_waits_for_a_start(broker_host: BrokerHost) -> None:
     key = broker_host.key()
     await broker_host.starter.warm(key, 1)
     (pool,) = broker_host.starter._pools.values()
@@ -427,8 +427,8 @@ async def test_nothing_is_parked_while_somebody_waits_for_a_start(broker_host: B
         after = await Kernel.attach(await pool.lineage.fork())
         await destroy(taken, after)  # what was ordered before was made before
         assert pool.lacks
-        assert pool.parked == 0
-    await until(lambda: pool.parked == 1)
+        assert pool.idle == 0
+    await until(lambda: pool.idle == 1)
 
 
 @pytest.mark.full_tier
@@ -438,13 +438,13 @@ async def test_policy_that_nobody_uses_keeps_neither_kernel_nor_zygote(
     key = broker_host.key()
     await broker_host.starter.warm(key, 1)
     await broker_host.pass_time(UNUSED_S)
-    assert broker_host.starter.parked(key) == 0
+    assert broker_host.starter.idle(key) == 0
     await until(lambda: not zygotes(broker_host.broker))
     await until(lambda: not broker_host.broker._jails)
     assert broker_host.clock._due == []  # and nothing wakes up for it any more
 
 
-async def test_short_memory_ends_what_is_parked_and_nothing_is_parked_until_it_is_over(
+async def test_short_memory_ends_what_is_idle_and_nothing_is_idle_until_it_is_over(
     broker_host: BrokerHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = broker_host.key()
@@ -452,11 +452,11 @@ async def test_short_memory_ends_what_is_parked_and_nothing_is_parked_until_it_i
     with monkeypatch.context() as short:
         short.setattr(memory, "available", lambda: (1, 100))
         await broker_host.pass_time(2 * TICK_S)
-        assert broker_host.starter.parked(key) == 0
+        assert broker_host.starter.idle(key) == 0
         with pytest.raises(Unavailable, match="short of memory"):
             await broker_host.starter.warm(key, 1)
     await broker_host.pass_time(TICK_S)
-    await until(lambda: broker_host.starter.parked(key) == 1)
+    await until(lambda: broker_host.starter.idle(key) == 1)
 
 
 async def test_third_policy_makes_room_by_the_one_used_longest_ago(broker_host: BrokerHost) -> None:
@@ -464,9 +464,9 @@ async def test_third_policy_makes_room_by_the_one_used_longest_ago(broker_host: 
     for key in (first, second, third):
         broker_host.clock.advance(LEFT_ALONE_S / 2)
         await broker_host.starter.warm(key, 1)
-    parked = [broker_host.starter.parked(key) for key in (first, second, third)]
-    assert parked[0] == 0
-    assert parked[1] == parked[2] == 1
+    idle = [broker_host.starter.idle(key) for key in (first, second, third)]
+    assert idle[0] == 0
+    assert idle[1] == idle[2] == 1
     await until(lambda: len(zygotes(broker_host.broker)) == 2)
 
 
@@ -481,7 +481,7 @@ async def test_third_policy_ends_no_zygote_that_was_just_used(broker_host: Broke
 
 
 @pytest.mark.full_tier
-async def test_pool_is_busy_while_a_kernel_is_parked_ahead(
+async def test_pool_is_busy_while_a_kernel_is_idle_ahead(
     broker_host: BrokerHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await broker_host.starter.warm(broker_host.key(), 1)
@@ -497,14 +497,14 @@ async def test_pool_is_busy_while_a_kernel_is_parked_ahead(
     broker_host.clock.advance(1)
     await pool.shrink(0)
     broker_host.starter._work.set()
-    await until(lambda: pool.parked == 1)
+    await until(lambda: pool.idle == 1)
     assert (busy, pool.busy, pool.used_at) == ([True], False, used_at)
 
 
 async def test_kernels_that_end_at_once_are_not_waited_for_without_end(
     broker_host: BrokerHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attach, park = Kernel.attach, Pool.park
+    attach, add_idle = Kernel.attach, Pool.add_idle
 
     async def stillborn(jail: Jail) -> Kernel:
         kernel = await attach(jail)
@@ -512,18 +512,18 @@ async def test_kernels_that_end_at_once_are_not_waited_for_without_end(
         return kernel
 
     async def short_lived(pool: Pool) -> None:
-        await park(pool)
-        await asyncio.gather(*(kernel.jail.kill() for kernel in pool._parked))
-        await until(lambda: not pool.parked)
+        await add_idle(pool)
+        await asyncio.gather(*(kernel.jail.kill() for kernel in pool._idle))
+        await until(lambda: not pool.idle)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Pool, "park", short_lived)
+        patch.setattr(Pool, "add_idle", short_lived)
         patch.setattr(KernelFactory, "_lacking", lambda _: None)
-        with pytest.raises(Unavailable, match="as soon as they are parked"):
+        with pytest.raises(Unavailable, match="as soon as they are idle"):
             await broker_host.starter.warm(broker_host.key(), 1)
-        patch.setattr(Pool, "park", park)
+        patch.setattr(Pool, "add_idle", add_idle)
         patch.setattr(Kernel, "attach", stillborn)
-        with pytest.raises(Broken, match="ended as it was parked"):
+        with pytest.raises(Broken, match="ended before it was idle"):
             await broker_host.starter.warm(broker_host.key(), 1)
     (pool,) = broker_host.starter._pools.values()
     assert pool.lineage.rests_s == 1
@@ -541,13 +541,13 @@ async def test_what_nobody_foresaw_ends_neither_refilling_nor_tending(
     (pool,) = broker_host.starter._pools.values()
     await pool.shrink(0)
     with monkeypatch.context() as patch:
-        patch.setattr(Pool, "park", fail)
+        patch.setattr(Pool, "add_idle", fail)
         patch.setattr(Pool, "settle", fail)
         await broker_host.pass_time(2 * TICK_S)
         await until(lambda: not broker_host.starter._work.is_set())
     broker_host.starter._drop(broker_host.key(min_idle=3))  # which nobody ever used
     await broker_host.pass_time(TICK_S)
-    await until(lambda: broker_host.starter.parked(key) == 1)
+    await until(lambda: broker_host.starter.idle(key) == 1)
 
 
 async def test_worn_zygote_is_replaced_and_what_it_forked_lives_on(broker_host: BrokerHost) -> None:
@@ -560,8 +560,8 @@ async def test_worn_zygote_is_replaced_and_what_it_forked_lives_on(broker_host: 
     await broker_host.pass_time(TICK_S)
     await until(lambda: before not in zygotes(broker_host.broker))
     assert len(zygotes(broker_host.broker)) == 1
-    assert broker_host.starter.parked(key) == 1
-    assert pool._parked[0].alive
+    assert broker_host.starter.idle(key) == 1
+    assert pool._idle[0].alive
 
 
 async def test_more_than_a_policy_keeps_cannot_be_asked_for(broker_host: BrokerHost) -> None:
@@ -587,7 +587,7 @@ async def test_end_of_the_broker_ends_all_that_was_kept(broker_host: BrokerHost)
     below = psutil.Process(broker_host.broker._process.pid).children(recursive=True)
     broker_host.broker._process.kill()
     await until(lambda: not broker_host.broker.alive)
-    await until(lambda: broker_host.starter.parked(key) == 0)
+    await until(lambda: broker_host.starter.idle(key) == 0)
     with pytest.raises(SbxError):
         await broker_host.starter.warm(key, 1)
     assert zygotes(broker_host.broker) == []
@@ -602,7 +602,7 @@ async def test_end_of_the_broker_ends_all_that_was_kept(broker_host: BrokerHost)
 async def test_a_kernel_that_is_prewarmed_is_not_replaced(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was neither parked nor prewarmed meanwhile, so that another one was forked for it."""
+    """It was neither idle nor prewarmed meanwhile, so that another one was forked for it."""
     entering, may_enter, enter = asyncio.Event(), asyncio.Event(), BrokerClient.enter
 
     async def wait_and_enter(self: BrokerClient, *words: Any) -> None:
@@ -615,7 +615,7 @@ async def test_a_kernel_that_is_prewarmed_is_not_replaced(
     await entering.wait()
     assert runtime._starter is not None
     (pool,) = runtime._starter._pools.values()
-    assert (pool.parked, pool.lacks) == (0, False)
+    assert (pool.idle, pool.lacks) == (0, False)
     may_enter.set()
     await warming
-    assert runtime.parked == 1
+    assert runtime.idle == 1

@@ -188,7 +188,7 @@ async def test_home_that_cannot_be_made_is_not_tried_until_somebody_asks_again(
             await until(lambda: made)
             await asyncio.sleep(0.3)
             assert len(made) == 1
-            assert runtime.starts.failed == {"park": 1}
+            assert runtime.starts.failed == {"refill": 1}
     async with await runtime.create():
         pass
     await until(lambda: prewarmed_of(runtime))
@@ -225,7 +225,7 @@ async def test_cancelled_warming_leaves_nothing(runtime: Runtime) -> None:
     assert list(means_of(runtime).data.sandboxes()) == []
     assert runtime._broker is not None
     broker = runtime._broker
-    await until(lambda: not pool_of(runtime).busy and len(broker._jails) == pool_of(runtime).parked)
+    await until(lambda: not pool_of(runtime).busy and len(broker._jails) == pool_of(runtime).idle)
 
 
 @pytest.mark.full_tier
@@ -242,7 +242,7 @@ async def test_short_memory_ends_prewarmed_kernels_too(
 
 
 @pytest.mark.full_tier
-async def test_unused_prewarmed_kernels_make_room_for_parked_kernels(
+async def test_unused_prewarmed_kernels_make_room_for_idle_kernels(
     runtime: Runtime,
 ) -> None:
     starter: KernelFactory = means_of(runtime).starter
@@ -255,7 +255,7 @@ async def test_unused_prewarmed_kernels_make_room_for_parked_kernels(
         while starter._ending:
             await asyncio.wait(starter._ending)
     await until(lambda: not pool.lacks)
-    assert (len(pool._prewarmed), len(pool._parked)) == (0, 1)
+    assert (len(pool._prewarmed), len(pool._idle)) == (0, 1)
 
 
 async def test_more_than_the_policy_keeps_is_refused(runtime: Runtime) -> None:

@@ -127,7 +127,7 @@ def test_whoever_owns_the_socket_runs_code_and_sees_the_metrics(served: Service)
     assert 'sbx_acquire_seconds_count{path="cold"} 1.0' in metrics
     assert "sbx_run_seconds_count" in metrics
     assert "sbx_kernels 1.0" in metrics
-    assert "sbx_parked 0.0" in metrics
+    assert "sbx_kernels_idle 0.0" in metrics
 
 
 @pytest.mark.needs("root")

@@ -280,7 +280,7 @@ def test_jail_that_is_in_no_sandbox_shows_attaches_and_covers_nothing(driven: Dr
         ("mask", {"places": []}),
     ):
         assert "in no sandbox" in driven.refused(do, jail="j", **words)[1]
-    assert "is not parked" in driven.refused("enter", jail="j", sandbox="s")[1]
+    assert "is not idle" in driven.refused("enter", jail="j", sandbox="s")[1]
 
 
 def test_nothing_is_attached_without_namespaces_or_at_other_targets(driven: Driven) -> None:

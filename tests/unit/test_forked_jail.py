@@ -63,13 +63,13 @@ def test_jail_without_a_boot_frame_ends_quietly() -> None:
         assert exit_status(lambda: fork_child._boot(its)) == 0
 
 
-def test_parked_jail_ends_when_its_kernel_does(
+def test_idle_jail_ends_when_its_kernel_does(
     word: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, its = word
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as quiet:
         ours.close()
-        assert exit_status(lambda: fork_child._wait_parked(quiet, its)) == 1
+        assert exit_status(lambda: fork_child._wait_idle(quiet, its)) == 1
 
 
 def test_variables_of_the_sandbox_are_taken_and_its_time_zone() -> None:

@@ -87,14 +87,14 @@ def test_gauges_are_asked_at_each_look_and_one_that_fails_is_left_out() -> None:
     def fails() -> float:
         raise OSError("gone")
 
-    metrics.watch(kernels=lambda: live[0], parked=fails, sandboxes=lambda: 7)
+    metrics.watch(kernels=lambda: live[0], idle=fails, sandboxes=lambda: 7)
     metrics.watch(starts=lambda: StartCounts().with_served("fork").with_failed("pool", "why"))
     assert metric_values()["sbx_kernels"] == 1
     live[0] = 3
     found = metric_values()
     assert found["sbx_kernels"] == 3
     assert found["sbx_sandboxes"] == 7
-    assert "sbx_parked" not in found
+    assert "sbx_kernels_idle" not in found
     assert found['sbx_kernel_starts_total{path="fork"}'] == 1
     assert found['sbx_kernel_start_failures_total{path="pool"}'] == 1
 

@@ -72,7 +72,9 @@ def _out_of_the_workspace() -> Iterator[None]:
             os.environ["HOME"] = home
 
 
-def park(sock: socket.socket, prepared: ImportedKernel, *, ahead: bool) -> WaitingKernel:
+def wait_for_sandbox(
+    sock: socket.socket, prepared: ImportedKernel, *, ahead: bool
+) -> WaitingKernel:
     """Build the kernel in a fork of the zygote that is not sealed yet. Read nothing from `sock`.
 
     With `ahead`, warm its shell: the pages that a first cell would write are then already copied.
@@ -89,7 +91,7 @@ def park(sock: socket.socket, prepared: ImportedKernel, *, ahead: bool) -> Waiti
     return WaitingKernel(kernel, prepared.missing)
 
 
-def start(parked: WaitingKernel, config: KernelConfig) -> NoReturn:
+def start(idle: WaitingKernel, config: KernelConfig) -> NoReturn:
     """Be the kernel until the other side closes its socket; then the process ends with code 0.
 
     Call this once, in a sealed process with one thread. It takes over descriptors 0, 1 and 2, the
@@ -105,7 +107,7 @@ def start(parked: WaitingKernel, config: KernelConfig) -> NoReturn:
     # The last step: from here on, and not before, a file in the workspace may shadow a module.
     sys.path.insert(0, "")
     gc.enable()
-    parked.kernel.run(config, parked.missing)
+    idle.kernel.run(config, idle.missing)
 
 
 def _plant(path: str, text: str) -> None:

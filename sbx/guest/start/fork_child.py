@@ -1,8 +1,8 @@
-"""Make a parked jail of two forks of a zygote, and move it into a sandbox.
+"""Make an idle jail of two forks of a zygote, and move it into a sandbox.
 
     1. supervisor: PID 1 of a new PID namespace; makes mount, net, ipc and uts namespaces, its own
        /proc, /tmp, /dev/shm and terminals, and a loopback that is up
-    2. kernel: new randomness; warm the shell; join these namespaces. Both wait: the jail is parked
+    2. kernel: new randomness; warm the shell; join these namespaces. Both wait: the jail is idle
     3. on the broker's message both enter the sandbox's cgroup, and the supervisor puts the mounts
        of the conversation in place. Imports are forbidden from before this until each one's seal
     4. both get the sandbox's uid, and a user namespace below the one that owns all the others: from
@@ -13,7 +13,7 @@
     The runtime sends the `boot` frame to both, each on its own socket.
 
     setup socket (SOCK_SEQPACKET, supervisor ↔ broker; closed by step 3):
-        ← {"parked": true}  or  {"refused": sentence}
+        ← {"idle": true}  or  {"refused": sentence}
         → {"ids": [uid, gid], "groups": n, "mounts": [target, …], "tmpfs": [[path, size, mode], …],
            "environment": {…}}  with fds: n files to enter a cgroup, then the mounts;
            `environment` has the variables that the zygote lacks
@@ -130,7 +130,7 @@ def become_supervisor(fds: Sequence[int], view: MountView, *, ahead: bool) -> No
         if ahead:
             _rehearse_seal(view.walls, domain)  # not earlier: its thread would be process 2
         _hear(word, b"joined")
-        setup.send(b'{"parked": true}')
+        setup.send(b'{"idle": true}')
     except BaseException as error:  # noqa: BLE001  # a forked child never returns into the keeper
         with contextlib.suppress(OSError):
             setup.send(json.dumps({"refused": f"{type(error).__name__}: {error}"}).encode())
@@ -211,7 +211,7 @@ def _enter(
 ) -> tuple[Mapping[str, Any], int, int]:
     """Do steps 3 to 5 of the supervisor. Return its walls, the Landlock ABI that is in force, and
     the pid of the path guard, or 0."""
-    _wait_parked(setup, word)
+    _wait_idle(setup, word)
     packet, fds, _, _ = socket.recv_fds(setup, _PACKET_MAX, _FDS_MAX)
     if not packet:
         os._exit(0)
@@ -281,7 +281,7 @@ def _fork_guard(
     return pid, joining
 
 
-def _wait_parked(setup: socket.socket, word: socket.socket) -> None:
+def _wait_idle(setup: socket.socket, word: socket.socket) -> None:
     """Wait until the broker sends something. Exit if the kernel of the jail ends before that."""
     poll = select.poll()
     poll.register(setup, select.POLLIN)
@@ -348,7 +348,7 @@ class LandlockDomain:
 
     A rule holds for the file that was at its path when the rule was made, so the rules for the
     workspace are made after the last mount. Everything else in a jail was mounted before it was
-    parked. `ruleset_fd` is a descriptor: the jail's other process has already made these rules.
+    idle. `ruleset_fd` is a descriptor: the jail's other process has already made these rules.
     """
 
     def __init__(
@@ -408,7 +408,7 @@ def _comes_late(path: str) -> bool:
 #
 # The first write of a fork to a page copies it: 3.6 µs, and Python writes wherever it counts a
 # reference. Entering and sealing wrote to 1,300 such pages in the two processes together. So all
-# steps that a caller would wait for run once before they park, in a way that changes nothing.
+# steps that a caller would wait for run once before they wait, in a way that changes nothing.
 
 
 def _rehearse_entry(view: MountView) -> None:
@@ -467,7 +467,7 @@ def become_kernel(
         if ahead:
             with contextlib.suppress(PermissionError):  # as under `chrt --idle`
                 scheduling.batch()  # it must not preempt a running cell
-        parked = setup.park(sock, prepared, ahead=ahead)
+        idle = setup.wait_for_sandbox(sock, prepared, ahead=ahead)
         word.send(b"join %d" % os.getpid())
         domain_fd = _hear_fd(word, b"namespaces")  # made while the shell was warmed
         namespaces.join(supervisor_fd, _OWN)
@@ -485,7 +485,7 @@ def become_kernel(
         with contextlib.suppress(OSError):
             sock.sendall(frames.encode("refused", lockdown.refusal(error)))
         os._exit(1)
-    setup.start(parked, setup.KernelConfig(**boot["kernel"]))
+    setup.start(idle, setup.KernelConfig(**boot["kernel"]))
 
 
 def _follow(

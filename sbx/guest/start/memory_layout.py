@@ -7,7 +7,7 @@ one after the other lie next to each other: a warm kernel then has 0.8 MiB less 
 2.8 (measured for the cells of `warming`).
 
 A fork places new objects into freed gaps, which lie on pages all over the zygote. If the gaps are
-filled, new objects lie together on new pages, and a kernel that has been parked and entered has
+filled, new objects lie together on new pages, and a kernel that has been idle and entered has
 0.9 MiB less private memory, of 7.5.
 
 A fork copies a page table entry for each page, and the end of a process drops each. A huge page

@@ -167,7 +167,7 @@ class BrokerClient(BrokerConnection):
         sandbox: str,
         identities: Mapping[str, tuple[int, int]],
     ) -> None:
-        """Let a parked jail that was given its plan into a sandbox: cgroup, host uid, files.
+        """Let an idle jail that was given its plan into a sandbox: cgroup, host uid, files.
 
         `identities` as in `launch`. Raise Broken if a source was replaced, and errors of the
         broker. The jail then ends, and cannot be used again.

@@ -235,7 +235,7 @@ class ZygoteHandle:
         await self._idle.wait()
 
     async def retire(self) -> None:
-        """End it. Its jails live on, and those that are parked can still enter a sandbox."""
+        """End it. Its jails live on, and those that are idle can still enter a sandbox."""
         if self.alive:
             await self._order("retire_zygote", zygote=self.name)
         self.set_ended("it was retired")

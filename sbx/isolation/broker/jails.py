@@ -45,7 +45,7 @@ class BrokerJail:
     info: bytes | None = None
     last_words: str = ""
     killed: bool = False
-    parked: bool = False
+    idle: bool = False
     pid1: int | None = None
     pid1_fd: int | None = None
     kernel: int | None = None

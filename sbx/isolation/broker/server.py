@@ -28,7 +28,7 @@ Its fd 0 is a SOCK_SEQPACKET socket: one JSON object per packet.
        "prepare": {…}, "uid": n|null}           ← {"python": version, "missing": {module: why}}
     → {"seq": n, "do": "retire_zygote", "zygote": id}                     ← {}
     → {"seq": n, "do": "fork", "zygote": id, "jail": id, "ahead": bool}
-      with two fds, as for `launch`             ← {"pid": PID 1's, "kernel": pid}, once parked
+      with two fds, as for `launch`             ← {"pid": PID 1's, "kernel": pid}, once idle
     → {"seq": n, "do": "enter", "jail": id, "sandbox": id, "mounts": [{"source", "target",
        "writable", "mapped", "expected": [dev, ino]|null}, …], "tmpfs": […], "environment": {…}}
                                                                           ← {"limits"}

@@ -20,7 +20,7 @@ INFO_FD = 6  # bwrap writes here which process is PID 1, and closes it
 FILTER_FD = 7  # bwrap reads the seccomp program here, and closes it
 USERNS_FD = 7  # of a zygote, which has no filter: the user namespace that bwrap enters
 DATA_FD = 8  # and the following: the files of the synthetic /etc, read and closed by bwrap
-_PARKED_MIN = 200  # above every slot, so that filling one slot closes no file of another
+_SPARE_MIN = 200  # above every slot, so that filling one slot closes no file of another
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def _become(order: SpawnRequest, report: int) -> None:
     exec. An error is reported with the name of the failed step."""
     step = "fcntl"
     try:
-        report = _park(report)  # first: reports every later failure
+        report = _move_above(report)  # first: reports every later failure
         step = "the entry into the cgroup"
         order.enter_group()
         os.umask(0o022)
@@ -201,18 +201,18 @@ def _limit_shares() -> None:
     shares.limit_inotify()
 
 
-def _park(fd: int) -> int:
+def _move_above(fd: int) -> int:
     """Return a copy of `fd` above every slot, with a number that was free.
 
     A fixed number can belong to another file of a broker with many jails: dup3(2) then replaces
     that file, and fails with EINVAL if the file is `fd` itself.
     """
-    return duplicate_above(fd, _PARKED_MIN)
+    return duplicate_above(fd, _SPARE_MIN)
 
 
 def _place(slots: Sequence[tuple[int, int]], report: int) -> None:
     """Give each file its slot, whatever its number was. Close all others but `report`."""
-    for fd, slot in [(_park(fd), slot) for fd, slot in slots]:
+    for fd, slot in [(_move_above(fd), slot) for fd, slot in slots]:
         os.dup2(fd, slot, inheritable=True)
     os.closerange(max(DATA_FD, *(slot for _, slot in slots)) + 1, report)
     os.closerange(report + 1, os.sysconf("SC_OPEN_MAX"))

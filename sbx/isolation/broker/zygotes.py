@@ -47,7 +47,7 @@ class ZygoteProcess:
     def fork(self, jail: str, control: int, kernel: int, *, ahead: bool) -> socket.socket:
         """Order a jail; the broker's end of its setup socket. Raises Unavailable `zygote_gone`.
 
-        `ahead` of need more is done before it is parked, so that it can be entered sooner.
+        `ahead` of need more is done before it is idle, so that it can be entered sooner.
         """
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
@@ -168,7 +168,7 @@ class Zygotes:
             self._loop.send({"seq": zygote.seq, "error": failed.to_dict()})
 
     def fork(self, order: dict[str, Any], fds: list[int]) -> None:
-        """Fork a jail; answered when it is parked."""
+        """Fork a jail; answered when it is idle."""
         zygote = self.by_name.get(order["zygote"])
         if zygote is None or zygote.retired:
             raise Unavailable("the zygote has ended", code="zygote_gone")
@@ -201,11 +201,11 @@ class Zygotes:
         jail.pid1_fd, jail.kernel_fd = pid1_fd, kernel_fd
         jail.pid1, jail.kernel = pids
         self._loop.watch(pid1_fd, lambda: self._jails.on_exit(jail))
-        self._answer_if_parked(jail)
+        self._answer_if_idle(jail)
 
-    def _answer_if_parked(self, jail: BrokerJail) -> None:
+    def _answer_if_idle(self, jail: BrokerJail) -> None:
         """Two sockets report a fork, the zygote's and the jail's own, in either order."""
-        if jail.parked and jail.pid1 is not None:
+        if jail.idle and jail.pid1 is not None:
             self._jails.answer(jail, {"pid": jail.pid1, "kernel": jail.kernel})
 
     def read_setup(self, jail: BrokerJail) -> None:
@@ -215,19 +215,19 @@ class Zygotes:
         except OSError:
             packet = b""
         message = json.loads(packet) if packet else {}
-        if message.get("parked"):
-            jail.parked = True
-            self._answer_if_parked(jail)
+        if message.get("idle"):
+            jail.idle = True
+            self._answer_if_idle(jail)
         else:
             jail.last_words = message.get("refused", "")
             self._jails.close_setup(jail)  # it ends by that, and its end gives the answer
 
     def enter(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Put a parked jail into a sandbox. If that fails, end the jail."""
+        """Put an idle jail into a sandbox. If that fails, end the jail."""
         jail = self._jails.get(order["jail"])
         sandbox = self._sandboxes.by_name[order["sandbox"]]
         if jail.setup is None:
-            raise Broken("the jail is not parked")
+            raise Broken("the jail is not idle")
         try:
             jail.group = sandbox.take_group()
             jail.sandbox = sandbox
@@ -270,7 +270,7 @@ def enter(
     group: cgroups.JailGroup,
     owners: int | None,
 ) -> None:
-    """Send a parked jail its ids, its group and its files, so that it joins a sandbox.
+    """Send an idle jail its ids, its group and its files, so that it joins a sandbox.
 
     `order` is the order `enter`, `owners` the user namespace for its mapped mounts. Raise OSError,
     and Broken if a source was replaced.

@@ -1,7 +1,7 @@
 """Start a live kernel for an order by the fastest path that works: pool → fork → cold.
 
-    pool   give a parked jail its plan: mounts, cgroup, uid, seal
-    fork   the same with a jail that is forked for this order, if none is parked
+    pool   give an idle jail its plan: mounts, cgroup, uid, seal
+    fork   the same with a jail that is forked for this order, if none is idle
     cold   bubblewrap and a new interpreter: on request, and if nothing else works
 
 After a failure on one path, destroy the kernel, log and count the failure, and try the next path.
@@ -81,14 +81,14 @@ class KernelFactory(KernelPools):
             self._failed(error, attempt)
             return None
         with pool.in_use():
-            if order.pooled and (parked := pool.take()) is not None:
+            if order.pooled and (idle := pool.take()) is not None:
                 attempt.path = "pool"
                 try:
                     async with self._room, attempt.fast():
-                        return await self._enter(parked, order, attempt)
+                        return await self._enter(idle, order, attempt)
                 except errors.SbxError as error:
                     self._failed(error, attempt)
-                    attempt.suspect = (pool, error, parked.jail.zygote)
+                    attempt.suspect = (pool, error, idle.jail.zygote)
                     if isinstance(error, errors.CannotEnforce):
                         return None  # a jail forked now would refuse the same
                 attempt.path = "fork"
@@ -105,7 +105,7 @@ class KernelFactory(KernelPools):
                     attempt.suspect = (pool, error, before)  # it existed, but has forked nothing
                 return None
             if attempt.causes:
-                self._dismiss(pool.shrink(0))  # other parked kernels may fail in the same way
+                self._dismiss(pool.shrink(0))  # other idle kernels may fail in the same way
             return kernel
 
     async def _cold(self, order: LaunchRequest, attempt: StartAttempt) -> Kernel:

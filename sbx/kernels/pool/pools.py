@@ -1,6 +1,6 @@
 """The pools of one runtime: kernels that are kept ready, and the zygotes that they are forked from.
 
-While no caller waits for a kernel, one task parks new kernels, one after the other. While anything
+While no caller waits for a kernel, one task starts new kernels, one after the other. While anything
 is kept, a timer adapts pools and zygotes to the recent demand about every 10 s.
 """
 
@@ -93,7 +93,7 @@ class KernelPools:
         self.starts = StartCounts()
 
     async def warm(self, key: Key, count: int, furnished: PrewarmSpec | None = None) -> None:
-        """Wait until `count` kernels are parked, and keep them for some time at least.
+        """Wait until `count` kernels are idle, and keep them for some time at least.
 
         With `furnished`, keep them prewarmed. Raise BadRequest for more than the policy keeps.
         Raise Unavailable, or the error of a fork, if the kernels cannot be started.
@@ -116,23 +116,23 @@ class KernelPools:
                 if self._is_short():
                     raise unavailable("the host is short of memory")
                 if pool.lacks:
-                    await self._park(pool)
+                    await self._add_idle(pool)
                 else:
                     await self._move_in(pool)
         if not pool.settled:
-            raise unavailable("kernels end as soon as they are parked")
+            raise unavailable("kernels end as soon as they are idle")
 
-    def parked(self, key: Key) -> int:
+    def idle(self, key: Key) -> int:
         """Return the number of kernels that wait in the pool of this key."""
-        return self._pools[key].parked if key in self._pools else 0
+        return self._pools[key].idle if key in self._pools else 0
 
     @property
-    def all_parked(self) -> int:
+    def all_idle(self) -> int:
         """The number of kernels that wait in all pools together."""
-        return sum(pool.parked for pool in self._pools.values())
+        return sum(pool.idle for pool in self._pools.values())
 
     async def close(self) -> None:
-        """End parked kernels and zygotes. Kernels that were handed out belong to their owners."""
+        """End idle kernels and zygotes. Kernels that were handed out belong to their owners."""
         self._closed = True
         for timer in (self._tick, self._wake, self._rest):
             if timer is not None:
@@ -192,12 +192,12 @@ class KernelPools:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a pool could not be tended or ended", exc_info=error)
 
-    async def _park(self, pool: Pool) -> None:
-        await pool.park()
-        self.starts = self.starts.with_parked()
+    async def _add_idle(self, pool: Pool) -> None:
+        await pool.add_idle()
+        self.starts = self.starts.with_started_ahead()
 
     async def _move_in(self, pool: Pool) -> None:
-        """Prewarm a kernel. Raise like `park`. A failure counts against the zygote, like
+        """Prewarm a kernel. Raise like `add_idle`. A failure counts against the zygote, like
         a failed start."""
 
         async def enter(kernel: Kernel, order: LaunchRequest) -> Kernel:
@@ -217,9 +217,9 @@ class KernelPools:
         await pool.move_in(enter)
 
     async def _refill(self) -> None:
-        """Park one kernel after the other while a pool lacks one and no caller waits for a start.
+        """Add one kernel after the other while a pool lacks one and no caller waits for a start.
 
-        If there is always a caller that waits, park one a second: a caller that starts slow kernels
+        If there is always a caller that waits, add one a second: a caller that starts slow kernels
         all the time must not keep the pools of all others empty.
         """
         while True:
@@ -228,9 +228,9 @@ class KernelPools:
             try:
                 await self._fill()
             except OSError as error:  # for example no free descriptor: wait until the next look
-                _log.warning("no kernel could be parked: %s", error)
+                _log.warning("no idle kernel could be started: %s", error)
             except Exception:  # noqa: BLE001  # the boundary of a background task
-                _log.exception("no kernel could be parked")
+                _log.exception("no idle kernel could be started")
                 await asyncio.sleep(_YIELD_S)
             if self._wake is not None:
                 self._wake.cancel()
@@ -250,12 +250,12 @@ class KernelPools:
                 return
             try:
                 if pool.lacks:
-                    await self._park(pool)
+                    await self._add_idle(pool)
                 else:
                     await self._move_in(pool)
             except errors.SbxError as error:
-                self.starts = self.starts.with_failed("park", error.message)
-                _log.warning("no kernel could be parked: %s", error)
+                self.starts = self.starts.with_failed("refill", error.message)
+                _log.warning("no idle kernel could be started: %s", error)
 
     def _lacking(self) -> Pool | None:
         if not self._broker.alive:
@@ -279,8 +279,8 @@ class KernelPools:
                     continue
                 pool.lineage.tend()
                 await pool.settle()
-            if any(pool.parked for pool in self._pools.values()) and self._is_short():
-                _log.warning("memory is short on this host: parked kernels are ended")
+            if any(pool.idle for pool in self._pools.values()) and self._is_short():
+                _log.warning("memory is short on this host: idle kernels are ended")
                 for pool in list(self._pools.values()):
                     await pool.shrink(0)
         finally:

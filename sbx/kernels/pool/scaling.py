@@ -50,12 +50,12 @@ def missed(demand: PoolDemand, least: int, most: int) -> PoolDemand:
     return replace(demand, target=target, spare=0)
 
 
-def settled(demand: PoolDemand, parked: int, least: int, now: float) -> PoolDemand:
+def settled(demand: PoolDemand, idle: int, least: int, now: float) -> PoolDemand:
     """Return the demand after a quiet time: lower the target by the spare kernels."""
     if now - demand.since < QUIET_S:
         return demand
     target = max(min(least, demand.target), demand.target - demand.spare)
-    return replace(demand, target=target, spare=min(parked, target), since=now)
+    return replace(demand, target=target, spare=min(idle, target), since=now)
 
 
 # --- a zygote -------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The kernels of one policy that are kept ready, warm and empty.
 
-    parked     for an existing workspace, which the kernel enters when it is taken
+    idle       for an existing workspace, which the kernel enters when it is taken
     prewarmed  for a new sandbox: sealed in a cgroup and an empty workspace without an owner
 
 Neither kind has an owner or has run user code. A kernel that was handed out never comes back. A
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 class LaunchRequest:
     """A request for a kernel, independent of the path by which it starts.
 
-    `key` None: the cold path. `pooled`: it may be a parked one.
+    `key` None: the cold path. `pooled`: it may be an idle one.
     `identities` are the (device, inode) that host paths of the plan must still have.
     """
 
@@ -77,7 +77,7 @@ class PrewarmSpec:
 
 
 class Pool:
-    """Parked kernels, first in, first out, and their lineage.
+    """Idle kernels, first in, first out, and their lineage.
 
     `changed` is called when a jail was taken or has ended, so there may be work to do.
     """
@@ -93,12 +93,12 @@ class Pool:
         self._key = key
         self._clock = clock
         self._changed = changed
-        self._parked: deque[Kernel] = deque()
+        self._idle: deque[Kernel] = deque()
         self._prewarmed: deque[PrewarmedKernel] = deque()
         self._watching: dict[Kernel, asyncio.Task[None]] = {}
         self._furnished: PrewarmSpec | None = None
         self._moving = asyncio.Lock()
-        self._moved = 0  # kernels that are neither parked nor prewarmed yet
+        self._moved = 0  # kernels that are neither idle nor prewarmed yet
         self._users = 0
         self._closed = False
         self.used_at = clock.time()
@@ -106,22 +106,22 @@ class Pool:
         self.new = scaling.PoolDemand(0, 0, self.used_at)
 
     @property
-    def parked(self) -> int:
+    def idle(self) -> int:
         """The number of waiting kernels, including the prewarmed ones."""
-        return len(self._parked) + len(self._prewarmed)
+        return len(self._idle) + len(self._prewarmed)
 
     @property
     def lacks(self) -> bool:
         """Whether the pool should hold more kernels."""
-        return not self._closed and self.parked + self._moved < self.demand.target
+        return not self._closed and self.idle + self._moved < self.demand.target
 
     @property
     def needs_prewarmed(self) -> bool:
-        """Whether a parked kernel should be prewarmed, or a prewarmed one that fits no request
+        """Whether an idle kernel should be prewarmed, or a prewarmed one that fits no request
         should be given up for one that does."""
         if self._furnished is None or self._closed:
             return False
-        return bool(self._parked) if self._has_room else self._is_foreign
+        return bool(self._idle) if self._has_room else self._is_foreign
 
     @property
     def _has_room(self) -> bool:
@@ -142,7 +142,7 @@ class Pool:
 
     @property
     def busy(self) -> bool:
-        """Whether a caller is getting a kernel from this pool now, or one is being parked."""
+        """Whether a caller is getting a kernel from this pool now, or one is being added."""
         return self._users > 0
 
     @contextmanager
@@ -160,18 +160,18 @@ class Pool:
             self._users -= 1
 
     def take(self) -> Kernel | None:
-        """Hand a parked kernel over to the caller, or return None."""
+        """Hand an idle kernel over to the caller, or return None."""
         kernel = self._take()
         if kernel is not None:
-            self.demand = scaling.taken(self.demand, self.parked)
+            self.demand = scaling.taken(self.demand, self.idle)
         else:
             self.demand = scaling.missed(self.demand, self._key.min_idle, self._key.max_idle)
         self._changed()
         return kernel
 
     def _take(self) -> Kernel | None:
-        while self._parked:
-            kernel = self._parked.popleft()
+        while self._idle:
+            kernel = self._idle.popleft()
             self._watching.pop(kernel).cancel()
             if kernel.alive:
                 return kernel
@@ -189,7 +189,7 @@ class Pool:
                 self._prewarmed.remove(prewarmed)
                 self._watching.pop(prewarmed.kernel).cancel()
                 self.new = scaling.taken(self.new, len(self._prewarmed))
-                self.demand = scaling.taken(self.demand, self.parked)
+                self.demand = scaling.taken(self.demand, self.idle)
                 self._changed()
                 return prewarmed
         self.new = scaling.missed(self.new, self._key.min_idle, self._key.max_idle)
@@ -198,7 +198,7 @@ class Pool:
     async def expect(self, count: int, furnished: PrewarmSpec | None = None) -> None:
         """Keep at least `count` kernels until a quiet time has shown that they are not needed.
 
-        With `furnished`, keep them prewarmed. Otherwise keep them parked, in addition to as many
+        With `furnished`, keep them prewarmed. Otherwise keep them idle, in addition to as many
         prewarmed ones as there is room for.
         """
         now, limit = self._clock.time(), self._key.max_idle
@@ -223,8 +223,8 @@ class Pool:
         """Whether the right number of kernels waits in the right places."""
         return not self.lacks and not self.needs_prewarmed and not self._moved
 
-    async def park(self) -> None:
-        """Fork one more kernel and park it, if the pool still lacks one by then.
+    async def add_idle(self) -> None:
+        """Fork one more kernel and keep it idle, if the pool still lacks one by then.
 
         Raise like `fork`. Raise Broken if the kernel died at once; its zygote is then ended, too.
         """
@@ -235,19 +235,19 @@ class Pool:
                 dead = not kernel.alive
                 await destroy(kernel)
                 if dead and not self._closed:
-                    error = errors.Broken("a kernel ended as it was parked", code="start_failed")
+                    error = errors.Broken("a kernel ended before it was idle", code="start_failed")
                     await self.mark_untrusted(error, jail.zygote)
                     raise error
                 return
-        self._parked.append(kernel)
+        self._idle.append(kernel)
         self._begin_watching(kernel)
         if not self.lacks and not self.demand.filled:
             self.demand = scaling.PoolDemand(
-                self.demand.target, self.parked, self._clock.time(), True
+                self.demand.target, self.idle, self._clock.time(), True
             )
 
     async def move_in(self, enter: Callable[[Kernel, LaunchRequest], Awaitable[Kernel]]) -> None:
-        """Let a parked kernel enter a new home, if the pool still lacks a prewarmed kernel.
+        """Let an idle kernel enter a new home, if the pool still lacks a prewarmed kernel.
 
         Raise like `enter` and like the function that makes the home. After an error nothing is
         left, and none is prewarmed until a caller asks for one.
@@ -298,14 +298,14 @@ class Pool:
     async def settle(self) -> None:
         """Reduce the targets to the recent demand."""
         now = self._clock.time()
-        self.demand = scaling.settled(self.demand, self.parked, self._key.min_idle, now)
+        self.demand = scaling.settled(self.demand, self.idle, self._key.min_idle, now)
         self.new = scaling.settled(self.new, len(self._prewarmed), 0, now)
         await self._give_up_prewarmed(self.new.target)
         await self.shrink(self.demand.target)
 
     async def shrink(self, limit: int) -> None:
         """Destroy the kernels beyond `limit`, the prewarmed ones last."""
-        beyond = min(len(self._parked), self.parked - limit)
+        beyond = min(len(self._idle), self.idle - limit)
         await destroy(*(self._pop() for _ in range(beyond)))
         await self._give_up_prewarmed(limit)
 
@@ -319,13 +319,13 @@ class Pool:
         await run_to_completion(asyncio.gather(*(prewarmed.give_up() for prewarmed in ending)))
 
     async def mark_untrusted(self, error: errors.SbxError, zygote: ZygoteHandle | None) -> None:
-        """End the zygote whose kernel failed, and all parked kernels."""
+        """End the zygote whose kernel failed, and all idle kernels."""
         if zygote is not None:
             await self.lineage.rest(error, zygote)
         await self.shrink(0)
 
     async def close(self) -> None:
-        """Destroy all parked kernels, end the zygote, and park nothing more."""
+        """Destroy all idle kernels, end the zygote, and add no more."""
         self._closed = True
         try:
             await self.shrink(0)
@@ -333,7 +333,7 @@ class Pool:
             await self.lineage.close()
 
     def _pop(self) -> Kernel:
-        kernel = self._parked.pop()
+        kernel = self._idle.pop()
         self._watching.pop(kernel).cancel()
         return kernel
 
@@ -343,10 +343,10 @@ class Pool:
 
     async def _watch(self, kernel: Kernel, prewarmed: PrewarmedKernel | None = None) -> None:
         end = await kernel.jail.end()
-        _log.warning("a parked kernel ended: %s", end.stderr or "without a message")
+        _log.warning("an idle kernel ended: %s", end.stderr or "without a message")
         del self._watching[kernel]
         if prewarmed is None:
-            self._parked.remove(kernel)
+            self._idle.remove(kernel)
             kernel.close()
         else:
             self._prewarmed.remove(prewarmed)

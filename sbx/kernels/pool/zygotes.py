@@ -166,7 +166,7 @@ class ZygoteGroup:
         self._closed = False
 
     async def fork(self, *, ahead: bool = False) -> Jail:
-        """Return a parked jail from the live zygote or a new one.
+        """Return an idle jail from the live zygote or a new one.
 
         `ahead` is true for the pool and false for an order. Raise the error of the start or of the
         fork. Soon after a failure, raise Unavailable `zygote_unavailable` at once.
