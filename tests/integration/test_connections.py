@@ -562,16 +562,20 @@ async def test_a_connection_whose_client_reads_nothing_is_closed(
 async def test_a_client_that_reads_slowly_gets_its_whole_reply(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_protocol, "UNREAD_S", 0.1)
-    size = 24 << 20
+    monkeypatch.setattr(http_protocol, "UNREAD_S", 1.0)
+    size = 6 << 20  # more than all buffers together
 
     async def large(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-length", b"%d" % size)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"x" * size})
 
-    read = 0
+    read, loop = 0, asyncio.get_running_loop()
     async with pipelined(large) as client:
+        began = loop.time()
         while read < 2 * size:
-            read += len(await asyncio.get_running_loop().sock_recv(client, 1 << 20))
-            await asyncio.sleep(0.01)
+            piece = await loop.sock_recv(client, 1 << 20)
+            assert piece, "the service ended the connection"
+            read += len(piece)
+            await asyncio.sleep(0.12)
+        assert loop.time() - began > 1.0  # longer than one that reads nothing may take
