@@ -101,6 +101,21 @@ def like_any(receipt: Receipt) -> dict[str, Any]:
     return {**plain, "namespaces": sorted(receipt.namespaces)}
 
 
+async def test_fork_imports_no_module_of_sbx_that_its_zygote_could_have_imported(
+    runtime: Runtime,
+) -> None:
+    """An import takes milliseconds of each start. The last import of a zygote is `warmup`."""
+    modules = """
+import sys
+names = [*sys.modules]
+[name for name in names[names.index('sbx.guest.start.warmup') + 1:] if name.startswith('sbx.')]
+"""
+    async with await runtime.create(narrower=FORK) as box:
+        assert (await box.run(modules)).result == "[]"
+        assert box.receipt is not None
+        assert box.receipt.path == "fork"
+
+
 @pytest.mark.full_tier
 async def test_setting_leaves_only_the_cold_path() -> None:
     async with Runtime(Settings(fast_path=False)) as runtime:

@@ -186,7 +186,7 @@ def _be_zygote(keeper: socket.socket, description: dict[str, Any]) -> NoReturn:
 
 def _serve(keeper: socket.socket, description: dict[str, Any]) -> NoReturn:
     # Import everything that a kernel needs here, once for all forks.
-    from sbx.guest.kernel import setup
+    from sbx.guest.kernel import loop, setup  # noqa: F401  # the loop is for the forks
 
     prepared = setup.prepare(description["preload"])
     _rehearse(prepared.shell)
