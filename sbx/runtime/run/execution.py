@@ -31,7 +31,6 @@ from sbx.runtime.run.termination import (
 
 _log = logging.getLogger(__name__)
 _TIME_TO_HIT_A_LIMIT_S = 0.1
-_SETTLED_S = 0.05  # before that, a child of PID 1 may still have PID 1's handler of SIGINT
 Published = (
     frames.Stream
     | frames.DisplayData
@@ -185,17 +184,12 @@ class ActiveCommand(ActiveExecution):
         termination = GracefulTermination(
             timeout_s,
             grace_s,
-            self._interrupt,
+            lambda: command.signal(signal.SIGINT),
             lambda: command.signal(signal.SIGKILL),
         )
         super().__init__(context, live, kernel, termination, lost=lost)
         self._command = command
-        self._settled = asyncio.get_running_loop().time() + _SETTLED_S
         self._ends_jail = ends_jail
-
-    async def _interrupt(self) -> None:
-        await asyncio.sleep(self._settled - asyncio.get_running_loop().time())
-        await self._command.signal(signal.SIGINT)
 
     async def follow(self) -> frames.Exited | None:
         """Read the output up to the end. Return None if the kernel ended first."""

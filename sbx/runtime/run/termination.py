@@ -19,6 +19,7 @@ from sbx.protocol.runs import Cause, RunError, Status
 
 T = TypeVar("T")
 Ending = tuple[Status, Cause | None]
+_SETTLED_S = 0.05  # for the first print of a cell, and for a child that has PID 1's handler
 
 
 class StopReason(Enum):
@@ -55,7 +56,8 @@ class GracefulTermination:
         kill: Callable[[], Awaitable[object]],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + timeout_s
+        self._began = self._loop.time()
+        self._deadline = self._began + timeout_s
         self._grace_s = grace_s
         self._interrupt = interrupt
         self._kill = kill
@@ -113,6 +115,7 @@ class GracefulTermination:
             self._deadline = self._loop.time() + self._grace_s
             if self._limit is not None and not self._limit.expired():
                 self._limit.reschedule(self._deadline)
+        await asyncio.sleep(self._began + _SETTLED_S - self._loop.time())
         await self._interrupt()
 
 
