@@ -158,6 +158,7 @@ AFTER_THE_POOL = ("entering", "booting")
 
 async def _idle(runtime: Runtime) -> tuple[Nest, Inside]:
     await runtime.warm(FORK)
+    await until(lambda: len(nests(broker())) == 1)  # a replaced zygote may still be ending
     found = nest()
     (idle,) = found.idle()
     return found, idle
