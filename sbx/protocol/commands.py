@@ -4,12 +4,12 @@ A log is the UTF-8 text of both streams in the order of arrival. An offset count
 beginning. Only the latest part of a log is kept: it starts at `log_begin`.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from sbx.protocol.events import value_from_json, value_to_json
-from sbx.protocol.fields import read_fields
+from sbx.protocol.fields import read_fields, write_fields
 
 STDIN_MAX = 1 << 20  # bytes of pending input of a command
 LOG_PIECE_MAX = 1 << 20  # bytes of one reply
@@ -86,8 +86,8 @@ class LogPiece:
 
 def to_json(value: CommandStatus | LogPiece) -> dict[str, Any]:
     """Return every field by its own name."""
-    fields: dict[str, Any] = value_to_json(asdict(value))
-    return fields
+    form: dict[str, Any] = value_to_json(write_fields(value))
+    return form
 
 
 def status_from_json(data: Any) -> CommandStatus:

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from sbx.errors import Broken, NotFound
-from sbx.protocol.commands import piece_of
+from sbx.protocol.commands import (
+    CommandCause,
+    CommandState,
+    CommandStatus,
+    piece_of,
+    status_from_json,
+    to_json,
+)
 from sbx.workspace.ring_files import CommandLogs, RingFile
 
 NAME = "cmd-0123456789ab"
@@ -97,3 +104,12 @@ def test_an_offset_within_a_character_begins_with_the_next_one() -> None:
     data = "😀b".encode()
     piece = piece_of(1, data[1:], more=False)
     assert (piece.offset, piece.text, piece.next_offset) == (4, "b", 5)
+
+
+def test_a_status_comes_back_from_json_and_needs_every_field() -> None:
+    status = CommandStatus(NAME, "a\ud800", CommandState.KILLED, 1.5, cause=CommandCause.CPU)
+    form = to_json(status)
+    assert status_from_json({**form, "later": 1}) == status
+    for name in form:
+        with pytest.raises(ValueError, match=name):
+            status_from_json({key: value for key, value in form.items() if key != name})
