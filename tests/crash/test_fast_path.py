@@ -21,6 +21,7 @@ from chain import (
     Inside,
     Nest,
     broker,
+    broker_of,
     children,
     descendants,
     go_on,
@@ -158,8 +159,9 @@ AFTER_THE_POOL = ("entering", "booting")
 
 async def _idle(runtime: Runtime) -> tuple[Nest, Inside]:
     await runtime.warm(FORK)
-    await until(lambda: len(nests(broker())) == 1)  # a replaced zygote may still be ending
-    found = nest()
+    itself = broker_of(runtime)
+    await until(lambda: len(nests(itself)) == 1)
+    (found,) = nests(itself)
     (idle,) = found.idle()
     return found, idle
 

@@ -66,6 +66,13 @@ def broker(program: psutil.Process | None = None) -> psutil.Process:
     return max(found, key=psutil.Process.create_time)
 
 
+def broker_of(runtime: Runtime) -> psutil.Process:
+    """The broker of this runtime, whatever else this process has started."""
+    assert runtime._broker is not None
+    assert runtime._broker._process is not None
+    return psutil.Process(runtime._broker._process.pid)
+
+
 def nests(itself: psutil.Process) -> list[Nest]:
     """The zygotes of a broker that are there already, whether or not they are ready."""
     found = []
@@ -74,10 +81,7 @@ def nests(itself: psutil.Process) -> list[Nest]:
             own = namespace(keeper, "pid")
             below = [one for one in children(keeper) if namespace(one, "pid") == own]
             zygotes = [one for one in below if _number(one) > 2]  # 2 is forked to be nobody
-            # Its forks come later, and stay for a moment before they have a namespace of their own.
-            found += [
-                Nest(itself, monitor, keeper, one) for one in sorted(zygotes, key=_number)[:1]
-            ]
+            found += [Nest(itself, monitor, keeper, zygote) for zygote in zygotes]
     return found
 
 
@@ -235,7 +239,7 @@ async def tidy(runtime: Runtime) -> None:
 
 
 def is_tidy(runtime: Runtime) -> bool:
-    itself, starter = broker(), runtime._starter
+    itself, starter = broker_of(runtime), runtime._starter
     assert starter is not None
     idle = sum(pool.idle for pool in starter._pools.values())
     return len(descendants(itself)) == 3 * len(nests(itself)) + 2 * idle
