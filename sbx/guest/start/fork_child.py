@@ -408,7 +408,7 @@ def _comes_late(path: str) -> bool:
 #
 # The first write of a fork to a page copies it: 3.6 µs, and Python writes wherever it counts a
 # reference. Entering and sealing wrote to 1,300 such pages in the two processes together. So all
-# steps that a caller would wait for run once before they wait, in a way that changes nothing.
+# steps that a caller would wait for run once before the jail is idle, and change nothing.
 
 
 def _rehearse_entry(view: MountView) -> None:

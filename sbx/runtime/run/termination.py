@@ -19,7 +19,9 @@ from sbx.protocol.runs import Cause, RunError, Status
 
 T = TypeVar("T")
 Ending = tuple[Status, Cause | None]
-_SETTLED_S = 0.05  # for the first print of a cell, and for a child that has PID 1's handler
+# Before that, a child of PID 1 may still have PID 1's handler, and lose the signal. A cell may be
+# within its first print, and the user would get the text without its line end.
+_SETTLED_S = 0.05
 
 
 class StopReason(Enum):
