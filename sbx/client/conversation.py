@@ -3,6 +3,8 @@
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
+from typing import Any
 
 from sbx.client import checks
 from sbx.client.commands import RemoteCommands
@@ -23,8 +25,9 @@ from sbx.client.replies import connection_lost
 from sbx.client.runs import RemoteRun
 from sbx.client.terminals import RemoteTerminals
 from sbx.protocol.events import text_to_json
+from sbx.protocol.fields import read_fields
 from sbx.protocol.receipt import Receipt
-from sbx.protocol.usage import SandboxUsage, usage_from_json
+from sbx.protocol.usage import SandboxUsage
 from sbx.run_methods import ScriptMethods
 
 
@@ -90,9 +93,7 @@ class RemoteConversation(RemoteRuns, ScriptMethods[RemoteRun]):
     async def usage(self) -> SandboxUsage:
         """Return the usage of the sandbox and the disk usage of this conversation. No kernel
         starts."""
-        return decode(
-            "usage", usage_from_json, await self._calls.call("GET", f"{self._path}/usage")
-        )
+        return _usage(await self._calls.call("GET", f"{self._path}/usage"))
 
     async def stream_usage(self, interval_s: float = 1.0) -> AsyncGenerator[SandboxUsage, None]:
         """Yield the usage now and after each interval (0.2 to 3600 seconds). Raise Unavailable if
@@ -103,7 +104,7 @@ class RemoteConversation(RemoteRuns, ScriptMethods[RemoteRun]):
         try:
             async with aclosing(self._wire.events("GET", path, silence_s=silence_s)) as events:
                 async for _, _, data in events:
-                    yield decode("usage", usage_from_json, json.loads(data))
+                    yield _usage(json.loads(data))
         except ConnectionLost as lost:
             raise connection_lost(self._wire.address, lost) from lost
 
@@ -123,3 +124,7 @@ class RemoteConversation(RemoteRuns, ScriptMethods[RemoteRun]):
     def forget_receipt(self) -> None:
         """Remove the receipt of a kernel that was stopped."""
         self._receipt = None
+
+
+def _usage(reply: Any) -> SandboxUsage:
+    return decode("usage", partial(read_fields, SandboxUsage), reply)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sbx import errors
@@ -11,13 +12,8 @@ from sbx.client.conversation_calls import ConversationCalls, encoded
 from sbx.client.errors import decode
 from sbx.client.http import target
 from sbx.client.requests import without_none
-from sbx.protocol.terminals import (
-    TerminalScreen,
-    TerminalStatus,
-    check_size,
-    screen_from_json,
-    status_from_json,
-)
+from sbx.protocol.fields import read_fields
+from sbx.protocol.terminals import TerminalScreen, TerminalStatus, check_size
 
 if TYPE_CHECKING:
     from sbx.client.terminal_socket import RemoteAttached
@@ -48,9 +44,8 @@ class RemoteTerminal:
 
     async def screen(self) -> TerminalScreen:
         """Return its current or last screen."""
-        return decode(
-            "screen", screen_from_json, await self._calls.call("GET", f"{self._path}/screen")
-        )
+        reply = await self._calls.call("GET", f"{self._path}/screen")
+        return decode("screen", partial(read_fields, TerminalScreen), reply)
 
     async def resize(self, rows: int, columns: int) -> None:
         """Change its size; the program receives SIGWINCH. Raise BadRequest `invalid_size`."""
@@ -115,4 +110,4 @@ class RemoteTerminals:
 
 
 def _status(reply: Any) -> TerminalStatus:
-    return decode("terminal", status_from_json, reply)
+    return decode("terminal", partial(read_fields, TerminalStatus), reply)

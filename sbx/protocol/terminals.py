@@ -19,10 +19,8 @@ The close codes are:
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from sbx.errors import BadRequest
-from sbx.protocol.fields import read_fields
 
 TERMINALS_MAX = 16  # of one conversation
 CLIENTS_MAX = 16  # of one terminal
@@ -82,13 +80,3 @@ def check_size(rows: int, columns: int) -> None:
 def fitting(rows: int, columns: int) -> tuple[int, int]:
     """Return the nearest size that a terminal may have."""
     return min(max(rows, 1), ROWS_MAX), min(max(columns, 1), COLUMNS_MAX)
-
-
-def status_from_json(data: Any) -> TerminalStatus:
-    """Return the status. Ignore unknown fields. Raise ValueError for invalid data."""
-    return read_fields(TerminalStatus, data)
-
-
-def screen_from_json(data: Any) -> TerminalScreen:
-    """Return the screen. Raise ValueError for invalid data."""
-    return read_fields(TerminalScreen, data)

@@ -3,8 +3,6 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from sbx.protocol.fields import read_fields
-
 Source = Literal["cgroup2", "cgroup1", "proc"]
 INTERVAL_MIN_S, INTERVAL_MAX_S = 0.2, 3600.0
 
@@ -47,8 +45,3 @@ class SandboxUsage:
 def usage_to_json(usage: SandboxUsage) -> dict[str, Any]:
     """Return every field by its own name."""
     return asdict(usage)
-
-
-def usage_from_json(data: Any) -> SandboxUsage:
-    """Return the usage. Ignore unknown fields. Raise ValueError for invalid data."""
-    return read_fields(SandboxUsage, data)
