@@ -21,7 +21,6 @@ from chain import (
     Inside,
     Nest,
     broker,
-    broker_of,
     children,
     descendants,
     go_on,
@@ -159,9 +158,7 @@ AFTER_THE_POOL = ("entering", "booting")
 
 async def _idle(runtime: Runtime) -> tuple[Nest, Inside]:
     await runtime.warm(FORK)
-    itself = broker_of(runtime)
-    await until(lambda: len(nests(itself)) == 1)
-    (found,) = nests(itself)
+    found = nest()
     (idle,) = found.idle()
     return found, idle
 

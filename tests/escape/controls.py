@@ -92,6 +92,10 @@ def _outside(
     (uploads / UPLOAD).write_text("as it was uploaded\n")
     known = {**baits.parameters, "work": str(place), "upload": str(uploads / UPLOAD)}
     known["shown"] = str(baits.shown)
+    # A write to the packages of this interpreter gives each runtime of the other test processes a
+    # second zygote.
+    known["packages"] = str(place / "packages")
+    (place / "packages").mkdir()
     script = place / "script.py"
     script.write_text(_BEFORE + probe_program.program(tried, known, limits(policy)))
     keeper, terminal = os.openpty()

@@ -66,13 +66,6 @@ def broker(program: psutil.Process | None = None) -> psutil.Process:
     return max(found, key=psutil.Process.create_time)
 
 
-def broker_of(runtime: Runtime) -> psutil.Process:
-    """The broker of this runtime, whatever else this process has started."""
-    assert runtime._broker is not None
-    assert runtime._broker._process is not None
-    return psutil.Process(runtime._broker._process.pid)
-
-
 def nests(itself: psutil.Process) -> list[Nest]:
     """The zygotes of a broker that are there already, whether or not they are ready."""
     found = []
@@ -239,7 +232,7 @@ async def tidy(runtime: Runtime) -> None:
 
 
 def is_tidy(runtime: Runtime) -> bool:
-    itself, starter = broker_of(runtime), runtime._starter
+    itself, starter = broker(), runtime._starter
     assert starter is not None
     idle = sum(pool.idle for pool in starter._pools.values())
     return len(descendants(itself)) == 3 * len(nests(itself)) + 2 * idle
