@@ -147,6 +147,15 @@ class Server:
         self.ask("DELETE", f"sessions/{session['id']}")
 
 
+def url_in(reported: Path) -> str | None:
+    """Return the URL; None until the server has written the whole file."""
+    try:
+        url: str = json.loads(reported.read_text())["url"]
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return url
+
+
 @pytest.fixture(scope="module")
 def server(jupyter_kernels: Path) -> Iterator[Server]:  # noqa: F811  # of the module
     """A process of its own, on a port that it chose."""
@@ -163,11 +172,11 @@ def server(jupyter_kernels: Path) -> Iterator[Server]:  # noqa: F811  # of the m
     try:
         reported = jupyter_kernels / "runtime_dir" / f"jpserver-{process.pid}.json"
         deadline = time.monotonic() + PATIENCE_S
-        while not reported.exists():
+        while (url := url_in(reported)) is None:
             assert process.poll() is None, f"it ended: {log.read_text()[-4000:]}"
             assert time.monotonic() < deadline, f"it did not start: {log.read_text()[-4000:]}"
             time.sleep(0.02)
-        server = Server(json.loads(reported.read_text())["url"], notebooks)
+        server = Server(url, notebooks)
         yield server
         server.close()
     finally:
