@@ -30,6 +30,7 @@ from sbx.protocol.files import (
     Matches,
     Unpacked,
     Upload,
+    text_of,
 )
 
 
@@ -47,15 +48,7 @@ class RemoteFiles:
 
     async def read(self, path: str) -> str:
         """Return the text of a file. Raise BadRequest `not_text` if it is not UTF-8."""
-        content = await self.read_bytes(path)
-        try:
-            return content.decode()
-        except UnicodeDecodeError:
-            raise errors.BadRequest(
-                f"{path} is not UTF-8 text ({len(content)} bytes)",
-                code="not_text",
-                hint="use read_bytes",
-            ) from None
+        return text_of(path, await self.read_bytes(path))
 
     async def read_bytes(self, path: str) -> bytes:
         """Return the content of a file."""

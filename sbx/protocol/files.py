@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from sbx.errors import BadRequest
+
 Kind = Literal["file", "directory", "symlink", "other"]
 
 
@@ -120,3 +122,15 @@ class PartialUpload:
     offset: int
     piece_max: int
     expires_in_s: float
+
+
+def text_of(path: str, content: bytes) -> str:
+    """Return the text of a file. Raise BadRequest `not_text` if it is not UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise BadRequest(
+            f"{path} is not UTF-8 text ({len(content)} bytes)",
+            code="not_text",
+            hint="use read_bytes",
+        ) from None

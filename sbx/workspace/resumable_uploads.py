@@ -14,8 +14,7 @@ from typing import BinaryIO
 
 from sbx.errors import BadRequest, Conflict, TooLarge
 from sbx.linux.descriptors import closing
-from sbx.workspace.errors import too_large, translated
-from sbx.workspace.paths import check_name
+from sbx.workspace.errors import translated
 from sbx.workspace.streams import CHUNK, FileWriter
 
 PIECE_MAX = 16 << 20  # bytes
@@ -109,15 +108,6 @@ def checksum_mismatch(what: str, sha256: str) -> BadRequest:
         hint="send it again",
         details={"sha256": sha256},
     )
-
-
-def upload_name(name: str) -> str:
-    """Return `name` if it can name an upload. Raises InvalidPath."""
-    return check_name(name)
-
-
-def file_too_large(path: str, limit: int) -> TooLarge:
-    return too_large(path, limit)
 
 
 def _opened(staging: int, name: str) -> BinaryIO:

@@ -185,7 +185,7 @@ class DiskLimit:
 
     async def _look(self, kernel: Kernel, opened: OpenFiles) -> None:
         limits, shared = self._limits, self._shared
-        rounds = ProbeScheduler.of_this_loop()
+        rounds = ProbeScheduler.for_running_loop()
         room, scan_s = FreeSpaceProbe(_STEP, _STEP_FILES), _SCAN_S
         await self._active.wait()
         while True:
@@ -289,7 +289,7 @@ class ProbeScheduler:
         self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
-    def of_this_loop(cls) -> "ProbeScheduler":
+    def for_running_loop(cls) -> "ProbeScheduler":
         return cls._of.setdefault(asyncio.get_running_loop(), cls())
 
     @contextmanager

@@ -15,7 +15,7 @@ from typing import TypeVar
 from sbx import errors
 from sbx.aio import long_call, run_to_completion
 from sbx.policy import Policy
-from sbx.protocol.files import Copied, FileEvent, Kind, Matches, Unpacked
+from sbx.protocol.files import Copied, FileEvent, Kind, Matches, Unpacked, text_of
 from sbx.runtime.files.archives import ArchiveFormat, Archives, Beside
 from sbx.runtime.files.open_files import Identity, MountPoints, OpenFiles, open_files
 from sbx.runtime.files.resumable_uploads import Partials
@@ -59,15 +59,7 @@ class WorkspaceFiles:
 
     async def read(self, path: str) -> str:
         """Return the text of a file. Raise BadRequest `not_text` if it is not UTF-8."""
-        content = await self.read_bytes(path)
-        try:
-            return content.decode()
-        except UnicodeDecodeError:
-            raise errors.BadRequest(
-                f"{path} is not UTF-8 text ({len(content)} bytes)",
-                code="not_text",
-                hint="use read_bytes",
-            ) from None
+        return text_of(path, await self.read_bytes(path))
 
     async def read_bytes(self, path: str) -> bytes:
         content = await self._call(lambda files: files.read(path))

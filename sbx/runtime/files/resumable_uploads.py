@@ -20,7 +20,8 @@ from sbx.policy import Policy
 from sbx.protocol.files import PartialUpload
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.honeytokens import Honeytokens, reader_of
-from sbx.workspace import resumable_uploads
+from sbx.workspace import check_name, resumable_uploads
+from sbx.workspace.errors import too_large
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ class Partials:
         opened = await self._opened()
         with opened.in_use():
             if upload:
-                path = opened.files.view(f"uploads/temparea/{resumable_uploads.upload_name(path)}")
+                path = opened.files.view(f"uploads/temparea/{check_name(path)}")
             else:
                 path = opened.files.view(path, changing=True)
             self._check(path, size, upload=upload)
@@ -204,7 +205,7 @@ class Partials:
     def _check(self, path: str, size: int, *, upload: bool) -> None:
         most = self._limits.workspace_max if upload else self._limits.file_size_max
         if size > most:
-            raise resumable_uploads.file_too_large(path, most)
+            raise too_large(path, most)
         if len(self._partials) >= PARTIALS_MAX:
             raise errors.Conflict(
                 f"{PARTIALS_MAX} uploads are on their way in pieces already",
@@ -214,7 +215,7 @@ class Partials:
             )
         total = size + sum(upload.size for upload in self._partials.values())
         if total > max(most, self._limits.workspace_max):
-            raise resumable_uploads.file_too_large(path, max(most, self._limits.workspace_max))
+            raise too_large(path, max(most, self._limits.workspace_max))
 
     def _found(self, id: str) -> _Partial:
         partial = self._partials.get(id)
