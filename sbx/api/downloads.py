@@ -13,9 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 from sbx.api.bodies import disconnected
 from sbx.api.errors import error_response
-from sbx.api.slots import Slot, take_slot
+from sbx.api.slots import take_slot
 from sbx.errors import BadRequest
 from sbx.runtime.files.streams import FileStream
+from sbx.service.limits import Slot
 
 _BYTES: dict[str, Any] = {
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}

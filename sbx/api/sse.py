@@ -22,8 +22,9 @@ from starlette.types import Receive, Scope, Send
 from sbx.api.auth import authenticate
 from sbx.api.bodies import disconnected
 from sbx.api.errors import broken, error_body, status_of
-from sbx.api.slots import Slot, take_slot
+from sbx.api.slots import take_slot
 from sbx.errors import BadRequest, Denied, SbxError, Unavailable
+from sbx.service.limits import Slot
 
 MEDIA_TYPE = "text/event-stream"
 HEARTBEAT_S = 15.0

@@ -9,8 +9,8 @@ import pytest
 from starlette.requests import Request
 
 from sbx.api.multipart import Form, FormLimits, read_form, spool_to_disk
-from sbx.api.slots import UploadSlots
 from sbx.errors import BadRequest, SbxError, TooLarge, Unavailable
+from sbx.service.limits import UploadSlots
 
 END = b"--B--\r\n"
 LIMITS = FormLimits()

@@ -16,7 +16,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from sbx.api.auth import authenticate, caller, check_origin, service
 from sbx.api.errors import broken, documented, error_response
-from sbx.api.slots import Slot, take_slot
+from sbx.api.slots import take_slot
 from sbx.api.v1.dependencies import PREFIX, Target, TargetDep
 from sbx.errors import BadRequest, Conflict, Denied, SbxError
 from sbx.protocol.terminals import (
@@ -30,6 +30,7 @@ from sbx.protocol.terminals import (
     TerminalStatus,
 )
 from sbx.runtime.processes.terminal import Terminal, TerminalClient
+from sbx.service.limits import Slot
 
 router = APIRouter(prefix=f"{PREFIX}/terminals", tags=["native"])
 _ERRORS = documented(404, 409, 429, 504)
