@@ -28,8 +28,8 @@ from sbx.agent.changing import (
     command_of,
     compared,
     dry_run_or_none,
-    of_dry_run,
     reaches_out,
+    trial_from_dry_run,
 )
 from sbx.agent.compaction import IMAGES_TOLD_SIZE
 from sbx.agent.history import ENDED
@@ -250,7 +250,7 @@ class AgentToolCalls:
                 self._tools.describe, call.call, dry_run.run, self._sandbox, of=call.of
             )
             try:
-                return await self._apply(call, ruling, of_dry_run(dry_run, result))
+                return await self._apply(call, ruling, trial_from_dry_run(dry_run, result))
             finally:
                 await run_to_completion(dry_run.discard())
 

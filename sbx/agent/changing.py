@@ -85,7 +85,9 @@ async def compared(
     )
 
 
-def of_dry_run(dry_run: ToolDryRun, result: Callable[[], Awaitable[ToolResult]]) -> ChangeTrial:
+def trial_from_dry_run(
+    dry_run: ToolDryRun, result: Callable[[], Awaitable[ToolResult]]
+) -> ChangeTrial:
     """Return the trial of a command that ran on a separate copy."""
     return ChangeTrial(
         result,

@@ -26,8 +26,8 @@ from sbx.protocol.changes import ChangesMode, ChangesSetting
 from sbx.runtime.data_dir import DataDirLock
 from sbx.runtime.settings import Settings
 from sbx.service.caller import Caller
-from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.projects import Project
+from sbx.service.projects.session import ProjectSession
 from sbx.service.service import Service
 from sbx.store import Store, chats
 from sbx.store.approvals import ApprovalStore
@@ -255,7 +255,7 @@ async def _drop(service: Service, row: ChatRow) -> None:
 
 
 def _caller(service: Service) -> Caller:
-    return service.access.of_service()
+    return service.access.service_caller()
 
 
 # -- in a service ----------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ async def _store(directory: Path) -> AsyncIterator[Store]:
     with _plain_errors(directory):
         data = await in_thread(partial(DataDirLock, directory, keep=True))
     try:
-        store = await Store.of_data(directory)
+        store = await Store.open_in(directory)
         try:
             yield store
         finally:

@@ -81,7 +81,7 @@ class PrewarmedSandbox:
             await _remove(self.resources, self.group, self.directory)
 
 
-async def make_home(
+async def make_prewarmed(
     resources: RuntimeResources, policy: Policy, interpreter: Interpreter
 ) -> PrewarmedSandbox:
     """Make a prewarmed sandbox. Raise the errors of the broker, and OSError; then nothing is
@@ -98,9 +98,9 @@ async def make_home(
 async def _make(
     resources: RuntimeResources, policy: Policy, interpreter: Interpreter
 ) -> PrewarmedSandbox:
-    group = f"home-{secrets.token_hex(6)}"
+    group = f"prewarmed-{secrets.token_hex(6)}"
     directory, conversation = resources.data.new_name(), resources.data.new_name()
-    resources.homes.add(directory)
+    resources.unowned_directories.add(directory)
     opened = None
     try:
         host = await resources.broker.make_sandbox(group, resources.group_limits(policy))
@@ -142,7 +142,7 @@ async def _remove(resources: RuntimeResources, group: str, directory: str) -> No
     except (SbxError, OSError) as error:
         _log.warning("an unused prewarmed sandbox is left over: %s", error)
     finally:
-        resources.homes.discard(directory)
+        resources.unowned_directories.discard(directory)
 
 
 def prewarm_spec(
@@ -154,15 +154,17 @@ def prewarm_spec(
         return None
     if decided.honeytoken.enabled:
         return None
-    return PrewarmSpec((decided, of), partial(make_home, resources, decided, of))
+    return PrewarmSpec((decided, of), partial(make_prewarmed, resources, decided, of))
 
 
-def home_of(prewarmed: PrewarmedKernel | None, key: Key | None) -> PrewarmedSandbox | None:
+def to_prewarmed_sandbox(
+    prewarmed: PrewarmedKernel | None, key: Key | None
+) -> PrewarmedSandbox | None:
     """Return the prewarmed sandbox with its kernel, which the caller owns from here on. `key`: the
     key of its later kernels."""
     if prewarmed is None:
         return None
-    home = prewarmed.home
-    assert isinstance(home, PrewarmedSandbox)
-    home.kernel, home.key = prewarmed.kernel, key
-    return home
+    sandbox = prewarmed.slot
+    assert isinstance(sandbox, PrewarmedSandbox)
+    sandbox.kernel, sandbox.key = prewarmed.kernel, key
+    return sandbox

@@ -23,9 +23,9 @@ _MIME_MAX = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class RuntimeResources:
-    """The parts of a runtime that every sandbox uses. `homes`: directories of sandboxes without an
-    owner, which no store has; `copies`: those of frozen copies. `confined`: the broker gives jails
-    only uids of its range."""
+    """The parts of a runtime that every sandbox uses. `unowned_directories`: those of sandboxes
+    without an owner, which no store has; `copies`: those of frozen copies. `confined`: the broker
+    gives jails only uids of its range."""
 
     broker: BrokerClient
     starter: KernelFactory
@@ -34,7 +34,7 @@ class RuntimeResources:
     guest: Path
     grace_s: float
     own_paths: OwnPaths
-    homes: set[str] = field(default_factory=set)
+    unowned_directories: set[str] = field(default_factory=set)
     copies: set[str] = field(default_factory=set)
     disk_quota: str = "auto"
     protection: HostProtection = field(default_factory=lambda: HostProtection(Path()))

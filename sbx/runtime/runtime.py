@@ -24,7 +24,7 @@ from sbx.kernels.pool.factory import KernelFactory
 from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy, load, narrow, unchanged
 from sbx.runtime.data_dir import DataDirLock
-from sbx.runtime.prewarm import PrewarmedSandbox, home_of, prewarm_spec
+from sbx.runtime.prewarm import PrewarmedSandbox, prewarm_spec, to_prewarmed_sandbox
 from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.settings import Settings
@@ -33,7 +33,7 @@ from sbx.workspace import DataDirectory
 from sbx.workspace.allowed_paths import MountSources, OwnPaths
 
 _PREPARED_AT_ONCE = 2 * (os.cpu_count() or 1)  # more would all be ready late, at the same time
-_Box = TypeVar("_Box", bound=AsyncSandbox)
+_Sandbox = TypeVar("_Sandbox", bound=AsyncSandbox)
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -158,8 +158,8 @@ class Runtime:
         loaded, decided = await self.decide(policy, narrower=narrower, env=env)
         interpreter = await _interpreter_of(self.settings, decided)
         new = workspace is None and uploads is None
-        home = self._home(loaded, decided, interpreter) if new else None
-        box = AsyncSandbox(
+        prewarmed = self._take_prewarmed(loaded, decided, interpreter) if new else None
+        sandbox = AsyncSandbox(
             resources,
             decided,
             loaded,
@@ -167,11 +167,11 @@ class Runtime:
             workspace=Path(workspace) if workspace is not None else None,
             uploads=Path(uploads) if uploads is not None else None,
             on_close=self._sandboxes.discard,
-            home=home,
+            prewarmed=prewarmed,
         )
-        if home is not None:
-            self.forget_home(home)  # the sandbox removes its directory
-        return await self._prepared(box)
+        if prewarmed is not None:
+            self.release_directory(prewarmed)  # the sandbox removes its directory
+        return await self._prepared(sandbox)
 
     async def decide(
         self,
@@ -188,13 +188,13 @@ class Runtime:
             return _decide(self.settings, policy, narrower, env)  # which then reads no file
         return await asyncio.to_thread(_decide, self.settings, policy, narrower, env)
 
-    async def ready_home(self, loaded: Policy, decided: Policy) -> PrewarmedSandbox | None:
+    async def find_prewarmed(self, loaded: Policy, decided: Policy) -> PrewarmedSandbox | None:
         """Return a prewarmed sandbox, which the caller passes to `open` or discards. Return None if
         none is ready; the request makes the pool prepare some."""
         self._started()
-        return self._home(loaded, decided, await _interpreter_of(self.settings, decided))
+        return self._take_prewarmed(loaded, decided, await _interpreter_of(self.settings, decided))
 
-    def _home(
+    def _take_prewarmed(
         self, loaded: Policy, decided: Policy, interpreter: Interpreter
     ) -> PrewarmedSandbox | None:
         resources = self._started()
@@ -203,34 +203,36 @@ class Runtime:
             return None
         decide_walls(decided, self.capabilities)
         key = _key(resources, loaded, decided, interpreter)
-        return home_of(resources.starter.take_prewarmed(key, spec), key)
+        return to_prewarmed_sandbox(resources.starter.take_prewarmed(key, spec), key)
 
-    async def _prepared(self, box: _Box) -> _Box:
+    async def _prepared(self, sandbox: _Sandbox) -> _Sandbox:
         """Prepare a sandbox. It is closed with the runtime, or at once if this fails."""
-        self._sandboxes.add(box)
+        self._sandboxes.add(sandbox)
         try:
             async with self._room:
-                await box.prepare()
+                await sandbox.prepare()
         except BaseException:
-            await box.close()
+            await sandbox.close()
             raise
-        return box
+        return sandbox
 
-    def forget_home(self, home: PrewarmedSandbox) -> None:
+    def release_directory(self, prewarmed: PrewarmedSandbox) -> None:
         """Note that a store has the directory of this sandbox now."""
-        self._started().homes.discard(home.directory)
+        self._started().unowned_directories.discard(prewarmed.directory)
 
     @property
-    def homes(self) -> frozenset[str]:
+    def unowned_directories(self) -> frozenset[str]:
         """The directories of prewarmed sandboxes, which have no owner yet."""
-        return frozenset(self._started().homes)
+        return frozenset(self._started().unowned_directories)
 
     @property
     def copies(self) -> frozenset[str]:
         """The directories of frozen copies, each among the conversations of its sandbox."""
         return frozenset(self._started().copies)
 
-    async def open(self, loaded: Policy, decided: Policy, make: Callable[..., _Box]) -> _Box:
+    async def open(
+        self, loaded: Policy, decided: Policy, make: Callable[..., _Sandbox]
+    ) -> _Sandbox:
         """Return a sandbox of a class of the caller, prepared. It is closed with the runtime.
 
         `make` is called with the resources, both policies, the interpreter and `on_close`. Raises
@@ -313,7 +315,7 @@ class Runtime:
                 last.push_async_callback(broker.close)
             if self._starter is not None:
                 last.push_async_callback(self._starter.close)
-            ends = (box.close() for box in list(self._sandboxes))
+            ends = (sandbox.close() for sandbox in list(self._sandboxes))
             for end in await asyncio.gather(*ends, return_exceptions=True):
                 if end is not None:
                     raise end

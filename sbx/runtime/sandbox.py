@@ -50,10 +50,10 @@ class AsyncSandbox(SandboxKernels):
         on_close: Callable[["AsyncSandbox"], None],
         id: str | None = None,
         directory: str | None = None,
-        home: PrewarmedSandbox | None = None,
+        prewarmed: PrewarmedSandbox | None = None,
     ) -> None:
         """`id` and `directory` (an opaque name): those of a sandbox that was closed and kept its
-        files. `home`: a prewarmed sandbox; the first conversation gets its kernel."""
+        files. `prewarmed`: a prewarmed sandbox; the first conversation gets its kernel."""
         super().__init__(
             resources,
             policy,
@@ -63,7 +63,7 @@ class AsyncSandbox(SandboxKernels):
             uploads=uploads,
             id=id,
             directory=directory,
-            home=home,
+            prewarmed=prewarmed,
         )
         self._on_close = on_close
         self._pid = os.getpid()
@@ -218,8 +218,8 @@ class AsyncSandbox(SandboxKernels):
         """End every kernel. The files stay, and the next run starts another kernel."""
         check_process(self._pid)
         await asyncio.gather(*(each.stop() for each in self._conversations.values()))
-        if self._home is not None:
-            await self._home.end_kernel()
+        if self._prewarmed is not None:
+            await self._prewarmed.end_kernel()
         if self._outlet is not None:
             await self._outlet.rest(self._has_kernels)
 
@@ -238,8 +238,8 @@ class AsyncSandbox(SandboxKernels):
             last.callback(self._on_close, self)
             last.push_async_callback(self._leave_files)
             last.push_async_callback(self._resources.broker.drop_sandbox, self._group)
-            if self._home is not None:
-                last.push_async_callback(self._home.leave)
+            if self._prewarmed is not None:
+                last.push_async_callback(self._prewarmed.leave)
             if self._outlet is not None:
                 last.push_async_callback(self._outlet.close)
             if self._freezing is not None:

@@ -62,7 +62,7 @@ class SandboxKernels:
         uploads: Path | None,
         id: str | None,
         directory: str | None,
-        home: PrewarmedSandbox | None,
+        prewarmed: PrewarmedSandbox | None,
     ) -> None:
         self.id = id or f"sandbox-{secrets.token_hex(6)}"
         self.policy = policy
@@ -72,10 +72,10 @@ class SandboxKernels:
         self._languages = Languages(policy, interpreter)
         self._workspace = workspace
         self._uploads = uploads
-        self._home = home
-        self._group = home.group if home is not None else self.id
-        if home is not None:
-            directory = home.directory
+        self._prewarmed = prewarmed
+        self._group = prewarmed.group if prewarmed is not None else self.id
+        if prewarmed is not None:
+            directory = prewarmed.directory
         self._directory = directory or resources.data.new_name()
         self._conversations: dict[str, Conversation] = {}
         self._watcher: Watcher | None = None
@@ -115,8 +115,8 @@ class SandboxKernels:
         if (refusal := refused(self._resources.disk_quota, capabilities)) is not None:
             raise refusal
         walls = {wall.name: wall for wall in decide_walls(self.policy, capabilities)}
-        if self._home is not None:
-            self._host = self._home.host
+        if self._prewarmed is not None:
+            self._host = self._prewarmed.host
         else:
             limits = self._resources.group_limits(self.policy)
             self._host = await self._resources.broker.make_sandbox(self._group, limits, uid)
@@ -129,8 +129,8 @@ class SandboxKernels:
     def _decide_key(self, paths: Paths, *, foreign_uid: bool) -> None:
         """Decide which zygotes may fork the kernels. `foreign_uid`: the uid is outside the range of
         the broker."""
-        if self._home is not None:
-            self._key = self._home.key
+        if self._prewarmed is not None:
+            self._key = self._prewarmed.key
         else:
             self._key = self._key_of(self.policy, paths, foreign_uid=foreign_uid)
 
@@ -147,7 +147,7 @@ class SandboxKernels:
         allowed_paths.check(directory, own, read_only=read_only, guarded=guarded)
 
     async def _open_files(self) -> OpenFiles:
-        if self._home is not None and (opened := self._home.take_files()) is not None:
+        if self._prewarmed is not None and (opened := self._prewarmed.take_files()) is not None:
             return opened
         return await self._open_files_in(self._resources.data.new_name())
 
@@ -282,10 +282,10 @@ class SandboxKernels:
 
     def _take_prewarmed(self, opened: OpenFiles) -> Kernel | None:
         """Return the prewarmed kernel over these files, once."""
-        home = self._home
-        if home is None or home.files_path != opened.files_path:
+        prewarmed = self._prewarmed
+        if prewarmed is None or prewarmed.files_path != opened.files_path:
             return None
-        kernel = home.take_kernel()
+        kernel = prewarmed.take_kernel()
         if kernel is not None:
             self._resources.starter.count_prewarmed(self._group)
         return kernel

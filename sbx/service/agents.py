@@ -17,9 +17,9 @@ from sbx.protocol.changes import ChangesSetting
 from sbx.service.agent_runs import AgentRequest, AgentRunFactory, ModelSource
 from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
-from sbx.service.projects.box import ProjectSession
-from sbx.service.projects.client import RemoteBox
+from sbx.service.projects.client import RemoteSession
 from sbx.service.projects.projects import Project
+from sbx.service.projects.session import ProjectSession
 from sbx.service.service import Service
 from sbx.store import agent_runs, chats
 from sbx.store.agent_runs import AgentRunRow
@@ -181,7 +181,7 @@ class Agents:
         async with AsyncExitStack() as stack:
             sandbox = await self._factory.open_sandbox(request, stack)
             # A project without a sandbox never asks.
-            if isinstance(sandbox, ProjectSession | RemoteBox):
+            if isinstance(sandbox, ProjectSession | RemoteSession):
                 await sandbox.allow_commands()
 
     # -- approvals --------------------------------------------------------------------------------

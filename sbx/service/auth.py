@@ -87,7 +87,7 @@ class Authenticator:
             )
         return self._of_uid(uid)
 
-    def of_service(self) -> Caller:
+    def service_caller(self) -> Caller:
         """Return the user who runs this process."""
         return self._of_uid(self._service_uid)
 

@@ -133,12 +133,12 @@ class GarbageCollector:
         frozen copies, are read in between: the store already names one that got an owner earlier.
         """
         there = await in_thread(self._listed)
-        homes, copies = self._runtime.homes, self._runtime.copies
+        unowned, copies = self._runtime.unowned_directories, self._runtime.copies
         directories = await workspaces_table.directories(self._store)
         removing = set(await workspaces_table.removals(self._store))
         removed = 0
         for sandbox, conversations in there.items():
-            if sandbox in homes or (sandbox, "") in removing:
+            if sandbox in unowned or (sandbox, "") in removing:
                 continue
             if sandbox not in directories:
                 removed += await self._cleared(sandbox)

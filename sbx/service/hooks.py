@@ -224,9 +224,9 @@ class PersistentSandbox(AsyncSandbox):
         mounts: LiveMounts,
         *,
         on_close: Callable[[AsyncSandbox], None],
-        home: PrewarmedSandbox | None = None,
+        prewarmed: PrewarmedSandbox | None = None,
     ) -> None:
-        """`mounts` outlive this object. `home`: a prewarmed sandbox over the directory of the
+        """`mounts` outlive this object. `prewarmed`: a prewarmed sandbox over the directory of the
         workspace; it ends with this one."""
         record = hooks.record
         super().__init__(
@@ -239,7 +239,7 @@ class PersistentSandbox(AsyncSandbox):
             on_close=on_close,
             id=record.id,
             directory=record.workspace.directory,
-            home=home,
+            prewarmed=prewarmed,
         )
         self._hooks = hooks
         self._frame_budget = record.dependencies.frame_budgets.of(record.row.owner)
@@ -270,12 +270,12 @@ class PersistentSandbox(AsyncSandbox):
     @property
     def has_unused(self) -> bool:
         """Return whether a prewarmed kernel waits here, and nothing runs or starts."""
-        home = self._home
-        return home is not None and home.kernel is not None and not self.busy
+        prewarmed = self._prewarmed
+        return prewarmed is not None and prewarmed.kernel is not None and not self.busy
 
     async def end_unused(self) -> None:
-        if self._home is not None:
-            await self._home.end_kernel()
+        if self._prewarmed is not None:
+            await self._prewarmed.end_kernel()
 
     @property
     def stateful(self) -> set[tuple[str, str]]:
@@ -342,8 +342,12 @@ class PersistentSandbox(AsyncSandbox):
 
     async def _open_conversation(self, name: str, is_current: Callable[[], bool]) -> OpenFiles:
         directory, new = await self._hooks.directory(name, is_current)
-        home = self._home
-        if home is not None and directory == home.conversation and (opened := home.take_files()):
+        prewarmed = self._prewarmed
+        if (
+            prewarmed is not None
+            and directory == prewarmed.conversation
+            and (opened := prewarmed.take_files())
+        ):
             return opened
         return await self._open_files_in(directory, new=new)
 

@@ -147,12 +147,12 @@ async def row_of(index: SandboxIndex, store: Store, caller: Caller, sandbox_id: 
 class SandboxLease:
     """The use of a sandbox: it is opened, and kept from its idle time-out until the end.
 
-    `async with` gives the lease. `box` is all of the sandbox; `conversation` respects the bounds of
-    the caller's token. A class, because a generator would cost 2 µs more for each cell.
+    `async with` gives the lease. `active` is all of the sandbox; `conversation` respects the
+    bounds of the caller's token. A class, because a generator would cost 2 µs more for each cell.
     """
 
     id: str
-    box: PersistentSandbox
+    active: PersistentSandbox
     _sandbox: ServiceSandbox
 
     def __init__(
@@ -182,15 +182,15 @@ class SandboxLease:
         """Return the conversation of this name, also a new one. Raises NotFound, BadRequest."""
         if name != self._conversation and not self._sees(name):
             raise errors.NotFound(f"conversation {name} does not exist")
-        return self.box.conversation(name)
+        return self.active.conversation(name)
 
     async def existing(self, name: str) -> Conversation:
         """Return the conversation of this name. Raise NotFound for a new one."""
         if not self._sees(name) or (
-            self.box.existing(name) is None and not await self._sandbox.hooks.exists(name)
+            self.active.existing(name) is None and not await self._sandbox.hooks.exists(name)
         ):
             raise errors.NotFound(f"conversation {name[:80]!r} does not exist")
-        return self.box.conversation(name)
+        return self.active.conversation(name)
 
     def _sees(self, name: str) -> bool:
         row = self._sandbox.row
@@ -204,7 +204,7 @@ class SandboxLease:
         sandbox.users += 1
         try:
             to_start = name if self._starts and self._scope == "execute" else None
-            self.box = await sandbox.opened(to_start=to_start)
+            self.active = await sandbox.opened(to_start=to_start)
             if self._starts:
                 sandbox.begin_use()
             sandbox.touch()
@@ -237,9 +237,9 @@ class SandboxLease:
 async def _end_unused(sandbox: ServiceSandbox) -> None:
     """End a prewarmed kernel if no lease ran anything: it does not count against limits until it
     runs something."""
-    box = sandbox.box
-    if box is not None and not sandbox.users and not sandbox.starts and box.has_unused:
-        await box.end_unused()
+    active = sandbox.active
+    if active is not None and not sandbox.users and not sandbox.starts and active.has_unused:
+        await active.end_unused()
 
 
 def unknown(sandbox_id: str) -> errors.NotFound:

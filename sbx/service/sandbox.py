@@ -1,7 +1,7 @@
 """One sandbox of a service: its record, and the open sandbox while it has one.
 
 It is opened at its first use. A stop, an idle time-out, its expiry or its deletion closes it; the
-files stay. Every change of `box` happens under the lock; code that needs no lock does not await.
+files stay. Every change of `active` happens under the lock; code that needs no lock does not await.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _METRIC_CAUSES = {EXPIRED.name: "expired", DELETED.name: "deleted"}
 
 
 class ServiceSandbox(SandboxRecord):
-    """`users` counts the leases; `box` is the open sandbox."""
+    """`users` counts the leases; `active` is the open sandbox."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ServiceSandbox(SandboxRecord):
         """`lost` and `new`: see SandboxHooks."""
         super().__init__(dependencies, row)
         self.users = 0
-        self.box: PersistentSandbox | None = None
+        self.active: PersistentSandbox | None = None
         self.over = False  # its expiry was handled
         self.shut_down = False  # the service has closed
         self.hooks = SandboxHooks(self, lost, new=new)
@@ -68,7 +68,7 @@ class ServiceSandbox(SandboxRecord):
 
     @property
     def _live(self) -> int:
-        return len(self.box.live) if self.box is not None else 0
+        return len(self.active.live) if self.active is not None else 0
 
     @property
     def state(self) -> State:
@@ -77,7 +77,7 @@ class ServiceSandbox(SandboxRecord):
     @property
     def idle_at(self) -> float | None:
         """Return when it is closed unless it is used; None while it is not open."""
-        return self._idle_at if self.box is not None else None
+        return self._idle_at if self.active is not None else None
 
     @property
     def idle(self) -> bool:
@@ -88,8 +88,8 @@ class ServiceSandbox(SandboxRecord):
             and due <= self.now
             and self.users == 0
             and self.starts == 0
-            and self.box is not None
-            and not self.box.busy
+            and self.active is not None
+            and not self.active.busy
         )
 
     async def view(self) -> SandboxView:
@@ -117,15 +117,15 @@ class ServiceSandbox(SandboxRecord):
         `to_start`: the conversation that needs a kernel; a new sandbox may get a prewarmed one.
         """
         self.check(Act.USE)
-        if self.box is None:
+        if self.active is None:
             if to_start is not None:
                 check_id("conversation_id", to_start)
             async with self._lock:
                 self.check(Act.USE)
-                if self.box is None:
+                if self.active is None:
                     await run_to_completion(self._open(to_start))
-        assert self.box is not None
-        return self.box
+        assert self.active is not None
+        return self.active
 
     async def _open(self, to_start: str | None) -> None:
         runtime, settings = self.dependencies.runtime, self.dependencies.settings
@@ -134,16 +134,18 @@ class ServiceSandbox(SandboxRecord):
             await self.hooks.load()
             mounts = await self.live_mounts()
             async with AsyncExitStack() as undo:
-                home = await self._prewarmed(loaded, decided, to_start)
-                if home is not None:
-                    undo.push_async_callback(home.leave_group)
+                prewarmed = await self._prewarmed(loaded, decided, to_start)
+                if prewarmed is not None:
+                    undo.push_async_callback(prewarmed.leave_group)
                 if self.workspace.uid is None and runtime.capabilities.root:
                     store = self.dependencies.store
                     self.change_workspace(
                         uid=await own_uid(store, self.workspace.id, settings.uid_range)
                     )
-                make = partial(PersistentSandbox, hooks=self.hooks, mounts=mounts, home=home)
-                self.box = await runtime.open(loaded, decided, make)
+                make = partial(
+                    PersistentSandbox, hooks=self.hooks, mounts=mounts, prewarmed=prewarmed
+                )
+                self.active = await runtime.open(loaded, decided, make)
                 undo.pop_all()
         except errors.SbxError as error:
             self.set_failed(error)
@@ -160,40 +162,40 @@ class ServiceSandbox(SandboxRecord):
         new = workspace.managed_by == self.id and workspace.uid is None and not conversations
         if conversation is None or not new or self.row.request:
             return None
-        home = await runtime.ready_home(loaded, decided)
-        if home is None:
+        prewarmed = await runtime.find_prewarmed(loaded, decided)
+        if prewarmed is None:
             return None
-        uid = home.host.uid if runtime.capabilities.root else None
-        row = ConversationRow(self.id, conversation, home.conversation, self.now, self.now)
+        uid = prewarmed.host.uid if runtime.capabilities.root else None
+        row = ConversationRow(self.id, conversation, prewarmed.conversation, self.now, self.now)
         move = partial(
             workspaces_table.move_in,
             workspace_id=workspace.id,
-            directory=home.directory,
+            directory=prewarmed.directory,
             uid=uid,
             conversation=row,
         )
         try:
             moved = await self.dependencies.store.write(move)
         except BaseException:
-            await home.give_up()
+            await prewarmed.give_up()
             raise
         if not moved:
-            await home.give_up()
+            await prewarmed.give_up()
             return None
-        runtime.forget_home(home)
-        self.change_workspace(directory=home.directory, uid=uid)
+        runtime.release_directory(prewarmed)
+        self.change_workspace(directory=prewarmed.directory, uid=uid)
         conversations[conversation] = row
-        return home
+        return prewarmed
 
     def forget_conversation(self, name: str) -> Conversation | None:
         """Forget a deleted conversation. Return it if it is open, for the caller to end."""
         self.hooks.forget(name)
-        return self.box.forget(name) if self.box is not None else None
+        return self.active.forget(name) if self.active is not None else None
 
     def unfreeze(self) -> bool:
         """For operators. Let it start kernels again; False if it was not frozen."""
-        if self.frozen and self.box is not None and self.box.honeytokens is not None:
-            self.box.honeytokens.unfreeze()
+        if self.frozen and self.active is not None and self.active.honeytokens is not None:
+            self.active.honeytokens.unfreeze()
         return self.end_freeze()
 
     def evicted(self, context: Context, cause: str) -> None:
@@ -213,15 +215,15 @@ class ServiceSandbox(SandboxRecord):
             if self.state in (State.EXPIRED, State.DELETED):
                 return
             kernels = self.kernels
-            if self.box is not None:
-                await self.box.halt(STOPPED)
+            if self.active is not None:
+                await self.active.halt(STOPPED)
                 if self.users == 0:
                     await self._close()
             self.hooks.lost.clear()
             if kernels or not self.row.stopped:
                 self._emit_stopped(cause, kernels)
             self.set_stopped(stopped=True, failure=None)
-            self._idle_at = None if self.box is None else self._idle_at
+            self._idle_at = None if self.active is None else self._idle_at
 
     async def stop_idle(self) -> bool:
         """Close it if it is idle; the next run reports that the variables are lost."""
@@ -294,21 +296,21 @@ class ServiceSandbox(SandboxRecord):
             _log.error("the sandbox %s did not end cleanly: %s", self.id, error, exc_info=error)
 
     async def _end_box(self, reason: RunError) -> None:
-        if self.box is not None:
+        if self.active is not None:
             kernels = self.kernels
             try:
-                await self.box.halt(reason)
+                await self.active.halt(reason)
             finally:
                 await self._close()
             if kernels:
                 metrics.kernel_stopped(_METRIC_CAUSES.get(reason.name, "shutdown"))
 
     async def _close(self) -> None:
-        box, self.box = self.box, None
-        assert box is not None
-        self.hooks.lost |= box.stateful
+        active, self.active = self.active, None
+        assert active is not None
+        self.hooks.lost |= active.stateful
         self._idle_at = None
         try:
-            await box.close()
+            await active.close()
         finally:
             self.egress_log.report_dropped()

@@ -1,6 +1,6 @@
 """The sandboxes of a service: created, found for a caller, leased, kept and ended.
 
-    Sandboxes ── SandboxIndex, by id and by session ──► ServiceSandbox ── box ──► PersistentSandbox
+    Sandboxes ── SandboxIndex, by id and session ──► ServiceSandbox ── active ──► PersistentSandbox
 
 Rows of sandboxes that were not deleted are also held in memory: one process uses a store. A sandbox
 that the caller may not see is NotFound, whatever the reason.
@@ -106,7 +106,7 @@ class Sandboxes:
     def live(self, sandbox_id: str) -> Sequence[Context]:
         """Return the contexts with a live kernel, of a sandbox that the caller is known to see."""
         sandbox = self.index.by_id(sandbox_id)
-        return sandbox.box.live if sandbox is not None and sandbox.box is not None else []
+        return sandbox.active.live if sandbox is not None and sandbox.active is not None else []
 
     async def close(self, error: RunError = SERVICE_ENDED) -> None:
         """End every kernel and keep all files. Runs that this ends get `error`."""
@@ -240,7 +240,7 @@ class Sandboxes:
             sandbox = self.index.get(caller, use.id)
             name = caller.conversation_id or await _first_conversation(sandbox)
             if name is not None:
-                await use.box.conversation(name).start()
+                await use.active.conversation(name).start()
             return await sandbox.view()
 
     async def extend(self, caller: Caller, sandbox_id: str, by_s: float) -> SandboxView:
@@ -300,7 +300,7 @@ class Sandboxes:
         async with self.using(caller, sandbox_id, scope="files:read", starts=False) as use:
             sandbox = self.index.get(caller, use.id)
             return [
-                await _conversation_view(use.box, row)
+                await _conversation_view(use.active, row)
                 for name, row in sorted((await sandbox.hooks.conversations()).items())
                 if caller.sees(sandbox.row.user_id, sandbox.row.agent_id, name)
             ]
@@ -380,12 +380,12 @@ async def _first_conversation(sandbox: ServiceSandbox) -> str | None:
     return max(conversations.values(), key=lambda row: row.created_at).name
 
 
-async def _conversation_view(box: PersistentSandbox, row: ConversationRow) -> ConversationView:
-    conversation = box.existing(row.name)
+async def _conversation_view(active: PersistentSandbox, row: ConversationRow) -> ConversationView:
+    conversation = active.existing(row.name)
     status: Literal["idle", "ready", "busy"] = "idle"
     if conversation is not None and (conversation.busy or conversation.alive):
         status = "busy" if conversation.busy else "ready"
-    files, size = await box.measured(row.directory)
+    files, size = await active.measured(row.directory)
     return ConversationView(row.name, row.created_at, status, files, size)
 
 

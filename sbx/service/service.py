@@ -121,7 +121,7 @@ class Service:
         await stack.enter_async_context(self.runtime)  # its lock protects the data
         reserve = await asyncio.to_thread(Reserve, data / "reserve")
         stack.callback(reserve.close)
-        self.store = await Store.of_data(data, on_full=reserve.give_up)
+        self.store = await Store.open_in(data, on_full=reserve.give_up)
         stack.push_async_callback(self.store.close)
         self.pending = PendingWrites(self.store)
         stack.push_async_callback(self.pending.close)

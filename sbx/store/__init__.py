@@ -60,7 +60,7 @@ class Store:
         return self._writer.failures
 
     @classmethod
-    async def of_data(cls, data: Path, *, on_full: Callable[[], bool] | None = None) -> Self:
+    async def open_in(cls, data: Path, *, on_full: Callable[[], bool] | None = None) -> Self:
         """Open the store of a data directory, whose lock the caller holds.
 
         `on_full` is called, in any thread, when a write meets a full disk. It makes room, and

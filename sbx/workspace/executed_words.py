@@ -87,7 +87,7 @@ class Mention(NamedTuple):
     word: str
 
 
-def of_script(text: str) -> tuple[list[Mention], list[str]]:
+def script_mentions(text: str) -> tuple[list[Mention], list[str]]:
     """Return the mentions of a hook, or of a script that a hook executes, and the directories that
     it changes to."""
     interpreter = _interpreter(text.partition("\n")[0])
@@ -98,7 +98,7 @@ def of_script(text: str) -> tuple[list[Mention], list[str]]:
     # husky puts node_modules/.bin on PATH, for `npm test` and the like.
     mentions = [
         mention
-        for mention in of_commands(script)
+        for mention in command_mentions(script)
         if mention.kind != "directory" or "node_modules" not in mention.word
     ]
     return mentions, [change for change in changes if "$" not in change]
@@ -114,7 +114,7 @@ def _interpreter(line: str) -> str:
     return words[0].rpartition("/")[2] if words else "sh"
 
 
-def of_commands(script: ShellScript) -> Iterator[Mention]:
+def command_mentions(script: ShellScript) -> Iterator[Mention]:
     for name, value in script.assignments:
         if name == "PATH":
             yield from (Mention("directory", part) for part in value.split(":"))
@@ -122,7 +122,7 @@ def of_commands(script: ShellScript) -> Iterator[Mention]:
         yield from _of_command(command)
 
 
-def of_hook_configuration(text: str) -> Iterator[Mention]:
+def hook_configuration_mentions(text: str) -> Iterator[Mention]:
     """Return the mentions of a configuration of pre-commit or lefthook.
 
     Search for keys instead of parsing: YAML, TOML and JSON need three parsers, and one of them
@@ -135,7 +135,7 @@ def of_hook_configuration(text: str) -> Iterator[Mention]:
         value = _value(text, key.end(), before)
         words = _CODE_WORD.findall(value)
         if key[1] in ("entry", "run", "runner"):
-            yield from of_commands(read_script(value))
+            yield from command_mentions(read_script(value))
             yield from (Mention("word", word) for word in words)
         elif key[1] == "args":
             yield from (Mention("code", word) for word in words)
@@ -222,14 +222,14 @@ def _of_interpreter(name: str, arguments: tuple[str, ...]) -> Iterator[Mention]:
             return
 
 
-def of_envrc(text: str) -> tuple[list[Mention], list[str]]:
+def envrc_mentions(text: str) -> tuple[list[Mention], list[str]]:
     """Return the mentions of an `.envrc`, and the files that it sources: direnv-stdlib(1).
 
     The user allows the text of `.envrc`. The directories and files that it names are not part of
     that.
     """
     script = read_script(_DIRENV.sub(".direnv", text))
-    mentions = [*of_commands(script), *_of_words(script)]
+    mentions = [*command_mentions(script), *_of_words(script)]
     sourced: list[str] = []
     for command in script.commands:
         name, arguments = command[0], command[1:]

@@ -8,7 +8,12 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from sbx.workspace.executed_words import Mention, of_envrc, of_hook_configuration, of_script
+from sbx.workspace.executed_words import (
+    Mention,
+    envrc_mentions,
+    hook_configuration_mentions,
+    script_mentions,
+)
 from sbx.workspace.git_settings import (
     FileSettings,
     Repository,
@@ -69,7 +74,7 @@ class HostExecutableTexts:
                 for hooks in (path, os.path.join(path, "_")):  # husky generates the files in `_`
                     self._read_hooks(hooks, (directory, self._top))
             elif name in HOOK_CONFIGURATIONS:
-                self._take(of_hook_configuration(read_small(path)), [directory], directory, 0)
+                self._take(hook_configuration_mentions(read_small(path)), [directory], directory, 0)
 
     def read_user_settings(self) -> None:
         """Apply the settings of the user to the directory itself, even if it is not a repository:
@@ -153,7 +158,7 @@ class HostExecutableTexts:
                 text = read_small(path, _SCRIPT_MAX)
                 is_script = text.startswith("#!") or path.endswith((".sh", ".bash"))
                 if (depth == 0 or is_script) and "\0" not in text:
-                    mentions, changes = of_script(text)
+                    mentions, changes = script_mentions(text)
                     bases = [*bases, *(os.path.join(bases[0], change) for change in changes)]
                     self._take(mentions, bases, os.path.dirname(path), depth)
 
@@ -162,7 +167,7 @@ class HostExecutableTexts:
         user to allow `.envrc` only."""
         if self._is_new(path, base, depth):
             with suppress(OSError, ValueError):
-                mentions, sourced = of_envrc(read_small(path))
+                mentions, sourced = envrc_mentions(read_small(path))
                 self._take(mentions, [base], os.path.dirname(path), depth)
                 for word in sourced:
                     file = os.path.join(base, expanded(word, self.aliases.home))

@@ -27,7 +27,7 @@ from pathlib import Path
 from sbx import Runtime
 from sbx.service.caller import Caller
 from sbx.service.service import Service
-from sbx.service.projects.box import ProjectSession
+from sbx.service.projects.session import ProjectSession
 from sbx.service.run import RunRequest
 from sbx.runtime.settings import Settings
 from sbx.service.projects.sandbox import open_project

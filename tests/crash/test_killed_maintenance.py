@@ -115,7 +115,7 @@ async def new_data(data: Path) -> None:
     (data / "unclaimed" / ITEM / CONVERSATION / "files").mkdir(parents=True)
     (data / "unclaimed" / ITEM / CONVERSATION / "files" / "kept").write_text("1")
     (data / "removed").mkdir()
-    async with await Store.of_data(data) as store:
+    async with await Store.open_in(data) as store:
         await store.write(add_sandbox)
 
 
@@ -139,7 +139,7 @@ def add_sandbox(on: sqlite3.Connection) -> None:
 async def refusal_of(data: Path) -> str | None:
     """The code with which a service does not start."""
     try:
-        await (await Store.of_data(data)).close()
+        await (await Store.open_in(data)).close()
     except Unavailable as error:
         return error.code
     return None

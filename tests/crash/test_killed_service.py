@@ -71,7 +71,7 @@ async def main():
         await asyncio.sleep(99)
     async def write():
         async with service.sandboxes.using(me, kept.id, scope="files:write") as use:
-            await use.box.files.write_stream("half", slow())
+            await use.active.files.write_stream("half", slow())
 
     doing = [
         asyncio.create_task(service.sandboxes.delete(me, gone.id)),
@@ -141,8 +141,8 @@ async def run_in(
 
 
 def owned(service: Service) -> list[Path]:
-    """The directories of sandboxes, but for homes that nobody owns yet."""
-    names = set(service.runtime.data.sandboxes()) - service.runtime.homes
+    """The directories of sandboxes, except prewarmed ones, which nobody owns yet."""
+    names = set(service.runtime.data.sandboxes()) - service.runtime.unowned_directories
     return [service.data_dir / "sandboxes" / name for name in names]
 
 
@@ -202,7 +202,7 @@ async def test_what_the_store_does_not_know_is_kept_apart(tmp_path: Path) -> Non
     async with Service(Settings(data_dir=data)) as service:
         made = await service.sandboxes.create(ME)
         async with service.sandboxes.using(ME, made.id, scope="files:write") as use:
-            await use.box.files.write("kept", "1")
+            await use.active.files.write("kept", "1")
         with pytest.raises(Conflict, match="another runtime"):
             async with Service(Settings(data_dir=data)):
                 pass
@@ -216,4 +216,4 @@ async def test_what_the_store_does_not_know_is_kept_apart(tmp_path: Path) -> Non
         kept = [path.read_text() for path in (data / "unclaimed").rglob("file")]
         assert kept == ["nobody's", "nobody's"]
         async with service.sandboxes.using(ME, made.id, scope="files:read") as use:
-            assert await use.box.files.read("kept") == "1"
+            assert await use.active.files.read("kept") == "1"

@@ -32,14 +32,14 @@ async def create(service: Service, content: str) -> str:
     """A sandbox of ME with a file of this content; its id."""
     sandbox = await service.sandboxes.create(ME)
     async with service.sandboxes.using(ME, sandbox.id, scope="files:write") as use:
-        await use.box.files.write("kept", content)
+        await use.active.files.write("kept", content)
     return sandbox.id
 
 
 async def read(service: Service, sandbox_id: str) -> str:
     """The content of the file that `create` wrote."""
     async with service.sandboxes.using(ME, sandbox_id, scope="files:read") as use:
-        return await use.box.files.read("kept")
+        return await use.active.files.read("kept")
 
 
 async def begin(
@@ -72,8 +72,8 @@ async def eventually(seen: Callable[[], bool]) -> None:
 
 
 def directories(service: Service) -> set[str]:
-    """The opaque names of sandboxes with files, but for homes that nobody owns yet."""
-    return set(service.runtime.data.sandboxes()) - service.runtime.homes
+    """The opaque names of sandboxes with files, except prewarmed ones, which nobody owns yet."""
+    return set(service.runtime.data.sandboxes()) - service.runtime.unowned_directories
 
 
 async def state_events(service: Service, sandbox_id: str) -> list[tuple[str, str | None]]:

@@ -67,7 +67,7 @@ def test_a_uid_that_several_users_share_is_no_peer(
     assert denied.value.code == "unauthorized"
     assert access.from_peer(7).owner == "uid:7"
     nobody = Authenticator(store, clock, tmp_path / "secret", 65534, shared_uid=65534)
-    assert nobody.of_service().operator
+    assert nobody.service_caller().operator
 
 
 # -- keys ------------------------------------------------------------------------------------------

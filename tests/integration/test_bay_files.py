@@ -114,7 +114,7 @@ async def test_uploads_are_read_and_not_written(
     async with served.service.sandboxes.using(
         caller, box.split("/")[-1], scope="files:write"
     ) as use:
-        await use.box.uploads.put_bytes("data.csv", b"a,b")
+        await use.active.uploads.put_bytes("data.csv", b"a,b")
     files, path = f"{box}/filesystem/files", "uploads/temparea/data.csv"
     assert (await client.get(files, params={"path": path})).json() == {"content": "a,b"}
     for reply in (

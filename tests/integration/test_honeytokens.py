@@ -237,7 +237,7 @@ async def test_a_service_remembers_and_only_an_operator_unfreezes(tmp_path: Path
     async with Service(settings) as service:
         with pytest.raises(Conflict) as raised:
             async with service.sandboxes.using(ME, made.id, scope="execute") as use:
-                await use.box.conversation("default").start()
+                await use.active.conversation("default").start()
         assert raised.value.code == "honeytoken"
         assert raised.value.details["token"] == "GITHUB_TOKEN"
         row = await service.runs.history.entry(ME, made.id, run.run_id)
@@ -248,7 +248,7 @@ async def test_a_service_remembers_and_only_an_operator_unfreezes(tmp_path: Path
         assert service.sandboxes.index.get_as_operator(ME, made.id).unfreeze()
         assert not service.sandboxes.index.get_as_operator(ME, made.id).unfreeze()
         async with service.sandboxes.using(ME, made.id, scope="execute") as use:
-            assert (await use.box.conversation("default").run("1")).ok
+            assert (await use.active.conversation("default").run("1")).ok
         events = (await service.events.page(ME, made.id)).items
         assert [one.type for one in events if one.type in ("honeytoken", "unfrozen")] == [
             "honeytoken",

@@ -235,8 +235,8 @@ async def test_a_disk_limit_ends_who_grows_and_leaves_an_idle_one(tmp_path: Path
         await create(service, made.id)
         # What has done something since the last look at the disk is a suspect.
         living = next(iter(service.sandboxes.every()))
-        assert living.box is not None
-        watch = living.box.conversation("default").contexts.default.disk
+        assert living.active is not None
+        watch = living.active.conversation("default").contexts.default.disk
         await eventually(lambda: not watch._active.is_set() and watch not in watch._shared.stir)
         code = "import time\nopen('big', 'wb').write(b'1' * (16 << 20)); time.sleep(50)"
         grown = await ran(service, made.id, code)

@@ -19,11 +19,11 @@ pytestmark = pytest.mark.needs("namespaces")
 
 
 async def ready(service: Service) -> PrewarmedSandbox:
-    """The home that the next new sandbox gets, with its kernel."""
+    """The prewarmed sandbox that the next new sandbox gets, with its kernel."""
     await service.runtime.warm(count=1, new=True)
     prewarmed = pool(service)._prewarmed[0]
-    assert isinstance(prewarmed.home, PrewarmedSandbox)
-    return prewarmed.home
+    assert isinstance(prewarmed.slot, PrewarmedSandbox)
+    return prewarmed.slot
 
 
 def pool(service: Service) -> Pool:
@@ -43,7 +43,7 @@ async def test_first_run_moves_the_sandbox_into_a_home_that_is_its_own_from_then
     tmp_path: Path,
 ) -> None:
     async with open_service(tmp_path / "data") as service:
-        home = await ready(service)
+        prewarmed = await ready(service)
         made = await service.sandboxes.create(ME)
         assert (await service.sandboxes.get(ME, made.id)).state is State.IDLE
         assert service.runtime.starts.served == {}
@@ -51,8 +51,8 @@ async def test_first_run_moves_the_sandbox_into_a_home_that_is_its_own_from_then
         assert first.status == "ok"
         assert service.runtime.starts.served == {"pool": 1}
         one = living(service, made.id)
-        assert one.workspace.directory == home.directory
-        assert home.directory not in service.runtime.homes
+        assert one.workspace.directory == prewarmed.directory
+        assert prewarmed.directory not in service.runtime.unowned_directories
         await service.sandboxes.stop(ME, made.id)
         assert (await run(service, made.id, "open('kept').read()")).result == "'1'"
         uid = one.workspace.uid
@@ -61,7 +61,7 @@ async def test_first_run_moves_the_sandbox_into_a_home_that_is_its_own_from_then
         assert (await run(service, made.id, "open('kept').read()")).result == "'1'"
         assert living(service, made.id).workspace.uid == uid
         await service.sandboxes.delete(ME, made.id)
-        await eventually(lambda: home.directory not in service.runtime.data.sandboxes())
+        await eventually(lambda: prewarmed.directory not in service.runtime.data.sandboxes())
 
 
 @pytest.mark.full_tier
@@ -83,22 +83,22 @@ async def test_any_first_conversation_gets_it_and_the_next_one_its_own(tmp_path:
 @pytest.mark.full_tier
 async def test_sandbox_with_files_stays_where_they_are(tmp_path: Path) -> None:
     async with open_service(tmp_path / "data") as service:
-        home = await ready(service)
+        prewarmed = await ready(service)
         made = await service.sandboxes.create(ME)
         async with service.sandboxes.using(ME, made.id, scope="files:write", starts=False) as use:
             await use.conversation().files.write("first", b"1")
         assert (await run(service, made.id, "open('first').read()")).result == "'1'"
-        assert living(service, made.id).workspace.directory != home.directory
+        assert living(service, made.id).workspace.directory != prewarmed.directory
 
 
 @pytest.mark.full_tier
 async def test_collection_leaves_homes_alone_that_nobody_owns_yet(tmp_path: Path) -> None:
     async with open_service(tmp_path / "data") as service:
-        home = await ready(service)
+        prewarmed = await ready(service)
         await service.reaper.collect()
         made = await service.sandboxes.create(ME)
         assert (await run(service, made.id, "open('kept', 'w').write('1')")).result == "1"
-        assert living(service, made.id).workspace.directory == home.directory
+        assert living(service, made.id).workspace.directory == prewarmed.directory
         await service.reaper.collect()
         assert (await run(service, made.id, "open('kept').read()")).result == "'1'"
 
@@ -109,19 +109,19 @@ async def test_home_with_the_uid_of_somebody_s_files_is_not_moved_into(tmp_path:
     async with open_service(tmp_path / "data") as service:
         first = await service.sandboxes.create(ME)
         await run(service, first.id, "1")
-        home = await ready(service)
+        prewarmed = await ready(service)
         workspace = living(service, first.id).workspace.id
         await service.store.write(
             lambda on: on.execute(
-                "UPDATE workspaces SET uid = ? WHERE id = ?", (home.host.uid, workspace)
+                "UPDATE workspaces SET uid = ? WHERE id = ?", (prewarmed.host.uid, workspace)
             )
         )
         made = await service.sandboxes.create(ME)
         assert (await run(service, made.id, "1 + 1")).result == "2"
         one = living(service, made.id).workspace
-        assert (one.directory, one.uid) != (home.directory, home.host.uid)
-        await eventually(lambda: home.directory not in service.runtime.homes)
-        assert home.directory not in service.runtime.data.sandboxes()
+        assert (one.directory, one.uid) != (prewarmed.directory, prewarmed.host.uid)
+        await eventually(lambda: prewarmed.directory not in service.runtime.unowned_directories)
+        assert prewarmed.directory not in service.runtime.data.sandboxes()
 
 
 async def test_refused_move_leaves_neither_kernel_nor_home(
@@ -131,26 +131,26 @@ async def test_refused_move_leaves_neither_kernel_nor_home(
         raise OSError("the disk is full")
 
     async with open_service(tmp_path / "data") as service:
-        home = await ready(service)
+        prewarmed = await ready(service)
         made = await service.sandboxes.create(ME)
         with monkeypatch.context() as patch:
             patch.setattr(workspaces, "move_in", fail)
             with pytest.raises(Exception, match="the disk is full"):
                 await run(service, made.id, "1")
-        assert home.directory not in service.runtime.homes
-        assert home.directory not in service.runtime.data.sandboxes()
+        assert prewarmed.directory not in service.runtime.unowned_directories
+        assert prewarmed.directory not in service.runtime.data.sandboxes()
         assert (await run(service, made.id, "1 + 1")).result == "2"
 
 
 @pytest.mark.full_tier
 async def test_runtime_that_dies_leaves_a_home_that_the_next_one_sweeps(tmp_path: Path) -> None:
     async with open_service(tmp_path / "data") as service:
-        home = await ready(service)
-        (tmp_path / "data" / "sandboxes" / home.directory).rename(tmp_path / "aside")
+        prewarmed = await ready(service)
+        (tmp_path / "data" / "sandboxes" / prewarmed.directory).rename(tmp_path / "aside")
         left = tmp_path / "aside"
-    left.rename(tmp_path / "data" / "sandboxes" / home.directory)
+    left.rename(tmp_path / "data" / "sandboxes" / prewarmed.directory)
     async with open_service(tmp_path / "data") as service:
-        assert home.directory not in service.runtime.data.sandboxes()
+        assert prewarmed.directory not in service.runtime.data.sandboxes()
 
 
 async def test_kernel_that_may_not_be_started_does_not_wait_in_its_home(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sbx.kernels.pool.scaling import QUIET_S, TICK_S
 from sbx.kernels.pool.warm_pool import Pool, PrewarmedKernel
 from sbx.linux import memory
 from sbx.policy import Policy, load
-from sbx.runtime.prewarm import PrewarmedSandbox, make_home
+from sbx.runtime.prewarm import PrewarmedSandbox, make_prewarmed
 from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.runtime import _interpreter_of
 from sbx.workspace import DataDirectory
@@ -112,7 +112,7 @@ async def test_a_request_that_does_not_fit_gets_no_prewarmed_kernel(
         {"narrower": {"limits": {"tasks_max": 20}}},
     ):
         async with await runtime.create(**asked) as box:
-            assert box._home is None
+            assert box._prewarmed is None
     assert len(prewarmed_of(runtime)) == 1
 
 
@@ -133,14 +133,14 @@ async def test_sandbox_that_never_runs_anything_leaves_nothing(tmp_path: Path) -
         await runtime.warm(count=1, new=True)
         (prewarmed,) = prewarmed_of(runtime)
         box = await runtime.create()
-        assert box._home is prewarmed.home
+        assert box._prewarmed is prewarmed.slot
         await box.close()
         assert prewarmed.kernel.jail.gone
         await until(lambda: pool_of(runtime).settled)
         kept = {
-            one.home.directory
+            one.slot.directory
             for one in prewarmed_of(runtime)
-            if isinstance(one.home, PrewarmedSandbox)
+            if isinstance(one.slot, PrewarmedSandbox)
         }
         assert set(means_of(runtime).data.sandboxes()) == kept
     with closing(DataDirectory(tmp_path)) as left:
@@ -182,7 +182,7 @@ async def test_home_that_cannot_be_made_is_not_tried_until_somebody_asks_again(
         raise Broken("no room for it")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sbx.runtime.prewarm.make_home", fail)
+        patch.setattr("sbx.runtime.prewarm.make_prewarmed", fail)
         async with await runtime.create() as box:
             await box.start()
             await until(lambda: made)
@@ -205,7 +205,7 @@ async def test_jail_that_cannot_move_in_leaves_no_home_and_costs_its_zygote(
         patch.setattr(BrokerClient, "enter", never)
         with pytest.raises(Broken, match="a mount went wrong"):
             await runtime.warm(count=1, new=True)
-    assert not means_of(runtime).homes
+    assert not means_of(runtime).unowned_directories
     assert list(means_of(runtime).data.sandboxes()) == []
     async with await runtime.create() as box:
         assert (await box.start()).path == "fork" or box.receipt is not None
@@ -221,7 +221,7 @@ async def test_cancelled_warming_leaves_nothing(runtime: Runtime) -> None:
         await asyncio.wait([warming])
         await until(lambda: not pool_of(runtime).busy)
         await pool_of(runtime).shrink(0)
-    assert not means_of(runtime).homes
+    assert not means_of(runtime).unowned_directories
     assert list(means_of(runtime).data.sandboxes()) == []
     assert runtime._broker is not None
     broker = runtime._broker
@@ -238,7 +238,7 @@ async def test_short_memory_ends_prewarmed_kernels_too(
     starter = means_of(runtime).starter
     await starter._tend()
     assert prewarmed.kernel.jail.gone
-    assert not means_of(runtime).homes
+    assert not means_of(runtime).unowned_directories
 
 
 @pytest.mark.full_tier
@@ -266,12 +266,12 @@ async def test_more_than_the_policy_keeps_is_refused(runtime: Runtime) -> None:
 async def test_home_by_itself_comes_and_goes(runtime: Runtime) -> None:
     means = means_of(runtime)
     loaded, decided = await runtime.decide("default")
-    home = await make_home(means, decided, await _interpreter_of(runtime.settings, decided))
-    assert means.homes == {home.directory}
+    home = await make_prewarmed(means, decided, await _interpreter_of(runtime.settings, decided))
+    assert means.unowned_directories == {home.directory}
     assert list(means.data.sandboxes()) == [home.directory]
     assert loaded == decided
     await home.give_up()
-    assert not means.homes
+    assert not means.unowned_directories
     assert list(means.data.sandboxes()) == []
 
 
@@ -284,7 +284,7 @@ async def test_each_of_two_policies_that_share_a_pool_gets_what_was_warmed_for_i
     assert len(prewarmed_of(runtime)) == 2
     for each in (one, other):
         async with await runtime.create(each) as box:
-            assert box._home is not None
+            assert box._prewarmed is not None
 
 
 @pytest.mark.full_tier
@@ -295,12 +295,12 @@ async def test_prewarmed_of_a_policy_that_was_changed_make_room_for_those_of_the
     (old,) = prewarmed_of(runtime)
     changed = narrower(policy(max_idle=1))
     async with await runtime.create(changed) as box:
-        assert box._home is None
+        assert box._prewarmed is None
         await box.start()
     await until(lambda: pool_of(runtime).settled and old not in prewarmed_of(runtime))
     assert old.kernel.jail.gone
     async with await runtime.create(changed) as box:
-        assert box._home is not None
+        assert box._prewarmed is not None
 
 
 @pytest.mark.full_tier
@@ -327,6 +327,6 @@ async def test_home_that_cannot_be_removed_is_left_to_a_collection(
         patch.setattr(BrokerClient, "drop_sandbox", fail)
         patch.setattr("sbx.runtime.prewarm.limited", fail)
         with pytest.raises(Broken, match="did not do it"):
-            await make_home(means, loaded, interpreter)
-    assert not means.homes
+            await make_prewarmed(means, loaded, interpreter)
+    assert not means.unowned_directories
     assert list(means.data.sandboxes()) == []

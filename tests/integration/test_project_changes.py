@@ -26,8 +26,8 @@ from sbx.agent.tools.tool import ToolCallRequest
 from sbx.protocol.agent import AgentEvent, ToolApproval, ToolEnd, ToolOutput, ToolStart
 from sbx.protocol.approvals import ApprovalScope
 from sbx.protocol.changes import ChangesSetting
-from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.sandbox import ProjectConversation, open_project
+from sbx.service.projects.session import ProjectSession
 
 pytestmark = pytest.mark.core
 OWNER = 4242

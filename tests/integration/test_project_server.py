@@ -26,7 +26,7 @@ from sbx.errors import BadRequest, Closed, Denied, InvalidPath, NotFound, TooLar
 from sbx.isolation.broker import pulse
 from sbx.runtime.runtime import Runtime
 from sbx.service.projects import calls as project_calls
-from sbx.service.projects.client import RemoteBox
+from sbx.service.projects.client import RemoteSession
 from sbx.service.projects.link import ProjectServerLink
 from tests.tiers import rows
 
@@ -57,15 +57,15 @@ async def link(top: Path) -> AsyncIterator[ProjectServerLink]:
 
 
 @pytest.fixture
-async def box(link: ProjectServerLink, top: Path) -> AsyncIterator[RemoteBox]:
+async def box(link: ProjectServerLink, top: Path) -> AsyncIterator[RemoteSession]:
     box = await opened(link, top / "work/root")
     yield box
     await box.close()
 
 
-async def opened(link: ProjectServerLink, directory: Path, **words: Any) -> RemoteBox:
+async def opened(link: ProjectServerLink, directory: Path, **words: Any) -> RemoteSession:
     words = {"commands_allowed": False, "lost": False, "narrower": {}, "env": {}, **words}
-    return await RemoteBox.open(link, "default", directory, **words)
+    return await RemoteSession.open(link, "default", directory, **words)
 
 
 def status_of(pid: int) -> dict[str, str]:
@@ -120,7 +120,7 @@ async def test_a_call_of_a_tool_changes_the_project_with_its_commit(
 
 @pytest.mark.full_tier
 async def test_what_was_not_committed_is_dropped_and_variables_stay(
-    box: RemoteBox, top: Path
+    box: RemoteSession, top: Path
 ) -> None:
     changes = await box.begin("code")
     await changes.start_run("x = 7; open('dropped', 'w').write('x')").result()
@@ -132,7 +132,7 @@ async def test_what_was_not_committed_is_dropped_and_variables_stay(
 
 
 @pytest.mark.full_tier
-async def test_files_uploads_and_results(box: RemoteBox, top: Path) -> None:
+async def test_files_uploads_and_results(box: RemoteSession, top: Path) -> None:
     content = os.urandom(3 << 20)
     assert await box.files.write("big", content) == len(content)
     assert (top / "work/root/big").read_bytes() == content
@@ -149,7 +149,7 @@ async def test_files_uploads_and_results(box: RemoteBox, top: Path) -> None:
             await box.files.read_bytes(wrong)
 
 
-async def test_a_new_host_executable_is_quarantined(box: RemoteBox, top: Path) -> None:
+async def test_a_new_host_executable_is_quarantined(box: RemoteSession, top: Path) -> None:
     await box.allow_commands()
     assert box.commands_allowed
     ran = await box.start_shell("echo evil > .envrc; echo x > .git/config").result()
@@ -170,13 +170,13 @@ async def test_what_the_settings_do_not_name_is_refused(link: ProjectServerLink,
         await opened(link, top / "work/strange")
     assert raised.value.code == "not_granted"
     with pytest.raises(NotFound):
-        await RemoteBox.open(
+        await RemoteSession.open(
             link, "nope", top / "work/root", narrower={}, env={}, commands_allowed=False, lost=False
         )
 
 
 @pytest.mark.full_tier
-async def test_a_run_that_is_given_up_ends(box: RemoteBox) -> None:
+async def test_a_run_that_is_given_up_ends(box: RemoteSession) -> None:
     run = box.start_run("import time\nprint('on')\ntime.sleep(600)")
     events = run.events()
     async for event in events:

@@ -15,8 +15,8 @@ from persistent_sandboxes import ME, eventually, open_service, run
 from sbx.errors import BadRequest, Closed, Conflict, Denied, NotFound, Unavailable
 from sbx.protocol.runs import Run
 from sbx.runtime.settings import Settings
-from sbx.service.projects.boxes import Box
 from sbx.service.projects.projects import Project, refusal
+from sbx.service.projects.sessions import OpenSession
 from sbx.service.service import Service
 from sbx.store import projects as rows
 from tests.fake_clock import FakeClock
@@ -57,7 +57,7 @@ async def project_at(service: Service, directory: Path, **more: Any) -> Project:
     )
 
 
-async def cell(box: Box, code: str) -> Run:
+async def cell(box: OpenSession, code: str) -> Run:
     return await box.start_run(code).result()
 
 
@@ -228,7 +228,7 @@ async def test_closing_a_conversation_ends_what_goes_on_in_it(service: Service, 
         await service.projects.close_conversation("me", "talk")
         with pytest.raises(Closed):
             await live.result()
-    assert not service.runtime.homes
+    assert not service.runtime.unowned_directories
 
 
 async def test_a_directory_that_was_swapped_is_not_used(service: Service, work: Path) -> None:
@@ -303,7 +303,7 @@ async def test_a_use_that_is_cancelled_leaves_nothing(service: Service, work: Pa
         using.cancel()
         await asyncio.wait([using])
     await service.projects.close_conversation("me", "t")
-    assert not service.runtime.homes
+    assert not service.runtime.unowned_directories
 
 
 # -- without a sandbox ----------------------------------------------------------------------------

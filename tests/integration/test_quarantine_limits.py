@@ -8,9 +8,9 @@ import pytest
 
 from sbx import AsyncSandbox, Runtime
 from sbx.runtime.settings import Settings
-from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.changes import CodeChanges
 from sbx.service.projects.sandbox import open_project
+from sbx.service.projects.session import ProjectSession
 from sbx.workspace import quarantine
 from sbx.workspace.quarantine import QuarantineItem
 

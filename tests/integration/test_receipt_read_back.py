@@ -101,9 +101,9 @@ async def test_each_start_goes_into_the_signed_audit_log(tmp_path: Path) -> None
     async with Service(Settings(data_dir=tmp_path)) as service:
         made = await service.sandboxes.create(ME)
         async with service.sandboxes.using(ME, made.id, scope="execute") as use:
-            receipt = await use.box.conversation("one").start()
-            await use.box.conversation("one").stop()
-            again = await use.box.conversation("one").start()
+            receipt = await use.active.conversation("one").start()
+            await use.active.conversation("one").stop()
+            again = await use.active.conversation("one").start()
     log = tmp_path / "audit.jsonl"
     state_events = [json.loads(line) for line in log.read_text().splitlines()]
     starts = [one for one in state_events if one["what"] == "kernel.start"]
@@ -133,7 +133,7 @@ async def test_the_log_does_not_delay_a_start(tmp_path: Path) -> None:
             asyncio.timeout(60),
             service.sandboxes.using(ME, made.id, scope="execute") as use,
         ):
-            await use.box.conversation("one").start()
+            await use.active.conversation("one").start()
         release.set()
     starts = (tmp_path / "audit.jsonl").read_text().count('"kernel.start"')
     assert starts == 1

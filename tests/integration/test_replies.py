@@ -398,7 +398,7 @@ async def test_keys_are_counted_once_though_a_full_disk_repeats_a_write(tmp_path
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         return True
 
-    async with await Store.of_data(tmp_path, on_full=make_room) as store:
+    async with await Store.open_in(tmp_path, on_full=make_room) as store:
         table = StoredReplies(store, keys_max=3)
 
         async def reserve(key: str) -> None:

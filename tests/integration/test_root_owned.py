@@ -19,7 +19,7 @@ from sbx.isolation import userns
 from sbx.linux import renameat2
 from sbx.runtime import sandbox as sandboxes
 from sbx.runtime.sandbox import AsyncSandbox
-from sbx.service.projects.boxes import Box
+from sbx.service.projects.sessions import OpenSession
 from sbx.service.service import Service
 from tests.tiers import rows
 
@@ -342,7 +342,7 @@ async def test_two_sandboxes_have_uids_of_their_own_over_one_directory(
 
 
 async def in_project(
-    service: Service, project: Path, act: Callable[[Box], Awaitable[None]], **more: bool
+    service: Service, project: Path, act: Callable[[OpenSession], Awaitable[None]], **more: bool
 ) -> None:
     made = await service.projects.create("me", name="mine", working_directory=str(project), **more)
     async with service.projects.using("me", made.id, "talk") as box:
@@ -350,7 +350,7 @@ async def in_project(
 
 
 async def test_a_project_of_root_is_for_the_operator_to_allow(top: Path, project: Path) -> None:
-    async def work(box: Box) -> None:
+    async def work(box: OpenSession) -> None:
         await box.allow_commands()  # else a cell runs on a copy
         assert (await box.start_run("open('made', 'w').write('cell')").result()).ok
         state_events = await box.start_shell("id -u; cat sub/data; echo x > by-command").result()
@@ -380,7 +380,7 @@ async def test_no_project_holds_what_the_host_runs_as_root(top: Path) -> None:
 async def test_without_a_sandbox_root_works_in_directories_of_root_only(
     top: Path, project: Path
 ) -> None:
-    async def work(box: Box) -> None:
+    async def work(box: OpenSession) -> None:
         state_events = await box.start_shell("id -u; echo x > by-command").result()
         assert state_events.stdout == "0\n"
 

@@ -14,8 +14,8 @@ from sbx.api.server.settings import ServiceSettings
 from sbx.errors import Denied
 from sbx.isolation.broker.client import BrokerClient
 from sbx.isolation.broker.process import start_broker
-from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.sandbox import open_project
+from sbx.service.projects.session import ProjectSession
 from tests.tiers import rows
 
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")

@@ -90,7 +90,7 @@ async def test_a_use_without_a_run_keeps_the_idle_time_out_away(tmp_path: Path) 
             clock.advance(1000)
             await service.reaper.round()
             assert (await service.sandboxes.get(ME, made.id)).state is State.READY
-            await use.box.files.write("late", "1")
+            await use.active.files.write("late", "1")
         assert not (await run(service, made.id, "x")).state_lost
 
 

@@ -86,8 +86,8 @@ async def test_runs_that_wait_are_ended_once_by_however_many(tmp_path: Path) -> 
         living = next(iter(service.sandboxes.every()))
         handles = [await begin(service, made.id, HANG) for _ in range(6)]
         await printed(handles[0])
-        assert living.box is not None
-        talk = living.box.conversation("default")
+        assert living.active is not None
+        talk = living.active.conversation("default")
         state_events = RunError("Test", "ended by a test", "")
         ends = await asyncio.gather(
             handles[-1].interrupt(),
@@ -112,14 +112,14 @@ async def test_what_fails_at_its_end_is_deleted_all_the_same(
         made = await service.sandboxes.create(ME)
         await run(service, made.id, "1")
         living = next(iter(service.sandboxes.every()))
-        assert living.box is not None
-        halt = living.box.halt
+        assert living.active is not None
+        halt = living.active.halt
 
         async def failing(reason: RunError) -> None:
             await halt(reason)
             raise KeyError("stdout")
 
-        living.box.halt = failing  # type: ignore[method-assign]
+        living.active.halt = failing  # type: ignore[method-assign]
         await service.sandboxes.delete(ME, made.id)
         assert "did not end cleanly" in caplog.text
         assert not service.sandboxes.every()

@@ -151,13 +151,13 @@ async def test_it_survives_an_idle_close_and_a_stop_and_no_other_process(top: Pa
         (one,) = served.service.sandboxes.every()
         clock.advance(served.service.settings.idle_timeout + 1)
         assert await one.stop_idle()
-        assert one.box is None
+        assert one.active is None
         assert len((await client.get(path_of(box))).json()["items"]) == 1
         assert await printed(client, box, LOOK) == "['w']"
         assert (await client.post(f"/v1/sandboxes/{box}/stop")).status_code == 200
         second = {"source": str(top / "srv/corpus")}  # while it is closed
         assert (await client.post(path_of(box), json=second)).status_code == 201
-        assert one.box is None
+        assert one.active is None
         gone = await client.request("DELETE", path_of(box), params={"target": "/mnt/w"})
         assert gone.status_code == 204
         assert await printed(client, box, LOOK) == "['corpus']"

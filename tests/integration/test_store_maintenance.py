@@ -126,7 +126,7 @@ async def test_service_does_not_start_from_a_backup_itself(data: Path, tmp_path:
     backup.backup(data, tmp_path / "backup", force=False)
     (tmp_path / "backup").replace(data / "store.sqlite")
     with pytest.raises(Unavailable) as refused:
-        await Store.of_data(data)
+        await Store.open_in(data)
     assert refused.value.code == "store_is_backup"
     command = refused.value.hint or ""
     assert command == f"sbx store restore --data-dir {data} {data / 'store.sqlite'}"
@@ -164,7 +164,7 @@ async def test_restore_that_is_killed_leaves_a_refusal_and_both_stores(
         with pytest.raises(KeyboardInterrupt):
             restore(data, file)
     with pytest.raises(Unavailable) as refused:
-        await Store.of_data(data)
+        await Store.open_in(data)
     assert refused.value.code == "store_older"
     restore(data, file)
     async with open_service(data, fast_path=False) as service:
@@ -217,7 +217,7 @@ async def test_backup_that_was_copied_over_a_store_with_a_log_is_refused(
     shutil.copy(tmp_path / "backup", path)
     shutil.copy(tmp_path / "log", log)
     with pytest.raises(Unavailable) as refused:
-        await Store.of_data(data)
+        await Store.open_in(data)
     assert refused.value.code == "store_is_backup"
     restore(data, path)
     with closing(database.connect(str(path))) as on:
@@ -245,7 +245,7 @@ async def test_restore_whose_new_store_cannot_be_written_changes_nothing(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, soft)
     assert path.stat().st_ino == before
-    await (await Store.of_data(data)).close()
+    await (await Store.open_in(data)).close()
 
 
 # -- a repair --------------------------------------------------------------------------------------

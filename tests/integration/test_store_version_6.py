@@ -167,5 +167,5 @@ async def test_repair_of_a_damaged_store_of_version_6_saves_its_workspaces(data:
         file.write(b"\xff" * size)
     tables = (await asyncio.to_thread(repair, data)).tables
     assert tables["cargos"].saved == 7
-    async with await Store.of_data(data) as store:
+    async with await Store.open_in(data) as store:
         assert len(await store.rows("SELECT * FROM workspaces")) == 7

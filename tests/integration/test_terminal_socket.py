@@ -265,15 +265,15 @@ async def test_an_idle_terminal_keeps_no_sandbox_and_an_attached_one_does(
     terminal = await place.open("kept")
     box = served.service.sandboxes.index.by_id(place.box)
     assert box is not None
-    assert box.box is not None
+    assert box.active is not None
     async with place.attach(terminal, conversation="kept") as socket:
         await until(socket, b"$ ")
         assert box.users > 0
-        assert box.box.busy
+        assert box.active.busy
     async with asyncio.timeout(WAIT_S):
         while box.users:  # noqa: ASYNC110  # nobody tells it
             await asyncio.sleep(0.02)
-    assert not box.box.busy
+    assert not box.active.busy
 
 
 async def test_a_refused_upgrade_leaves_the_service_as_it_was(served: Served) -> None:

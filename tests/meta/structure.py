@@ -184,7 +184,7 @@ def _prose() -> list[tuple[Path, str, int, str]]:
 
 
 MEASURES = (
-    Measure("lines", lines, 98_480, 74_000),
+    Measure("lines", lines, 98_477, 74_000),
     Measure("public class names in more than one module", repeated_class_names, 0, 10),
     Measure("Protocol classes", protocols, 17, 15),
     Measure("modules that exactly one other module imports", modules_with_one_importer, 141, 90),

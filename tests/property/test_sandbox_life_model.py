@@ -267,7 +267,7 @@ class Life(RuleBasedStateMachine):
         for box in self.known:
             if box.state is not State.DELETED:
                 self.world.do(lambda box=box: self.service.sandboxes.delete(self.me, box.id))  # type: ignore[misc]
-        left = set(self.service.runtime.data.sandboxes()) - self.service.runtime.homes
+        left = set(self.service.runtime.data.sandboxes()) - self.service.runtime.unowned_directories
         assert not left, "files of deleted sandboxes are still there"
 
 

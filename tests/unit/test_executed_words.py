@@ -2,7 +2,12 @@
 
 import pytest
 
-from sbx.workspace.executed_words import Mention, of_envrc, of_hook_configuration, of_script
+from sbx.workspace.executed_words import (
+    Mention,
+    envrc_mentions,
+    hook_configuration_mentions,
+    script_mentions,
+)
 
 
 def mentions(*pairs: str) -> list[Mention]:
@@ -39,7 +44,7 @@ def mentions(*pairs: str) -> list[Mention]:
     ],
 )
 def test_of_script_returns_what_is_executed(text: str, expected: list[str]) -> None:
-    assert [one for one in of_script(text)[0] if counts(one)] == mentions(*expected)
+    assert [one for one in script_mentions(text)[0] if counts(one)] == mentions(*expected)
 
 
 def counts(mention: Mention) -> bool:
@@ -48,7 +53,7 @@ def counts(mention: Mention) -> bool:
 
 
 def test_of_script_returns_the_directories_of_cd() -> None:
-    assert of_script("cd a && ./b\npushd c/d\ncd $X")[1] == ["a", "c/d"]
+    assert script_mentions("cd a && ./b\npushd c/d\ncd $X")[1] == ["a", "c/d"]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +73,7 @@ def test_of_script_returns_the_directories_of_cd() -> None:
     ],
 )
 def test_of_hook_configuration_returns_the_command(text: str) -> None:
-    programs = [one.word for one in of_hook_configuration(text) if one.kind == "program"]
+    programs = [one.word for one in hook_configuration_mentions(text) if one.kind == "program"]
     assert [word for word in programs if "/" in word] == ["./tools/lint.sh"]
 
 
@@ -83,7 +88,7 @@ def test_of_hook_configuration_returns_the_command(text: str) -> None:
     ],
 )
 def test_of_hook_configuration_returns_other_files(text: str, expected: list[str]) -> None:
-    assert list(of_hook_configuration(text)) == mentions(*expected)
+    assert list(hook_configuration_mentions(text)) == mentions(*expected)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +104,7 @@ def test_of_hook_configuration_returns_other_files(text: str, expected: list[str
     ],
 )
 def test_of_envrc_returns_directories(text: str, directories: list[str]) -> None:
-    found = {one.word for one in of_envrc(text)[0] if one.kind == "directory"}
+    found = {one.word for one in envrc_mentions(text)[0] if one.kind == "directory"}
     assert found == {*directories}
 
 
@@ -107,7 +112,7 @@ def test_of_envrc_returns_directories(text: str, directories: list[str]) -> None
     "text", ["export PYTHONPATH=$PWD/src:lib\n", "path_add PYTHONPATH '$PWD/src' lib\n"]
 )
 def test_of_envrc_keeps_directories_of_python_free_but_for_modules_of_python(text: str) -> None:
-    found = {tuple(one) for one in of_envrc(text)[0] if one.word in ("./src", "lib")}
+    found = {tuple(one) for one in envrc_mentions(text)[0] if one.word in ("./src", "lib")}
     assert found - {("word", "./src"), ("word", "lib")} == {
         ("imports", "./src"),
         ("imports", "lib"),
@@ -115,4 +120,8 @@ def test_of_envrc_keeps_directories_of_python_free_but_for_modules_of_python(tex
 
 
 def test_of_envrc_returns_the_files_that_it_sources() -> None:
-    assert of_envrc("source_env a\n. ./b\nsource_env_if_exists c/d\n")[1] == ["a", "./b", "c/d"]
+    assert envrc_mentions("source_env a\n. ./b\nsource_env_if_exists c/d\n")[1] == [
+        "a",
+        "./b",
+        "c/d",
+    ]

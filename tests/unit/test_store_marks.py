@@ -98,7 +98,7 @@ async def test_start_that_is_cut_off_at_a_mark_is_followed_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """The directory is never ahead of its store: the next start would refuse the store as older."""
-    await (await Store.of_data(tmp_path)).close()
+    await (await Store.open_in(tmp_path)).close()
     before = marks.read_from_directory(tmp_path)
 
     def cut_off(*_: object) -> None:
@@ -107,6 +107,6 @@ async def test_start_that_is_cut_off_at_a_mark_is_followed_by_another(
     with monkeypatch.context() as patch:
         patch.setattr(marks, step, cut_off)
         with pytest.raises(Unavailable):
-            await Store.of_data(tmp_path)
+            await Store.open_in(tmp_path)
     assert marks.read_from_directory(tmp_path) == before
-    await (await Store.of_data(tmp_path)).close()
+    await (await Store.open_in(tmp_path)).close()

@@ -75,7 +75,7 @@ async def start(target: TargetDep) -> ReceiptBody:
 async def stop(target: TargetDep) -> OkBody:
     """End the kernel and its runs. Files stay, and the next run starts another kernel."""
     async with target.lease("execute", starts=False) as use:
-        if (conversation := use.box.existing(target.name)) is not None:
+        if (conversation := use.active.existing(target.name)) is not None:
             await conversation.stop()
             await target.record("conversation.stop")
     return OkBody()

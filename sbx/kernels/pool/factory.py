@@ -52,7 +52,7 @@ class KernelFactory(KernelPools):
         return kernel
 
     def take_prewarmed(self, key: Key | None, furnished: PrewarmSpec) -> PrewarmedKernel | None:
-        """Hand a kernel in a home for a new sandbox over to the caller.
+        """Hand a kernel for a new sandbox over to the caller.
 
         Return None if none is ready. The pool then keeps prewarmed ones. Start nothing.
         """

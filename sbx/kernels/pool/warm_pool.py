@@ -57,20 +57,20 @@ class PrewarmSlot(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrewarmedKernel:
-    """A sealed kernel in a home without an owner, for a new sandbox whose request equals `fits`."""
+    """A sealed kernel without an owner, for a new sandbox whose request equals `fits`."""
 
     kernel: Kernel
-    home: PrewarmSlot
+    slot: PrewarmSlot
     fits: object
 
     async def give_up(self) -> None:
         await destroy(self.kernel)
-        await self.home.give_up()
+        await self.slot.give_up()
 
 
 @dataclass(frozen=True, slots=True)
 class PrewarmSpec:
-    """A kind of new sandbox that callers request, and the function that makes a home for it."""
+    """A kind of new sandbox that callers request, and the function that prepares one."""
 
     fits: object
     make: Callable[[], Awaitable[PrewarmSlot]]
@@ -247,9 +247,9 @@ class Pool:
             )
 
     async def move_in(self, enter: Callable[[Kernel, LaunchRequest], Awaitable[Kernel]]) -> None:
-        """Let an idle kernel enter a new home, if the pool still lacks a prewarmed kernel.
+        """Let an idle kernel enter a new sandbox, if the pool still lacks a prewarmed kernel.
 
-        Raise like `enter` and like the function that makes the home. After an error nothing is
+        Raise like `enter` and like the function that prepares it. After an error nothing is
         left, and none is prewarmed until a caller asks for one.
         """
         async with self._moving:
@@ -268,7 +268,7 @@ class Pool:
 
     async def _move_into(
         self,
-        home: PrewarmSlot,
+        slot: PrewarmSlot,
         fits: object,
         enter: Callable[[Kernel, LaunchRequest], Awaitable[Kernel]],
     ) -> None:
@@ -276,16 +276,16 @@ class Pool:
             if (kernel := self._take()) is not None:
                 self._moved += 1
                 try:
-                    await enter(kernel, home.order)
+                    await enter(kernel, slot.order)
                 finally:
                     self._moved -= 1
         except BaseException:
-            await run_to_completion(home.give_up())
+            await run_to_completion(slot.give_up())
             raise
         if kernel is None:
-            await run_to_completion(home.give_up())
+            await run_to_completion(slot.give_up())
             return
-        prewarmed = PrewarmedKernel(kernel, home, fits)
+        prewarmed = PrewarmedKernel(kernel, slot, fits)
         if self._closed or not kernel.alive:
             await run_to_completion(prewarmed.give_up())
             return

@@ -29,7 +29,7 @@ from sbx.workspace.snapshots.manifest import FileNode, Manifest, PlannedChange, 
 from sbx.workspace.snapshots.scan import ScanScope, digest, node_at
 
 
-class Beside(Protocol):
+class SessionParts(Protocol):
     """The parts of a project's sandbox in addition to its files."""
 
     @property
@@ -49,14 +49,14 @@ class CodeChanges:
 
     def __init__(
         self,
-        box: Beside,
+        session: SessionParts,
         conversation: ProjectConversation,
         transaction: Transaction,
         policy: Policy,
     ) -> None:
-        self.files = _CopyFiles(box.files, conversation, transaction, policy)
-        self.uploads = box.uploads
-        self.save_result = box.save_result
+        self.files = _CopyFiles(session.files, conversation, transaction, policy)
+        self.uploads = session.uploads
+        self.save_result = session.save_result
         self._conversation = conversation
         self._transaction = transaction
         self.compare = transaction.compare
@@ -143,7 +143,7 @@ class WriteChanges:
 
     def __init__(
         self,
-        box: Beside,
+        session: SessionParts,
         opened: OpenFiles,
         copies: Snapshots,
         policy: Policy,
@@ -152,12 +152,12 @@ class WriteChanges:
     ) -> None:
         """`asks_about_host_executables`: a new one is a change that a person decides about; else it
         is refused. One that exists is refused in any case."""
-        self.uploads = box.uploads
-        self.save_result = box.save_result
-        self.start_run = box.start_run
-        self.give_up = box.give_up
+        self.uploads = session.uploads
+        self.save_result = session.save_result
+        self.start_run = session.start_run
+        self.give_up = session.give_up
         self.files = _StagedFiles(
-            box.files, opened, copies, policy, asks=asks_about_host_executables
+            session.files, opened, copies, policy, asks=asks_about_host_executables
         )
         self.compare = self.files.compare
         self.commit = self.files.commit

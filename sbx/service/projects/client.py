@@ -1,6 +1,6 @@
 """The sandboxes of projects that the project process has, as the service calls them.
 
-`RemoteBox` has the methods of `ProjectSession`.
+`RemoteSession` has the methods of `ProjectSession`.
 """
 
 import asyncio
@@ -64,17 +64,17 @@ class _Remote:
     commands_allowed = False
 
     def __init__(
-        self, link: ProjectServerLink, number: int, box: "RemoteBox | None" = None
+        self, link: ProjectServerLink, number: int, session: "RemoteSession | None" = None
     ) -> None:
-        """`box`: the sandbox of a tool call; None if this is the sandbox itself."""
+        """`session`: the sandbox of a tool call; None if this is the sandbox itself."""
         self.link = link
         self.number = number
         self.files = RemoteProjectFiles(self)
         self.stateful = False
-        self._box: _Remote = box or self
+        self._session: _Remote = session or self
 
     async def call(self, request: calls.Request, result_type: type[T]) -> T:
-        result, self._box.stateful = await self.link.ask(request, result_type)
+        result, self._session.stateful = await self.link.ask(request, result_type)
         return result
 
     def start_run(self, code: str, *, timeout: float | None = None) -> ProjectRun:
@@ -95,7 +95,7 @@ class _Remote:
         return await self.call(calls.SaveResult(self.number, name, content), str)
 
 
-class RemoteBox(_Remote):
+class RemoteSession(_Remote):
     """The methods of `ProjectSession`, called in the project process. `shown` are the uploads of
     the conversation; its `uploads` without them are those of the sandbox itself."""
 
@@ -146,9 +146,9 @@ class RemoteBox(_Remote):
 class RemoteChanges(_Remote):
     """See `CodeChanges` and `WriteChanges`."""
 
-    def __init__(self, box: RemoteBox, number: int) -> None:
-        super().__init__(box.link, number, box)
-        self._uploads = box.uploads
+    def __init__(self, session: RemoteSession, number: int) -> None:
+        super().__init__(session.link, number, session)
+        self._uploads = session.uploads
 
     @property
     def sandbox(self) -> "RemoteChanges":
@@ -221,7 +221,7 @@ class RemoteProjectFiles:
 class ProjectRemoteUploads:
     """The uploads that the sandbox has itself: copies of those that the service keeps."""
 
-    def __init__(self, of: RemoteBox) -> None:
+    def __init__(self, of: RemoteSession) -> None:
         self._of = of
 
     async def put(self, path: str | Path, name: str | None = None) -> Upload:

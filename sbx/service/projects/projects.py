@@ -1,7 +1,7 @@
 """Projects: working directories of the host for agents, each with a name.
 
 A project is a row and nothing on disk: the directory belongs to the user before, during and after.
-An agent leases the sandbox of the project (boxes.py) by `using`.
+An agent leases the sandbox of the project (sessions.py) by `using`.
 """
 
 import logging
@@ -18,14 +18,14 @@ from sbx.protocol.pages import Page
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
-from sbx.service.projects.boxes import Box, BoxWalls, ProjectBoxes
 from sbx.service.projects.link import ProjectServerLink
+from sbx.service.projects.sessions import OpenSession, ProjectSessions, SessionWalls
 from sbx.store import Store
 from sbx.store import projects as rows
 from sbx.store.projects import ProjectRow as Project
 from sbx.workspace.allowed_paths import AllowedProjects
 
-__all__ = ["Box", "Project", "Projects"]
+__all__ = ["OpenSession", "Project", "Projects"]
 
 _log = logging.getLogger(__name__)
 _LIST_MAX = 500
@@ -55,7 +55,7 @@ class Projects:
             settings.project_dirs, settings.own_paths, settings.project_owners
         )
         self._directories = directories
-        self._boxes = ProjectBoxes(runtime, clock, settings, directories, server)
+        self._sessions = ProjectSessions(runtime, clock, settings, directories, server)
         if settings.project_dirs and (why := self._refusal(True)) is not None:
             _log.warning("project_dirs are of no use here: %s", why.message)
 
@@ -127,7 +127,7 @@ class Projects:
         """Forget it, with its chats; the directory stays. Raises NotFound, Conflict
         `project_in_use` while an agent works in it."""
         await self.get(owner, project_id)
-        async with self._boxes.leaving(project_id):
+        async with self._sessions.leaving(project_id):
             gone = partial(rows.delete, owner=owner, project_id=project_id)
             await self._store.write(gone)
 
@@ -141,7 +141,7 @@ class Projects:
         narrower: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         uploads: Conversation | None = None,
-    ) -> AbstractAsyncContextManager[Box]:
+    ) -> AbstractAsyncContextManager[OpenSession]:
         """Return an `async with` around one run of an agent. It yields the sandbox of its
         conversation, which is created at the first use, and closed after the idle time-out.
 
@@ -158,23 +158,23 @@ class Projects:
             self._check(project.sandbox_enabled)
             return project
 
-        walls = BoxWalls(policy, narrower or {}, env or {})
-        return self._boxes.using((owner, conversation_id), open_project, walls, uploads)
+        walls = SessionWalls(policy, narrower or {}, env or {})
+        return self._sessions.using((owner, conversation_id), open_project, walls, uploads)
 
     def commands_allowed(self, owner: str, conversation_id: str) -> bool:
         """Whether a person has allowed the commands of this conversation in its project."""
-        return self._boxes.commands_allowed((owner, conversation_id))
+        return self._sessions.commands_allowed((owner, conversation_id))
 
     async def close_conversation(self, owner: str, conversation_id: str) -> None:
         """End all sandboxes and runs of a conversation, and forget its state."""
-        await self._boxes.forget((owner, conversation_id))
+        await self._sessions.forget((owner, conversation_id))
 
     async def close_idle(self) -> None:
         """Close the sandboxes that were not used for the setting `idle_timeout`."""
-        await self._boxes.close_idle()
+        await self._sessions.close_idle()
 
     async def close(self) -> None:
-        await self._boxes.close()
+        await self._sessions.close()
 
     def _check(self, sandbox_enabled: bool) -> None:
         if (why := self._refusal(sandbox_enabled)) is not None:

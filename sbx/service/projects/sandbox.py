@@ -81,7 +81,9 @@ class ProjectSandbox(AsyncSandbox):
         self._without_processes = narrow(policy, {"processes": False})
         self._computing_key: Key | None = None
         self._lost = lost
-        resources.homes.add(self._directory)  # no row names it, and it must not be swept
+        resources.unowned_directories.add(
+            self._directory
+        )  # no row names it, and it must not be swept
 
     async def prepare(self) -> None:
         await in_thread(self._resources.data.mark_temporary, self._directory)
@@ -131,7 +133,7 @@ class ProjectSandbox(AsyncSandbox):
 
     async def _leave_files(self) -> None:
         await super()._leave_files()
-        self._resources.homes.discard(self._directory)
+        self._resources.unowned_directories.discard(self._directory)
 
 
 class ProjectConversation(Conversation):

@@ -27,9 +27,9 @@ from sbx.protocol.files import Listing, Upload
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.runtime import Runtime
 from sbx.service.projects import calls
-from sbx.service.projects.box import ProjectSession, python_in
 from sbx.service.projects.changes import CodeChanges, WriteChanges
 from sbx.service.projects.sandbox import open_project
+from sbx.service.projects.session import ProjectSession, python_in
 from sbx.workspace import UploadLimits
 from sbx.workspace.allowed_paths import AllowedProjects
 
@@ -53,7 +53,7 @@ class _Upload:
 class _Opened:
     """A sandbox, or the changes of one tool call in it, and the runs that were started there."""
 
-    box: ProjectSession
+    session: ProjectSession
     acts: ProjectSession | _Changes
     runs: dict[int, ActiveRun] = field(default_factory=dict)
     uploads: dict[int, _Upload] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class ProjectServer:
         opened = self._opened.get(getattr(call.request, "of", 0))
         try:
             result = await self._act(call.request, opened)
-            stateful = opened is not None and opened.box.stateful
+            stateful = opened is not None and opened.session.stateful
             raw = msgspec.Raw(calls.ENCODER.encode(result))
             reply = calls.framed(calls.CallReply(call.id, raw, stateful=stateful))
         except errors.SbxError as error:
@@ -174,15 +174,15 @@ class ProjectServer:
             env=request.env,
             lost=lost,
         )
-        box = ProjectSession(sandbox, commands_allowed=request.allowed)
-        return self._keep(_Opened(box, box))
+        session = ProjectSession(sandbox, commands_allowed=request.allowed)
+        return self._keep(_Opened(session, session))
 
     async def _act_on_changes(self, request: calls.Request, opened: _Opened) -> Any:
         match request, opened.acts:
-            case calls.Allow(), ProjectSession() as box:
-                return await box.allow_commands()
-            case calls.Begin(_, effect), ProjectSession() as box:
-                return self._keep(_Opened(box, await box.begin(effect)))
+            case calls.Allow(), ProjectSession() as session:
+                return await session.allow_commands()
+            case calls.Begin(_, effect), ProjectSession() as session:
+                return self._keep(_Opened(session, await session.begin(effect)))
             case calls.Compare(), (CodeChanges() | WriteChanges()) as changes:
                 return _compared(await changes.compare())
             case calls.Commit(), (CodeChanges() | WriteChanges()) as changes:
@@ -225,7 +225,7 @@ class ProjectServer:
         return [event_form.encode(event_form.to_json(event, encoded=True)) for event in events]
 
     async def _act_on_uploads(self, request: calls.Request, opened: _Opened) -> Any:
-        uploads = opened.box.sandbox.uploads
+        uploads = opened.session.sandbox.uploads
         match request:
             case calls.ListUploads():
                 return list(await uploads.list())
@@ -266,7 +266,7 @@ async def _act_on_files(request: calls.Request, opened: _Opened) -> Any:
         case calls.Find(_, pattern, path, kind, most):
             return _found(await files.find(pattern, path, kind=kind, max_results=most))
         case calls.SaveResult(_, name, content):
-            return await opened.box.save_result(name, content)
+            return await opened.session.save_result(name, content)
     raise _not_there()
 
 

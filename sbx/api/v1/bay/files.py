@@ -220,7 +220,7 @@ async def _file_before_path(
     fields: dict[str, str],
 ) -> int:
     """Store a file whose path comes after it in the form."""
-    directory, max_bytes = service.settings.data_dir, use.box.policy.limits.file_size_max
+    directory, max_bytes = service.settings.data_dir, use.active.policy.limits.file_size_max
     rest = _then_rest_of_form(part, form, fields)
     async with spool_to_disk(rest, directory, max_bytes) as chunks:
         if "path" not in fields:

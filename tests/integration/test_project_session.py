@@ -11,8 +11,8 @@ import pytest
 from sbx import Runtime
 from sbx.errors import Denied, InvalidPath, SbxError
 from sbx.protocol.runs import Run
-from sbx.service.projects.box import ProjectSession
 from sbx.service.projects.sandbox import open_project
+from sbx.service.projects.session import ProjectSession
 
 pytestmark = pytest.mark.core
 OWNER = 4242
@@ -279,11 +279,11 @@ async def test_a_result_that_was_saved_is_found(box: ProjectSession) -> None:
 
 async def test_a_symlink_in_its_place_is_not_opened(runtime: Runtime, project: Path) -> None:
     replaced(project, by_symlink=True)
-    before = runtime.homes
+    before = runtime.unowned_directories
     with pytest.raises(Denied) as raised:
         await open_project(runtime, "default", project)
     assert raised.value.code == "not_granted"
-    assert runtime.homes <= before
+    assert runtime.unowned_directories <= before
 
 
 async def test_another_directory_in_its_place_is_not_mounted(
@@ -297,9 +297,9 @@ async def test_another_directory_in_its_place_is_not_mounted(
 async def test_nothing_is_left_of_it_but_the_directory(own_runtime: Runtime, project: Path) -> None:
     box = ProjectSession(await open_project(own_runtime, "default", project))
     await box.uploads.put_bytes("u.csv", b"1,2\n")
-    assert own_runtime.homes  # so that no collection takes its files for left over
+    assert own_runtime.unowned_directories  # so that no collection takes its files for left over
     await box.close()
-    assert not own_runtime.homes
+    assert not own_runtime.unowned_directories
     assert not own_runtime.data.sandboxes()
     assert (project / "main.py").exists()
 

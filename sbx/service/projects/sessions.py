@@ -21,11 +21,11 @@ from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.files import WorkspaceUploads
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
-from sbx.service.projects.box import ProjectSession, python_in
-from sbx.service.projects.client import ProjectRemoteUploads, RemoteBox
+from sbx.service.projects.client import ProjectRemoteUploads, RemoteSession
 from sbx.service.projects.host_mode import HostSession
 from sbx.service.projects.link import ProjectServerLink
 from sbx.service.projects.sandbox import open_project
+from sbx.service.projects.session import ProjectSession, python_in
 from sbx.store.projects import ProjectRow
 from sbx.workspace import UploadLimits
 from sbx.workspace.allowed_paths import AllowedProjects
@@ -88,15 +88,15 @@ class ProjectUploads:
         return replace(upload, path=f"{self._view}/{upload.name}")
 
 
-Box = ProjectSession | RemoteBox | HostSession
+OpenSession = ProjectSession | RemoteSession | HostSession
 Key = tuple[str, str]  # owner, conversation
-_KERNELS_A_BOX = 2
+_KERNELS_PER_SESSION = 2
 _RETRY_AFTER_S = 5.0
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class BoxWalls:
+class SessionWalls:
     """The policy of a sandbox, and the limits and the environment that a request adds."""
 
     policy: str
@@ -105,25 +105,25 @@ class BoxWalls:
 
 
 @dataclass(frozen=True, slots=True)
-class BoxSpec:
+class SessionSpec:
     """The origin of a sandbox: another project, directory or policy needs another sandbox."""
 
     project_id: str
     directory: str
     sandboxed: bool
-    walls: BoxWalls
+    walls: SessionWalls
     uploads: Path | None
 
 
 @dataclass(slots=True, eq=False)
-class BoxState:
+class SessionState:
     """The state of a conversation. In one project, `allowed` and `lost` outlive its sandbox: the
     user allowed commands, and Python had variables that are lost."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     project_id: str = ""  # also while its sandbox is created
-    box: Box | None = None
-    spec: BoxSpec | None = None
+    session: OpenSession | None = None
+    spec: SessionSpec | None = None
     uploads: ProjectUploads | None = None
     users: int = 0
     idle_at: float = 0.0
@@ -132,19 +132,21 @@ class BoxState:
 
     @property
     def forgettable(self) -> bool:
-        return self.box is None and not (self.users or self.allowed or self.lost)
+        return self.session is None and not (self.users or self.allowed or self.lost)
 
     async def shut(self) -> None:
         """Close the sandbox, and keep the state that the next one needs. The caller has the
         lock."""
-        box, self.box = self.box, None
-        if box is not None:
-            self.allowed |= box.sandboxed and box.commands_allowed  # the host mode never asks
-            self.lost |= box.stateful
-            await run_to_completion(box.close())
+        session, self.session = self.session, None
+        if session is not None:
+            self.allowed |= (
+                session.sandboxed and session.commands_allowed
+            )  # the host mode never asks
+            self.lost |= session.stateful
+            await run_to_completion(session.close())
 
 
-class ProjectBoxes:
+class ProjectSessions:
     """See the module. Its methods may be called concurrently from one event loop."""
 
     def __init__(
@@ -161,7 +163,7 @@ class ProjectBoxes:
         self._clock = clock
         self._settings = settings
         self._directories = directories
-        self._states: dict[Key, BoxState] = {}
+        self._states: dict[Key, SessionState] = {}
         self._leaving: dict[str, int] = defaultdict(int)
         self._closed = False
 
@@ -170,19 +172,19 @@ class ProjectBoxes:
         self,
         key: Key,
         get_project: Callable[[], Awaitable[ProjectRow]],
-        walls: BoxWalls,
+        walls: SessionWalls,
         uploads: Conversation | None,
-    ) -> AsyncIterator[Box]:
+    ) -> AsyncIterator[OpenSession]:
         """See `Projects.using`. `get_project` returns the project, or raises an error without
         one."""
         if self._closed:
             raise errors.Closed("the projects are closed", hint="start the service again")
-        state = self._states.setdefault(key, BoxState())
+        state = self._states.setdefault(key, SessionState())
         state.users += 1
         try:
             async with state.lock:
-                box = await self._box(key, state, await get_project(), walls, uploads)
-            yield box
+                session = await self._session(key, state, await get_project(), walls, uploads)
+            yield session
         finally:
             state.users -= 1
             state.idle_at = self._clock.now() + self._settings.idle_timeout
@@ -194,7 +196,7 @@ class ProjectBoxes:
         state = self._states.get(key)
         if state is None:
             return False
-        return state.allowed or (state.box is not None and state.box.commands_allowed)
+        return state.allowed or (state.session is not None and state.session.commands_allowed)
 
     async def forget(self, key: Key) -> None:
         """Close the sandbox of a conversation, even if it is in use, and forget its state."""
@@ -219,14 +221,14 @@ class ProjectBoxes:
         `project_in_use`."""
         self._leaving[project_id] += 1
         try:
-            boxes = [
+            states = [
                 (key, state)
                 for key, state in self._states.items()
                 if state.project_id == project_id
             ]
-            if any(state.users for _, state in boxes):
+            if any(state.users for _, state in states):
                 raise _in_use("an agent works in the project now")
-            for key, state in boxes:
+            for key, state in states:
                 self._states.pop(key, None)
                 await self._end(state)
             yield
@@ -237,14 +239,14 @@ class ProjectBoxes:
 
     # -- one sandbox --------------------------------------------------------------------------
 
-    async def _box(
+    async def _session(
         self,
         key: Key,
-        state: BoxState,
+        state: SessionState,
         project: ProjectRow,
-        walls: BoxWalls,
+        walls: SessionWalls,
         uploads: Conversation | None,
-    ) -> Box:
+    ) -> OpenSession:
         if self._closed or self._states.get(key) is not state:
             raise errors.Closed("the conversation was closed meanwhile", hint="begin it again")
         if state.project_id != project.id:
@@ -258,23 +260,25 @@ class ProjectBoxes:
         else:
             await in_thread(self._directories.check, directory)
         path = (await uploads.opened()).uploads_path if uploads is not None else None
-        spec = BoxSpec(project.id, str(directory), project.sandbox_enabled, walls, path)
+        spec = SessionSpec(project.id, str(directory), project.sandbox_enabled, walls, path)
         if state.spec != spec:
             await self._shut_for_another(state)
-        if state.box is None:
+        if state.session is None:
             await self._make_room(key[0])
             await run_to_completion(self._make(state, spec, uploads))
-        assert state.box is not None
+        assert state.session is not None
         if state.uploads is not None:
             await state.uploads.refresh()
-        return state.box
+        return state.session
 
-    async def _shut_for_another(self, state: BoxState) -> None:
-        if state.box is not None and state.users > 1:
+    async def _shut_for_another(self, state: SessionState) -> None:
+        if state.session is not None and state.users > 1:
             raise _in_use("another run of this conversation works elsewhere")
         await state.shut()
 
-    async def _make(self, state: BoxState, spec: BoxSpec, uploads: Conversation | None) -> None:
+    async def _make(
+        self, state: SessionState, spec: SessionSpec, uploads: Conversation | None
+    ) -> None:
         directory, grace_s = Path(spec.directory), self._settings.interrupt_grace
         state.uploads = None
         if not spec.sandboxed:
@@ -282,14 +286,14 @@ class ProjectBoxes:
                 state.uploads = ProjectUploads(uploads.uploads, view=str(spec.uploads))
             if self._runtime.as_root:
                 await in_thread(_demand_of_root, directory)
-            state.box = HostSession(directory, state.uploads, grace_s, lost=state.lost)
+            state.session = HostSession(directory, state.uploads, grace_s, lost=state.lost)
         else:
-            state.box = await self._sandboxed(state, spec, uploads)
+            state.session = await self._sandboxed(state, spec, uploads)
         state.spec, state.lost = spec, False
 
     async def _sandboxed(
-        self, state: BoxState, spec: BoxSpec, uploads: Conversation | None
-    ) -> ProjectSession | RemoteBox:
+        self, state: SessionState, spec: SessionSpec, uploads: Conversation | None
+    ) -> ProjectSession | RemoteSession:
         if self._server is not None:
             return await self._remote(self._server, state, spec, uploads)
         mounted = spec.uploads if not self._runtime.capabilities.root else None
@@ -310,11 +314,11 @@ class ProjectBoxes:
     async def _remote(
         self,
         server: ProjectServerLink,
-        state: BoxState,
-        spec: BoxSpec,
+        state: SessionState,
+        spec: SessionSpec,
         uploads: Conversation | None,
-    ) -> RemoteBox:
-        box = await RemoteBox.open(
+    ) -> RemoteSession:
+        session = await RemoteSession.open(
             server,
             spec.walls.policy,
             Path(spec.directory),
@@ -324,35 +328,35 @@ class ProjectBoxes:
             lost=state.lost,
         )
         if uploads is not None:
-            state.uploads = ProjectUploads(uploads.uploads, box.own_uploads, view=UPLOADS_APART)
-            box.shown = state.uploads
-        return box
+            state.uploads = ProjectUploads(uploads.uploads, session.own_uploads, view=UPLOADS_APART)
+            session.shown = state.uploads
+        return session
 
     async def _make_room(self, owner: str) -> None:
         """Close an unused sandbox. Raise Unavailable `too_many_kernels` if all others are in
         use."""
         settings = self._settings
         for kernels, whose in ((settings.kernels_per_owner, owner), (settings.kernels_max, None)):
-            most = max(1, kernels // _KERNELS_A_BOX)
+            most = max(1, kernels // _KERNELS_PER_SESSION)
             while len(there := self._live(whose)) >= most:
                 unused = [state for state in there if not state.users]
                 if not unused:
                     raise _full(most)
                 await self._end_unused(min(unused, key=lambda state: state.idle_at))
 
-    def _live(self, owner: str | None) -> list[BoxState]:
+    def _live(self, owner: str | None) -> list[SessionState]:
         return [
             state
             for key, state in self._states.items()
-            if state.box is not None and owner in (None, key[0])
+            if state.session is not None and owner in (None, key[0])
         ]
 
-    async def _end_unused(self, state: BoxState) -> None:
+    async def _end_unused(self, state: SessionState) -> None:
         async with state.lock:
             if not state.users:
                 await state.shut()
 
-    async def _end(self, state: BoxState) -> None:
+    async def _end(self, state: SessionState) -> None:
         async with state.lock:
             await state.shut()
 
@@ -370,7 +374,7 @@ def _demand_of_root(directory: Path) -> None:
 async def _all(ends: Iterable[Awaitable[None]]) -> None:
     for end in await asyncio.gather(*ends, return_exceptions=True):
         if isinstance(end, Exception):
-            _log.error("the box of a project could not be closed", exc_info=end)
+            _log.error("the session of a project could not be closed", exc_info=end)
 
 
 def _in_use(why: str) -> errors.Conflict:
