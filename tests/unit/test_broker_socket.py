@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -72,6 +73,19 @@ async def test_order_without_an_answer_in_time_is_silent(far: Far) -> None:
     seq = far.reply()["seq"]
     far.sock.send(json.dumps({"seq": seq, "ok": {"yes": 1}}).encode())
     assert await waiting == {"yes": 1}
+
+
+async def test_answer_that_came_while_the_loop_was_blocked_counts(far: Far) -> None:
+    waiting = asyncio.create_task(far.broker.order("fork", deadline_s=0.01))
+    await asyncio.sleep(0)
+    seq = far.reply()["seq"]
+    for message in (
+        *[{"event": "zygote_gone", "zygote": "x", "why": ""}] * 3,
+        {"seq": seq, "ok": {}},
+    ):
+        far.sock.send(json.dumps(message).encode())
+    time.sleep(0.05)  # noqa: ASYNC251  # as a program does that calls blocking code in its loop
+    assert await waiting == {}
 
 
 async def test_order_waits_while_the_broker_is_behind_with_reading(far: Far) -> None:

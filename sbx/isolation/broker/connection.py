@@ -101,13 +101,17 @@ class BrokerConnection:
                 code="order_too_large",
                 hint="most of it are environment variables: put large values into a file",
             )
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._waiting[seq] = answer
-        deadline_s, sent_at = deadline_s or process.ORDER_S, asyncio.get_running_loop().time()
+        deadline_s, sent_at = deadline_s or process.ORDER_S, loop.time()
         try:
             async with asyncio.timeout(deadline_s):
                 await self._send(packet, fds)
-                return await answer
+            # Not asyncio.timeout: after a blocked loop, the answer and the deadline come together.
+            if not (await asyncio.wait((answer,), timeout=sent_at + deadline_s - loop.time()))[0]:
+                raise TimeoutError
+            return answer.result()
         except (BrokenPipeError, ConnectionResetError):
             raise process.broker_died() from None
         except TimeoutError:
@@ -167,16 +171,20 @@ class BrokerConnection:
             await in_thread(watchdog.end, running, self._watchdog, process.END_S)
 
     def _receive(self) -> None:
-        assert self._sock is not None
-        try:
-            packet = self._sock.recv(process.PACKET_MAX)
-        except BlockingIOError:
-            return
-        except OSError:
-            packet = b""
-        if not packet:
-            self._hang_up(process.broker_died)
-            return
+        """Read every packet that waits: see `order`."""
+        while self._sock is not None:
+            try:
+                packet = self._sock.recv(process.PACKET_MAX)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if packet:
+                self._take(packet)
+            else:
+                self._hang_up(process.broker_died)
+
+    def _take(self, packet: bytes) -> None:
         self._pulse.answered()
         message = json.loads(packet)
         if "event" in message:
