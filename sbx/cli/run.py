@@ -31,10 +31,7 @@ CodeOption = Annotated[
 ShellOption = Annotated[bool, typer.Option("--shell", help="Run a bash script instead of Python.")]
 TimeoutOption = Annotated[
     float | None,
-    typer.Option(
-        help="The time limit; default and maximum: limits.wall_time of the policy.",
-        metavar="SECONDS",
-    ),
+    typer.Option(help="The time limit; default: the policy's run_timeout.", metavar="SECONDS"),
 ]
 ResultOption = Annotated[
     bool, typer.Option("--json", help="Print the whole result as one JSON document, at the end.")

@@ -69,7 +69,7 @@ def timeout(value: float | None) -> float | None:
         raise BadRequest(
             f"a time-out must be a number of seconds above 0, not {value!r}",
             code="invalid_timeout",
-            hint="leave it out for the policy's wall_time",
+            hint="leave it out for the policy's run_timeout",
         )
     return min(value, 1e9)  # JSON has no infinity
 

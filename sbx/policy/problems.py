@@ -176,7 +176,7 @@ def _unknown(loc: Sequence[Any], key: str, model: type[BaseModel], top: Sequence
 
 # The words of other tools, too different from the keys of sbx for a spelling match.
 _ALSO_CALLED = {
-    "timeout": "limits.wall_time",
+    "timeout": "limits.run_timeout",
     "memory": "limits.memory_max",
     "pids": "limits.tasks_max",
     "cpu": "limits.cpu_quota",

@@ -175,12 +175,12 @@ class SecretPolicy(Table):
 class LimitsPolicy(Table):
     """The resources that a jail may use, in bytes, seconds and CPUs.
 
-    Files in /tmp and /dev/shm count as memory. `wall_time` is the maximum duration of one run, and
-    the maximum for a run's own time-out. `output_max` limits the output of one run, and
-    `file_size_max` a single file. `workspace_max` and `workspace_files` limit the files of a
-    conversation; directories count as files. The files that conversations share have the same
-    limits again. `io_read_max` and `io_write_max` are bytes per second of all jails of a sandbox
-    together, on the disk of the workspace.
+    Files in /tmp and /dev/shm count as memory. `run_timeout` is the time-out of a run that requests
+    none; it is never more than `wall_time`, the maximum that a run may request. `output_max` limits
+    the output of one run, and `file_size_max` a single file. `workspace_max` and `workspace_files`
+    limit the files of a conversation; directories count as files. The files that conversations
+    share have the same limits again. `io_read_max` and `io_write_max` are bytes per second of all
+    jails of a sandbox together, on the disk of the workspace.
     """
 
     memory_max: Annotated[
@@ -188,7 +188,8 @@ class LimitsPolicy(Table):
     ] = GIB
     tasks_max: Annotated[int, Field(strict=True, ge=8, le=1 << 22)] = 128
     cpu_quota: Cpu = 1.0
-    wall_time: Annotated[Duration, AfterValidator(_some_time)] = 60.0
+    run_timeout: Annotated[Duration, AfterValidator(_some_time)] = 60.0
+    wall_time: Annotated[Duration, AfterValidator(_some_time)] = 3600.0
     output_max: _Some = 16 * MIB
     open_files: Annotated[int, Field(strict=True, ge=64, le=1 << 20)] = 1024
     file_size_max: _Some = 512 * MIB
@@ -198,6 +199,11 @@ class LimitsPolicy(Table):
     workspace_files: _Count = 50_000
     io_read_max: _Rate = math.inf
     io_write_max: _Rate = math.inf
+
+    @property
+    def default_timeout_s(self) -> float:
+        """The time-out of a run that requests none, in seconds."""
+        return min(self.run_timeout, self.wall_time)
 
 
 class UploadsPolicy(Table):

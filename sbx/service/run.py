@@ -31,11 +31,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A request for a run. Without a `timeout_s`, the policy's wall_time applies. `cwd`, `env` and
-    `stdin` are for a command or a script only, `args` for a script. `interactive`: input() emits an
-    InputRequest event, which `RunHandle.answer` answers; without it, input() raises. `stdin_open`:
-    `RunHandle.write` feeds the command. `reservation`: the space and the idempotency key of the
-    call, which is recorded with the run."""
+    """A request for a run. Without a `timeout_s`, the policy's run_timeout applies. `cwd`, `env`
+    and `stdin` are for a command or a script only, `args` for a script. `interactive`: input()
+    emits an InputRequest event, which `RunHandle.answer` answers; without it, input() raises.
+    `stdin_open`: `RunHandle.write` feeds the command. `reservation`: the space and the idempotency
+    key of the call, which is recorded with the run."""
 
     kind: Kind
     code: str

@@ -98,14 +98,16 @@ async def test_a_time_out_says_what_became_of_the_state(
     assert (await python(client, own, "kept"))["output"] == "1\n"
 
 
-async def test_a_longer_time_out_than_the_policys_is_the_policys(
+async def test_a_longer_time_out_than_the_policys_is_refused_and_the_default_is_not(
     client: httpx.AsyncClient,
 ) -> None:
-    narrower = {"limits": {"wall_time": "1s"}}
+    narrower = {"limits": {"wall_time": "2s"}}
     box = f"/v1/sandboxes/{(await made(client, narrower=narrower))['id']}"
-    for timeout in (30, 300):
-        assert (await python(client, box, "1", timeout=timeout))["success"] is True
-    answer = await python(client, box, "import time; time.sleep(30)", timeout=300)
+    for route, text in (("python/exec", {"code": "1"}), ("shell/exec", {"command": "true"})):
+        reply = await client.post(f"{box}/{route}", json={**text, "timeout": 3})
+        refused(reply, 400, "limit_widened")
+    assert (await python(client, box, "1", timeout=2))["success"] is True
+    answer = await python(client, box, "import time; time.sleep(30)")
     assert "timed out" in answer["error"]
     assert (await shell(client, box, "sleep 30"))["success"] is False
 

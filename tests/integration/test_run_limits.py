@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sbx import AsyncSandbox, Run, Runtime, Settings
-from sbx.errors import Unavailable
+from sbx.errors import BadRequest, Unavailable
 from sbx.linux import mounts
 from sbx.protocol.runs import Cause
 
@@ -59,11 +59,25 @@ async def test_memory_by_the_watcher_where_there_is_no_cgroup() -> None:
         await works_again(box, lost=True)
 
 
-async def test_wall_time_is_the_policy_s_where_no_time_out_is_asked_for(runtime: Runtime) -> None:
-    box = await limited(runtime, wall_time="1s")
+@pytest.mark.parametrize("limits", [{"run_timeout": "1s"}, {"wall_time": "1s"}])
+async def test_a_run_without_a_time_out_has_the_default_of_the_policy(
+    runtime: Runtime, limits: dict[str, str]
+) -> None:
+    box = await limited(runtime, **limits)
     assert ended(await box.run("while True: pass")) == ("timeout", None, False)
     assert ended(await box.shell("sleep 20")) == ("timeout", None, False)
     await works_again(box, lost=False)
+
+
+async def test_a_run_may_request_more_than_the_default_and_not_more_than_the_maximum(
+    runtime: Runtime,
+) -> None:
+    box = await limited(runtime, run_timeout="0.2s", wall_time="100s")
+    assert (await box.run("import time; time.sleep(0.5); 1", timeout=100)).result == "1"
+    with pytest.raises(BadRequest) as raised:
+        await box.run("1", timeout=101)
+    assert raised.value.code == "limit_widened"
+    assert raised.value.details == {"field": "timeout", "limit": 100.0}
 
 
 async def test_output_of_a_cell(runtime: Runtime) -> None:

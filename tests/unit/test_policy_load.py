@@ -152,7 +152,7 @@ def test_problem_is_told_of_the_layer_that_holds_it(write: Write) -> None:
     ("text", "message"),
     [
         ("memory_max = 1", "unknown key memory_max; did you mean limits.memory_max?"),
-        ("timeout = 1", "unknown key timeout; did you mean limits.wall_time?"),
+        ("timeout = 1", "unknown key timeout; did you mean limits.run_timeout?"),
         ("extend = 'default'", "unknown key extend; did you mean extends?"),
         ("[limits]\nmemory_mx = 1",
          "unknown key limits.memory_mx; did you mean limits.memory_max?"),

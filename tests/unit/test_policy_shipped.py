@@ -83,7 +83,7 @@ def test_data_science_preloads_and_has_more_room_than_default() -> None:
     science, default = load("data-science"), load("default")
     assert {"numpy", "pandas", "matplotlib"} <= set(science.preload)
     assert science.limits.memory_max > default.limits.memory_max
-    assert science.limits.wall_time > default.limits.wall_time
+    assert science.limits.run_timeout > default.limits.run_timeout
 
 
 def test_only_notebook_has_the_notebook_s_directory_and_else_is_data_science() -> None:

@@ -149,12 +149,12 @@ class Prompt(BaseModel):
 
 
 class Execution(BaseModel):
-    """`timeout` in seconds; without one 60, or the policy's wall_time where that is less."""
+    """`timeout` in seconds; the default is the policy's run_timeout, the maximum its wall_time."""
 
     conversation_id: Name
     code: str
     language: RunLanguage = "python"
-    timeout: Annotated[float, Field(ge=1, le=3600)] = 60
+    timeout: Annotated[float, Field(ge=1)] | None = None
     stream: bool = False
 
 

@@ -23,7 +23,6 @@ from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, reservation,
 from sbx.errors import NotFound
 from sbx.protocol.runs import Event, RunEnd
 from sbx.service.ids import check_id
-from sbx.service.models import SandboxView
 from sbx.service.run import RunHandle, RunRequest
 
 router = APIRouter(prefix="/api/v1", tags=["execution"])
@@ -46,7 +45,7 @@ async def execute(
     ask = RunRequest(
         kind=execution.language,
         code=execution.code,
-        timeout_s=_timeout(execution, view),
+        timeout_s=execution.timeout,
         reservation=reservation(request, caller),
     )
     start = partial(service.runs.start, caller, view.id, name, ask)
@@ -88,13 +87,6 @@ async def follow(run_id: str, request: Request, caller: CallerDep, service: Serv
         raise NotFound(f"run {run_id[:80]!r} does not exist")
     handle = await service.runs.attach(caller, None, run_id)
     return await sse.stream(_events(handle, sse.last_event_id(request)), request=request)
-
-
-def _timeout(execution: Execution, view: SandboxView) -> float:
-    """Return the requested time-out. The default is never more than the policy allows."""
-    if "timeout" in execution.model_fields_set:
-        return execution.timeout
-    return min(execution.timeout, view.policy.limits.wall_time)
 
 
 async def _content(handle: RunHandle) -> bytes:

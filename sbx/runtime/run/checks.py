@@ -32,18 +32,18 @@ def require_processes(policy: Policy) -> None:
 
 
 def timeout_s(policy: Policy, timeout: float | None) -> float:
-    """Return the time-out in seconds; without a `timeout` the policy's wall_time.
+    """Return the time-out in seconds; without a `timeout` the policy's run_timeout.
 
     Raise BadRequest `invalid_timeout`, and `limit_widened` beyond the wall_time.
     """
-    limit = policy.limits.wall_time
     if timeout is None:
-        return limit
+        return policy.limits.default_timeout_s
+    limit = policy.limits.wall_time
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
         raise errors.BadRequest(
             f"a time-out is a number of seconds above 0, not {timeout!r}",
             code="invalid_timeout",
-            hint=f"leave it out for the policy's wall_time of {limit:g} s",
+            hint=f"leave it out for the policy's {policy.limits.default_timeout_s:g} s",
         )
     if timeout > limit:
         raise errors.BadRequest(

@@ -39,13 +39,12 @@ from sbx.runtime.run.context_kernel import ClosedReason
 from sbx.service.projects.host_files import HostFiles
 from sbx.workspace import check_name
 
-_TIMEOUT_S = 120.0
 _START_S = 60.0
 _NOT_HANDED_ON = frozenset(
     ("API_KEY", "SANDBOX_API_KEY", "BAY_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 )
 # Only the limits of time and output hold. The policy has no file, so that no request can name it.
-POLICY = Policy(name=HOST_POLICY, limits=LimitsPolicy(wall_time=3600.0, output_max=16 << 20))
+POLICY = Policy(name=HOST_POLICY, limits=LimitsPolicy(run_timeout=120.0, output_max=16 << 20))
 # sbx keeps no files for such a session, and watches none.
 _NO_FILES = cast("OpenFiles", SimpleNamespace(quarantine=None, measured=None))
 _GONE = ClosedReason("the session of the project", "its variables are gone")
@@ -98,7 +97,7 @@ class HostSession:
     def start_run(self, code: str, *, timeout: float | None = None) -> ActiveRun:
         """Start a cell of Python, which keeps its variables for the next one. Raise BadRequest
         `invalid_code`, `invalid_timeout`, TooLarge, Closed."""
-        return self._python.start_run(code, timeout=_timeout_s(timeout))
+        return self._python.start_run(code, timeout=timeout)
 
     def start_shell(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
@@ -114,7 +113,7 @@ class HostSession:
             run = self._commands.new_run()
             run.finish(Status.ERROR, error=RunError("CommandNotStarted", str(error), ""))
             return run
-        return self._commands.start_shell(command, timeout=_timeout_s(timeout), cwd=directory)
+        return self._commands.start_shell(command, timeout=timeout, cwd=directory)
 
     def start_script(self, code: str, language: str, *, timeout: float | None = None) -> ActiveRun:
         """Start a script of bash; other languages are commands here. Raise like `start_run`, and
@@ -190,13 +189,6 @@ def _config(directory: Path) -> dict[str, object]:
         "cwd": str(directory),
         "output_max": POLICY.limits.output_max,
     }
-
-
-def _timeout_s(requested: float | None) -> float:
-    """Return the time-out of a run: the default, or at most the policy's wall time."""
-    if isinstance(requested, bool) or not isinstance(requested, int | float | None):
-        return checks.timeout_s(POLICY, requested)
-    return _TIMEOUT_S if requested is None else min(requested, POLICY.limits.wall_time)
 
 
 class ExtraFiles:

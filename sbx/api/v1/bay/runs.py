@@ -134,9 +134,12 @@ class _Call:
     body: PythonExec | ShellExec
 
     async def start(self) -> RunHandle:
-        """Start the run. Bay takes any time-out up to 300 s; the policy's wall_time limits it."""
-        view = await self.service.sandboxes.get(self.caller, self.sandbox_id)
-        timeout_s = min(float(self.body.timeout), view.policy.limits.wall_time)
+        """Start the run. Bay's default of 30 s is never more than the policy's wall_time; a
+        requested time-out above it raises BadRequest `limit_widened`."""
+        timeout_s = float(self.body.timeout)
+        if "timeout" not in self.body.model_fields_set:
+            view = await self.service.sandboxes.get(self.caller, self.sandbox_id)
+            timeout_s = min(timeout_s, view.policy.limits.wall_time)
         return await self.service.runs.start(
             self.caller,
             self.sandbox_id,
