@@ -45,7 +45,7 @@ class ConversationBody(BaseModel):
     """`files` and `bytes` count the uploads and the files of the code together."""
 
     conversation_id: str
-    created_at: float
+    created_at: int
     status: Literal["idle", "ready", "busy"]
     files: int
     bytes: int
@@ -54,7 +54,7 @@ class ConversationBody(BaseModel):
     def of(cls, view: ConversationView) -> Self:
         return cls(
             conversation_id=view.name,
-            created_at=view.created_at,
+            created_at=int(view.created_at),
             status=view.status,
             files=view.files,
             bytes=view.bytes,

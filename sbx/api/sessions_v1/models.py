@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints
 
 from sbx.api.bodies import ConversationBody, RunErrorBody
 from sbx.protocol.events import run_to_json
-from sbx.protocol.languages import RunLanguage
+from sbx.protocol.languages import RunLanguage, full_name
 from sbx.protocol.runs import Cause, Run, Status
 from sbx.service.models import SandboxView
 from sbx.service.session_rules import FileRules
@@ -90,8 +90,8 @@ class SessionInfo(BaseModel):
 class SessionBody(BaseModel):
     session_id: str
     status: SessionStatus
-    created_at: float
-    ttl: float | None
+    created_at: int
+    ttl: int | None
     info: SessionInfo
 
 
@@ -113,8 +113,8 @@ def shown(
     return SessionBody(
         session_id=view.session_id,
         status=status,
-        created_at=view.created_at,
-        ttl=round(lives - view.created_at, 3) if lives is not None else None,
+        created_at=int(view.created_at),
+        ttl=round(lives - view.created_at) if lives is not None else None,
         info=SessionInfo(
             policy=view.profile,
             expires_at=lives,
@@ -153,7 +153,7 @@ class Execution(BaseModel):
 
     conversation_id: Name
     code: str
-    language: RunLanguage = "python"
+    language: Annotated[RunLanguage, BeforeValidator(full_name)] = "python"
     timeout: Annotated[float, Field(ge=1)] | None = None
     stream: bool = False
 
