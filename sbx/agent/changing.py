@@ -18,6 +18,7 @@ from sbx.aio import run_to_completion
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.protocol.agent import Json
 from sbx.protocol.changes import ChangesSetting
+from sbx.protocol.languages import full_name
 from sbx.protocol.runs import Run
 
 _OUTPUT_MAX = 8000  # characters of output in a question to the user
@@ -162,7 +163,7 @@ def needs_network(command: str) -> bool:
 
 def reaches_out(arguments: Mapping[str, Any]) -> bool:
     """Return whether a command needs the network, which a copy does not have."""
-    of_bash = arguments.get("language") == "bash"
+    of_bash = full_name(arguments.get("language")) == "bash"
     command = arguments.get("code" if of_bash else "command")
     return isinstance(command, str) and needs_network(command)
 

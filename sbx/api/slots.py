@@ -1,6 +1,6 @@
 """The slots of an app: how many downloads, followers and uploads an owner may have at once."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from starlette.requests import HTTPConnection
@@ -35,8 +35,7 @@ async def upload_slot(request: HTTPConnection, caller: Caller) -> AsyncIterator[
     Check first that the caller may send it. Raise as `UploadSlots.take`."""
     uploads = _slots(request).uploads
     async with uploads.take(caller.owner):
-        hurry: Callable[[], bool] = uploads.awaited
-        request.scope["state"][HURRY] = hurry
+        request.scope["state"][HURRY] = uploads.awaited
         yield
 
 

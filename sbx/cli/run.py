@@ -10,7 +10,7 @@ import typer
 
 from sbx.cli import exits, output
 from sbx.errors import BadRequest, NotFound, TooLarge
-from sbx.protocol.languages import LANGUAGES, Language, check_language, language_of
+from sbx.protocol.languages import ALIASES, LANGUAGES, Language, check_language, language_of
 
 if TYPE_CHECKING:
     from sbx.cli.run_driver import RunSpec, SignalHandler, Step
@@ -44,8 +44,8 @@ LanguageOption = Annotated[
     typer.Option(
         "--language",
         "-l",
-        help=f"{_PYTHON}, {', '.join(LANGUAGES)}. Without it the suffix of FILE decides: .js, "
-        ".ts, .java, .go, .sh; any other is Python.",
+        help=f"{', '.join((_PYTHON, *LANGUAGES, *ALIASES))}. Without it the suffix of FILE decides:"
+        " .js, .ts, .java, .go, .sh; any other is Python.",
         metavar="NAME",
     ),
 ]

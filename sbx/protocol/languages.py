@@ -1,7 +1,7 @@
 """The languages of scripts other than Python, and the endings of their file names."""
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from sbx.errors import BadRequest, TooLarge
 
@@ -9,6 +9,7 @@ Language = Literal["bash", "javascript", "typescript", "java", "go"]
 RunLanguage = Literal["python"] | Language
 
 LANGUAGES: tuple[Language, ...] = get_args(Language)
+ALIASES = {"js": "javascript", "node": "javascript", "ts": "typescript", "sh": "bash"}
 ARGUMENTS_MAX = 1000
 ARGUMENTS_SIZE_MAX = 120 << 10  # bytes of UTF-8 of all arguments; Linux allows 128 KiB for one
 
@@ -32,10 +33,15 @@ def language_of(name: str) -> Language | None:
     return _SUFFIXES.get(name[dot:].lower()) if dot > name.rfind("/") else None
 
 
+def full_name(name: Any) -> Any:
+    """Return the name of the language with this alias; anything else as it is."""
+    return ALIASES.get(name, name) if isinstance(name, str) else name
+
+
 def check_language(name: str) -> Language:
-    """Return the language. Raise BadRequest `unknown_language`."""
+    """Return the language of a name or alias. Raise BadRequest `unknown_language`."""
     for language in LANGUAGES:
-        if language == name:
+        if language == full_name(name):
             return language
     raise BadRequest(
         f"{name!r:.80} is not a language that sbx runs scripts in",

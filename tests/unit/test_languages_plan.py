@@ -119,6 +119,17 @@ def test_a_language_that_is_not_there_says_what_to_install(language: Any) -> Non
     assert error.details["install"] in (error.hint or "")
 
 
+def test_aliases_are_names_of_languages() -> None:
+    names = {alias: check_language(alias) for alias in ("js", "node", "ts", "sh", "bash")}
+    assert names == {
+        "js": "javascript",
+        "node": "javascript",
+        "ts": "typescript",
+        "sh": "bash",
+        "bash": "bash",
+    }
+
+
 def test_an_unknown_language_names_those_there_are() -> None:
     for name in ("perl", "", "Python", "python", "bash "):
         with pytest.raises(BadRequest, match="not a language") as caught:

@@ -19,7 +19,7 @@ from sbx.agent.tools.tool import (
 from sbx.aio import run_to_completion
 from sbx.errors import Broken, SbxError
 from sbx.protocol.bundles import text_of
-from sbx.protocol.languages import LANGUAGES
+from sbx.protocol.languages import ALIASES, LANGUAGES
 from sbx.protocol.runs import Cause, Run, RunEnd, Status, Stderr, Stdout, quarantine_notice
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
@@ -34,6 +34,7 @@ _CAUSES = {
     Cause.HONEYTOKEN: "it used a planted credential, and the sandbox is frozen",
 }
 
+_LANGUAGES = ["python", *LANGUAGES, *ALIASES]
 _QUARANTINED = (
     "These new names work in the sandbox, but a program of the user's computer would obey them. So"
     " they are kept outside of the user's directory until the user restores them:"
@@ -71,7 +72,7 @@ RUN_CODE = Tool(
             "type": "object",
             "properties": {
                 "code": {"type": "string", "description": "The code."},
-                "language": {"type": "string", "enum": ["python", *LANGUAGES], "default": "python"},
+                "language": {"type": "string", "enum": _LANGUAGES, "default": "python"},
             },
             "required": ["code"],
             "additionalProperties": False,

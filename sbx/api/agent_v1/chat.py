@@ -26,18 +26,15 @@ from sbx.service.agents import Agents, ChatRow, no_conversation
 from sbx.service.caller import Caller
 
 router = APIRouter(prefix="/api/v1/chat", tags=["agent"])
-_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": sse.DOCUMENTED}}
-_LAST: dict[str, Any] = {
-    "parameters": [{"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}}]
+_LAST = {"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}}
+_STREAM: dict[str, Any] = {
+    "response_class": Response,
+    "responses": {**documented(404, 409, 429), 200: {"content": sse.DOCUMENTED}},
+    "openapi_extra": {"parameters": [_LAST]},
 }
 
 
-@router.post(
-    "",
-    response_class=Response,
-    responses={**documented(404, 409, 429), **_STREAM},
-    openapi_extra=_LAST,
-)
+@router.post("", **_STREAM)
 async def chat(
     new: NewChat,
     request: Request,
@@ -74,12 +71,7 @@ async def chat(
     return await sse.stream(_events(run, 0), request=request)
 
 
-@router.get(
-    "/{conversation_id}/events",
-    response_class=Response,
-    responses={**documented(404, 409, 429), **_STREAM},
-    openapi_extra=_LAST,
-)
+@router.get("/{conversation_id}/events", **_STREAM)
 async def follow(
     row: ChatDep,
     request: Request,

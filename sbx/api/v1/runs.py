@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints
 from starlette.routing import request_response
 
 from sbx.api import sse
@@ -25,7 +25,7 @@ from sbx.api.encoding import encoded_event, encoded_run
 from sbx.api.errors import documented
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.events import text_from_json
-from sbx.protocol.languages import ARGUMENTS_MAX, Language
+from sbx.protocol.languages import ARGUMENTS_MAX, Language, full_name
 from sbx.protocol.runs import Cause, Run, Status
 from sbx.service.run import RunHandle, RunRequest
 
@@ -42,7 +42,7 @@ class NewRun(BaseModel):
     `context`: the kernel of the conversation; `args`: the arguments of a script; `stdin_open`: a
     command also reads the text sent to `/runs/{run_id}/stdin`."""
 
-    kind: Literal["python", "shell"] | Language = "python"
+    kind: Annotated[Literal["python", "shell"] | Language, BeforeValidator(full_name)] = "python"
     code: str
     timeout: float | None = None
     cwd: str | None = None

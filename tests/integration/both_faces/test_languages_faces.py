@@ -21,6 +21,11 @@ def test_a_script_is_given_everything_and_tells_everything(cells: Sandbox) -> No
     assert run.stdout == "/tmp\na b---c-é-in\n"
 
 
+def test_a_language_has_short_names(cells: Sandbox) -> None:
+    assert cells.run_script("echo $0 $1", "sh", args=["1"]).ok
+    assert cells.run_script("process.stdout.write('js')", "node").stdout == "js"
+
+
 def test_a_script_is_followed_live(cells: Sandbox) -> None:
     seen = list(cells.stream_script("echo one; sleep 0.2; echo two", "bash"))
     assert isinstance(seen[0], RunStart)
@@ -36,7 +41,7 @@ def test_calls_that_are_wrong_raise_the_same(cells: Sandbox, make: Make) -> None
     with pytest.raises(BadRequest, match="without NUL"):
         cells.run_script("1", "bash", args=["\0"])
     with pytest.raises(BadRequest) as caught:
-        cells.run_script("1", "bash", timeout=3600)
+        cells.run_script("1", "bash", timeout=3601)
     assert caught.value.code == "limit_widened"
     with pytest.raises(BadRequest) as caught:
         cells.run_script("1", "bash", env={"A=B": ""})
