@@ -88,7 +88,7 @@ class FrameBudget:
             level = self._each[channel] = Level(_BUSY_PER_S)
         level.add(units, now)
         self._all.add(units, now)
-        if self.used_up:
+        if self._all.at(now) > BURST:
             self._hold_back(now)
 
     def leave(self, channel: "Channel") -> None:
