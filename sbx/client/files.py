@@ -30,7 +30,7 @@ from sbx.protocol.files import (
     Matches,
     Unpacked,
     Upload,
-    text_of,
+    decode_text,
 )
 
 
@@ -48,7 +48,7 @@ class RemoteFiles:
 
     async def read(self, path: str) -> str:
         """Return the text of a file. Raise BadRequest `not_text` if it is not UTF-8."""
-        return text_of(path, await self.read_bytes(path))
+        return decode_text(path, await self.read_bytes(path))
 
     async def read_bytes(self, path: str) -> bytes:
         """Return the content of a file."""

@@ -124,7 +124,7 @@ class PartialUpload:
     expires_in_s: float
 
 
-def text_of(path: str, content: bytes) -> str:
+def decode_text(path: str, content: bytes) -> str:
     """Return the text of a file. Raise BadRequest `not_text` if it is not UTF-8."""
     try:
         return content.decode()

@@ -40,8 +40,9 @@ def full_name(name: Any) -> Any:
 
 def check_language(name: str) -> Language:
     """Return the language of a name or alias. Raise BadRequest `unknown_language`."""
+    full = full_name(name)
     for language in LANGUAGES:
-        if language == full_name(name):
+        if language == full:
             return language
     raise BadRequest(
         f"{name!r:.80} is not a language that sbx runs scripts in",

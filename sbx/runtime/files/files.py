@@ -15,7 +15,7 @@ from typing import TypeVar
 from sbx import errors
 from sbx.aio import long_call, run_to_completion
 from sbx.policy import Policy
-from sbx.protocol.files import Copied, FileEvent, Kind, Matches, Unpacked, text_of
+from sbx.protocol.files import Copied, FileEvent, Kind, Matches, Unpacked, decode_text
 from sbx.runtime.files.archives import ArchiveFormat, Archives, Beside
 from sbx.runtime.files.open_files import Identity, MountPoints, OpenFiles, open_files
 from sbx.runtime.files.resumable_uploads import Partials
@@ -59,7 +59,7 @@ class WorkspaceFiles:
 
     async def read(self, path: str) -> str:
         """Return the text of a file. Raise BadRequest `not_text` if it is not UTF-8."""
-        return text_of(path, await self.read_bytes(path))
+        return decode_text(path, await self.read_bytes(path))
 
     async def read_bytes(self, path: str) -> bytes:
         content = await self._call(lambda files: files.read(path))

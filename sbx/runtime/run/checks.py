@@ -43,7 +43,7 @@ def timeout_s(policy: Policy, timeout: float | None) -> float:
         raise errors.BadRequest(
             f"a time-out is a number of seconds above 0, not {timeout!r}",
             code="invalid_timeout",
-            hint=f"leave it out for the policy's {policy.limits.default_timeout_s:g} s",
+            hint=f"leave it out for the policy's default of {policy.limits.default_timeout_s:g} s",
         )
     if timeout > limit:
         raise errors.BadRequest(

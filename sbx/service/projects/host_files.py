@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from sbx import errors
 from sbx.aio import in_thread, long_call
-from sbx.protocol.files import FileEntry, Kind, Listing, text_of
+from sbx.protocol.files import FileEntry, Kind, Listing, decode_text
 from sbx.workspace.errors import is_a_directory, not_a_file, too_large, translated
 
 _READ_MAX = 512 << 20
@@ -37,7 +37,7 @@ class HostFiles:
 
     async def read(self, path: str) -> str:
         """Return the text of a file. Raise BadRequest `not_text`."""
-        return text_of(path, await self.read_bytes(path))
+        return decode_text(path, await self.read_bytes(path))
 
     async def write(self, path: str, content: str | bytes) -> int:
         """Write a file in one step, with its missing directories, and return its size in bytes.
