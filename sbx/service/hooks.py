@@ -192,8 +192,8 @@ class SandboxHooks:
         if stored is not None and self._is_current(conversation, names):
             row = ContextRow(self.record.id, conversation, name, self.record.now)
             add = partial(conversations_table.add_context, row=row, directory=stored.directory)
+            names.add(name)  # before the wait: a drop that comes meanwhile removes it again
             if await self._store.write(add):
-                names.add(name)
                 return
         raise errors.NotFound(f"conversation {conversation[:80]!r} no longer exists")
 

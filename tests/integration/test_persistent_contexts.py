@@ -4,6 +4,7 @@ deleted, or needs room; and who may reach them."""
 import asyncio
 import json
 import subprocess
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from persistent_sandboxes import ME, eventually, open_service, printed, run, sta
 from places import short_directory
 from serving import Service as ServeProcess
 
-from sbx.errors import NotFound, SbxError, Unavailable
+from sbx.errors import Conflict, NotFound, SbxError, Unavailable
 from sbx.protocol.runs import Cause, Run
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.contexts import Contexts
@@ -65,6 +66,27 @@ async def test_a_context_of_a_deleted_conversation_is_not_stored_for_a_later_one
             for directory in directories
         ]
     assert outcomes == [False, True]
+
+
+async def test_a_context_that_is_deleted_while_it_starts_is_not_stored(tmp_path: Path) -> None:
+    """The store was asked to drop the name, and then to add it: a row that no context had."""
+    async with open_service(tmp_path / "data") as service:
+        made = await service.sandboxes.create(ME)
+        await run(service, made.id, "1")
+        disk = threading.Event()
+        async with service.sandboxes.using(ME, made.id, scope="execute") as use:
+            contexts = use.conversation().contexts
+            service.store.write_later(lambda on: disk.wait(30))
+            creating = asyncio.create_task(contexts.create("other"))
+            await asyncio.sleep(0)
+            starting = contexts.find("other")
+            deleting = asyncio.create_task(contexts.delete("other"))
+            await eventually(lambda: creating.done() or starting.alive)
+            disk.set()
+            outcomes = await asyncio.gather(creating, deleting, return_exceptions=True)
+            assert [one.name for one in contexts.ending] == ["default"]
+        assert await service.store.rows("SELECT * FROM contexts") == []
+        assert isinstance(outcomes[0], Conflict)
 
 
 @pytest.mark.full_tier

@@ -7,6 +7,7 @@ and reports `state_lost`.
 
 import builtins
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from sbx.aio import run_to_completion
@@ -27,8 +28,7 @@ async def _nothing(_name: str) -> None:
 @dataclass(frozen=True, slots=True)
 class ContextStore:
     """Records the contexts while their conversation is closed with its files kept. `names` are the
-    earlier ones. `add` is called for each context that has started, and may refuse it. `drop` is
-    called for each one that ends, even if it was not added."""
+    earlier ones. `add` is called after each start, and may refuse it; `drop` after each end."""
 
     names: tuple[str, ...] = ()
     add: Callable[[str], Awaitable[None]] = _nothing
@@ -58,8 +58,9 @@ class Contexts:
         self._others[name] = context
         try:
             await context.start()
+            self._check_kept(context)  # or the store would add the name after it dropped it
             await self._memory.add(name)
-            context.check_open()  # its conversation may have been closed meanwhile
+            self._check_kept(context)
         except BaseException:
             await run_to_completion(self._forget(context, _NOT_MADE))
             raise
@@ -100,14 +101,12 @@ class Contexts:
     @property
     def every(self) -> "builtins.list[Context]":
         """All contexts, also after a close."""
-        if not self._others:
-            return [self.default]
         return [self.default, *(context for _, context in sorted(self._others.items()))]
 
     @property
     def ending(self) -> "builtins.list[Context]":
         """The contexts that may have a kernel: all, and those that are being deleted."""
-        return [*self.every, *self._leaving]
+        return [*self.every, *self._leaving.difference(self._others.values())]
 
     def _check_new(self, name: str) -> None:
         check_context(name)
@@ -126,20 +125,23 @@ class Contexts:
                 details={"limit": CONTEXTS_MAX},
             )
 
+    def _check_kept(self, context: Context) -> None:
+        """Raise Closed if its conversation was closed, and Conflict if it was deleted."""
+        context.check_open()
+        if self._others.get(context.name) is not context or context in self._leaving:
+            raise Conflict(f"the context {context.name!r} was deleted meanwhile", code="stopped")
+
     async def _forget(self, context: Context, reason: RunError) -> None:
-        """Free the name only after the store has dropped it. If that fails, the kernel still
-        ends."""
-        try:
-            await self._memory.drop(context.name)
-        finally:
-            if self._others.get(context.name) is context:
-                del self._others[context.name]
-            self._leaving.add(context)
-            gone = ClosedReason(f"the context {context.name!r}", "its variables are gone")
-            try:
-                await context.halt(reason)
-            finally:
-                try:
-                    await context.close(gone)
-                finally:
-                    self._leaving.discard(context)
+        """Free the name after the store has dropped it, and end the kernel even if that fails. A
+        second call leaves the name, which may be a later context's by then."""
+        gone = ClosedReason(f"the context {context.name!r}", "its variables are gone")
+        async with AsyncExitStack() as steps:  # the last one first, also after an error
+            first = self._others.get(context.name) is context and context not in self._leaving
+            if first:
+                self._leaving.add(context)
+                steps.callback(self._leaving.discard, context)
+            steps.push_async_callback(context.close, gone)
+            steps.push_async_callback(context.halt, reason)
+            if first:
+                steps.callback(self._others.pop, context.name)
+                await self._memory.drop(context.name)
