@@ -43,6 +43,7 @@ _NO_PROXY = "localhost,127.0.0.1,::1"
 _HOME_SIZE = 64 << 20
 _WEAKER_DATA_FACTOR = 2  # RLIMIT_DATA counts reserved stacks too: at 1 it stops 60 idle threads
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
+_OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")  # as every distribution has it
 _SIGPENDING = 1024
 _MEMLOCK = 8 << 20
 # Linux compares the descriptors that a user has in flight (SCM_RIGHTS) with the limit of the
@@ -225,7 +226,7 @@ def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Mount, ...]:
     ]
     view += [
         Symlink(path, points_to)
-        for path, points_to in paths.interpreter.links
+        for path, points_to in (*paths.interpreter.links, _OS_RELEASE)
         if not _is_below_any(path, policy.filesystem.read)
     ]
     view += [Bind(mount.source, mount.target, staged=staged) for mount in policy.filesystem.mount]
@@ -294,10 +295,13 @@ def _etc(user: str, home: str) -> tuple[DataFile, ...]:
     return (
         DataFile(
             "/etc/passwd",
+            "root:x:0:0:root:/root:/usr/sbin/nologin\n"
             f"{user}:x:{INSIDE_UID}:{INSIDE_GID}:{user}:{home}:/bin/bash\n"
             "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
         ),
-        DataFile("/etc/group", f"{user}:x:{INSIDE_GID}:\nnogroup:x:65534:\n"),
+        DataFile(
+            "/etc/group", f"root:x:0:\n{user}:x:{INSIDE_GID}:\nnogroup:x:65534:\nnobody:x:65534:\n"
+        ),
         DataFile("/etc/hostname", "sandbox\n"),
         DataFile("/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n"),
         DataFile("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),

@@ -227,7 +227,17 @@ async def test_cwd_is_a_path_of_the_workspace(
     client: httpx.AsyncClient, box: str, cwd: str, reason: str
 ) -> None:
     reply = await client.post(f"{box}/shell/exec", json={"command": "pwd", "cwd": cwd})
-    assert refused(reply, 400, "invalid_path")["reason"] == reason
+    assert refused(reply, 400, "invalid_path") == {"field": "cwd", "reason": reason}
+
+
+async def test_the_system_is_named_inside_and_its_usual_accounts_exist(
+    client: httpx.AsyncClient, box: str
+) -> None:
+    assert (await shell(client, box, ". /etc/os-release && echo $ID"))["output"].strip()
+    named = await shell(client, box, "getent passwd root nobody; getent group root nobody; id -un")
+    assert [line.partition(":")[0] for line in named["output"].splitlines()] == [
+        *("root", "nobody", "root", "nobody"), "sandbox",
+    ]  # fmt: skip
 
 
 async def test_cwd_is_where_it_runs(client: httpx.AsyncClient, box: str) -> None:

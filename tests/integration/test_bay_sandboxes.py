@@ -64,6 +64,16 @@ async def test_create_echoes_the_profile_and_refuses_an_unknown_one(
     refused(await client.post("/v1/sandboxes", json={"cargo_id": "ws-0"}), 404, "not_found")
 
 
+async def test_policy_is_another_name_for_profile_and_is_never_ignored(
+    client: httpx.AsyncClient,
+) -> None:
+    assert (await made(client, policy="strict"))["profile"] == "strict"
+    assert (await made(client, policy="strict", profile="strict"))["profile"] == "strict"
+    reply = await client.post("/v1/sandboxes", json={"policy": "strict", "profile": "default"})
+    assert reply.status_code == 422
+    refused(reply, 422, "validation_error")
+
+
 @pytest.mark.parametrize("profile", ["../default", ""])
 async def test_a_profile_is_a_name_and_no_path(client: httpx.AsyncClient, profile: str) -> None:
     reply = await client.post("/v1/sandboxes", json={"profile": profile})

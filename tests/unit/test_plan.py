@@ -18,6 +18,7 @@ from sbx.isolation.launch_plan import (
     Interpreter,
     LaunchPlan,
     Paths,
+    Symlink,
     Tmpfs,
     Wall,
     WayOut,
@@ -92,6 +93,7 @@ def test_default_view_is_the_system_our_guest_and_the_workspace() -> None:
         Tmpfs("/tmp", 256 * MIB, "1777"),
         Tmpfs("/dev/shm", 64 * MIB, "1777"),
         Bind("/opt/lab", "/opt/lab"),
+        Symlink("/etc/os-release", "/usr/lib/os-release"),
         Bind("/opt/lab/packages/sbx/__init__.py", "/opt/sbx/sbx/__init__.py"),
         Bind("/opt/lab/packages/sbx/guest", "/opt/sbx/sbx/guest"),
         Bind("/opt/lab/packages/sbx/linux", "/opt/sbx/sbx/linux"),
@@ -190,10 +192,11 @@ def test_etc_is_synthetic_and_names_the_policy_s_user() -> None:
     assert planned(ann).files == (
         DataFile(
             "/etc/passwd",
+            "root:x:0:0:root:/root:/usr/sbin/nologin\n"
             "ann:x:1000:1000:ann:/workspace:/bin/bash\n"
             "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
         ),
-        DataFile("/etc/group", "ann:x:1000:\nnogroup:x:65534:\n"),
+        DataFile("/etc/group", "root:x:0:\nann:x:1000:\nnogroup:x:65534:\nnobody:x:65534:\n"),
         DataFile("/etc/hostname", "sandbox\n"),
         DataFile("/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n"),
         DataFile("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),

@@ -120,6 +120,8 @@ def directory(cwd: str | None) -> str:
     it. The path is resolved inside the jail, so it needs no other check."""
     path = cwd or "/workspace"
     if "\0" in path:
-        raise errors.InvalidPath("a directory's name has no NUL", details={"reason": "null_byte"})
+        raise errors.InvalidPath(
+            "a directory's name has no NUL", details={"field": "cwd", "reason": "null_byte"}
+        )
     check_text(path, "cwd", _PATH_MAX)
     return path if path.startswith("/") else f"/workspace/{path}"

@@ -15,7 +15,7 @@ from sbx.api.multipart import FormPart, read_form, spool_to_disk
 from sbx.api.slots import upload_slot
 from sbx.api.v1.bay.idempotency import encoded, reply
 from sbx.api.v1.bay.models import DirectoryList, FileContent, NewContent, Uploaded
-from sbx.errors import BadRequest, TooLarge
+from sbx.errors import BadRequest, InvalidPath, TooLarge
 from sbx.runtime.files.files import WorkspaceFiles
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.service.caller import Caller
@@ -148,11 +148,16 @@ async def download(
     return files_response(request, stream, name=stream.entry.name)
 
 
-def relative(path: str) -> str:
-    """Return `path`, which is relative to the workspace in Bay. Raise InvalidPath."""
-    if path.startswith("/"):
-        raise invalid_path("absolute_path", "the path must be relative to the workspace")
-    resolve(path)
+def relative(path: str, field: str = "path") -> str:
+    """Return `path`, which is relative to the workspace in Bay. Raise InvalidPath, which names the
+    `field` of the request."""
+    try:
+        if path.startswith("/"):
+            raise invalid_path("absolute_path", "the path must be relative to the workspace")
+        resolve(path)
+    except InvalidPath as error:
+        error.details["field"] = field
+        raise
     return path
 
 

@@ -1,9 +1,9 @@
 """The bodies of Bay's /v1, and their conversion from values of the service."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from sbx.api.bodies import InterruptReply
 from sbx.api.errors import iso
@@ -29,13 +29,23 @@ def iso_or_none(seconds: float | None) -> str | None:
 
 
 class NewSandbox(BaseModel):
-    """`ttl` in seconds; null, 0 and less mean that it never expires."""
+    """`ttl` in seconds; null, 0 and less mean that it never expires. `policy` is our name of
+    `profile`."""
 
+    policy: Annotated[str, StringConstraints(max_length=200)] | None = None
     profile: Annotated[str, StringConstraints(max_length=200)] = "python-default"
     cargo_id: Id | None = None
     ttl: Whole | None = None
     narrower: dict[str, Any] | None = None
     env: dict[str, str] | None = None
+
+    @model_validator(mode="after")
+    def _one_policy(self) -> Self:
+        if self.policy is not None:
+            if "profile" in self.model_fields_set and self.profile != self.policy:
+                raise ValueError("policy and profile are one value, and differ here")
+            self.profile = self.policy
+        return self
 
 
 class ContainerRuntime(BaseModel):

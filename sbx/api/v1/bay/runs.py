@@ -73,7 +73,7 @@ async def shell(
 ) -> Response:
     """Run a command with /bin/bash -c. A command that fails is a success of this call."""
     if command.cwd is not None:
-        relative(command.cwd)
+        relative(command.cwd, "cwd")
     ask = RunRequest(
         kind="shell",
         code=command.command,
