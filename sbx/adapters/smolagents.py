@@ -9,9 +9,9 @@ It is a remote executor of smolagents. Tools, variables and final answers work a
 
 from typing import Any
 
-from sbx.agent.tools.execution import describe_run, plain
+from sbx.agent.tools.execution import describe_run
 from sbx.errors import BadRequest, needs_extra
-from sbx.protocol.runs import Run, quarantine_notice
+from sbx.protocol.runs import Run, quarantine_notice, strip_escapes
 from sbx.sync.blocking import BlockingConversation
 
 with needs_extra("sbx.adapters.smolagents", "smolagents"):
@@ -92,7 +92,7 @@ class SbxExecutor(RemotePythonExecutor):  # type: ignore[misc]  # smolagents shi
         return run
 
     def _output(self, run: Run) -> CodeOutput:
-        logs = plain(run.stdout + run.stderr)
+        logs = strip_escapes(run.stdout + run.stderr)
         if run.truncated:
             logs += "\n[there was more output than the limit]"
         if notice := quarantine_notice(run.quarantined):

@@ -39,6 +39,7 @@ class RunErrorBody(BaseModel):
     name: str
     value: str
     traceback: str
+    traceback_ansi: str
 
 
 class ConversationBody(BaseModel):

@@ -224,7 +224,7 @@ class TextPrinter:
                 self._end(run)
 
     def _explain(self, error: RunError) -> None:
-        text = error.traceback or f"{error.name}: {error.value}"
+        text = error.traceback_ansi or f"{error.name}: {error.value}"
         if error.name == "SystemExit":  # Python prints a text; a number is the exit code
             text = "" if re.fullmatch(r"-?\d*", error.value) else error.value
         if text:

@@ -224,17 +224,19 @@ def error_to_json(error: RunError) -> Json:
         "name": text_to_json(error.name),
         "value": text_to_json(error.value),
         "traceback": text_to_json(error.traceback),
+        "traceback_ansi": text_to_json(error.traceback_ansi),
     }
 
 
 def error_from_json(data: Json) -> RunError:
-    """Return the error. Raise ValueError for invalid data."""
+    """Return the error. Raise ValueError for invalid data. Earlier versions sent and stored one
+    traceback, with its colours."""
     return _read(
         "an error",
         lambda: RunError(
             text_from_json(data["name"]),
             text_from_json(data["value"]),
-            text_from_json(data["traceback"]),
+            text_from_json(data.get("traceback_ansi", data["traceback"])),
         ),
     )
 

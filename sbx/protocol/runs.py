@@ -1,5 +1,6 @@
 """A run: one cell, one shell command or one script. It yields events, then exactly one `Run`."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -7,6 +8,7 @@ from typing import Any, Literal
 
 MimeBundle = Mapping[str, Any]
 _NOTICE_MAX, _IDS_MAX = 20, 4
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 CODE_MAX = 8 << 20  # bytes of a cell, and of the input of a command
 
 
@@ -38,13 +40,23 @@ class Cause(StrEnum):
     DESCRIPTORS = "descriptors"  # it had more pipes or epoll instances than a jail may have
 
 
+def strip_escapes(text: str) -> str:
+    """Return the text without the colours and cursor movements of terminals."""
+    return _ESCAPES.sub("", text)
+
+
 @dataclass(frozen=True, slots=True)
 class RunError:
-    """The exception of the code. `traceback` is as in Jupyter, lines joined, with ANSI colours."""
+    """The exception of the code. `traceback_ansi` is as in Jupyter: lines joined, with colours."""
 
     name: str
     value: str
-    traceback: str
+    traceback_ansi: str
+
+    @property
+    def traceback(self) -> str:
+        """The traceback as plain text."""
+        return strip_escapes(self.traceback_ansi)
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,7 +317,7 @@ def shortened(run: Run) -> Run:
         error = RunError(
             _cut(error.name, _TEXT_KEPT),
             _cut(error.value, _TEXT_KEPT),
-            _cut(error.traceback, _TEXT_KEPT),
+            _cut(error.traceback_ansi, _TEXT_KEPT),
         )
     kept = replace(
         run,

@@ -1,6 +1,5 @@
 """run_code and execute_command: a run with live output, and its result as text."""
 
-import re
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
@@ -20,9 +19,17 @@ from sbx.aio import run_to_completion
 from sbx.errors import Broken, SbxError
 from sbx.protocol.bundles import text_of
 from sbx.protocol.languages import ALIASES, LANGUAGES
-from sbx.protocol.runs import Cause, Run, RunEnd, Status, Stderr, Stdout, quarantine_notice
+from sbx.protocol.runs import (
+    Cause,
+    Run,
+    RunEnd,
+    Status,
+    Stderr,
+    Stdout,
+    quarantine_notice,
+    strip_escapes,
+)
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CAUSES = {
     Cause.MEMORY: "it used more memory than it may",
     Cause.PIDS: "it started more processes or threads than it may",
@@ -169,9 +176,9 @@ def describe_run(run: Run, figure_lines: Sequence[str] = ()) -> str:
         ("stdout", _as_on_terminal(run.stdout)),
         ("stderr", _as_on_terminal(run.stderr)),
         ("shown", "\n".join(_shown(run))),
-        ("result", plain(run.result or "")),
+        ("result", strip_escapes(run.result or "")),
         ("figures", "\n".join(figure_lines)),
-        ("error", plain(run.error.traceback) if run.error is not None else ""),
+        ("error", run.error.traceback if run.error is not None else ""),
     ]
     sections = [f"[{name}]\n{text.rstrip()}" for name, text in parts if text.strip()]
     ending = " ".join(_ending(run))
@@ -180,14 +187,9 @@ def describe_run(run: Run, figure_lines: Sequence[str] = ()) -> str:
     return "\n\n".join([*sections, *([ending] if ending else [])])
 
 
-def plain(text: str) -> str:
-    """Return the text without the colours and cursor movements of terminals."""
-    return _ESCAPES.sub("", text)
-
-
 def _as_on_terminal(text: str) -> str:
     """Return the text as a terminal finally shows it: a progress bar overwrites its line."""
-    lines = (line.rstrip("\r").rpartition("\r")[2] for line in plain(text).split("\n"))
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in strip_escapes(text).split("\n"))
     return "\n".join(lines)
 
 
@@ -201,7 +203,7 @@ def _shown(run: Run) -> Iterator[str]:
         text = text_of(bundle, "text/markdown") or text_of(bundle, "text/plain")
         is_figure = any(kind.startswith("image/") for kind in bundle)
         if text is not None and not is_figure:
-            yield plain(text)
+            yield strip_escapes(text)
 
 
 def _ending(run: Run) -> Iterator[str]:
@@ -213,7 +215,7 @@ def _ending(run: Run) -> Iterator[str]:
         case Status.KILLED:
             yield f"The run was killed: {_why_killed(run)}."
         case Status.ERROR if run.error is not None and not run.error.traceback.strip():
-            yield f"{run.error.name}: {plain(run.error.value)}"
+            yield f"{run.error.name}: {strip_escapes(run.error.value)}"
     if run.cause is Cause.PIDS and run.status is not Status.KILLED:
         yield "It was refused a further process or thread: there is a limit."
     if run.exit_code is not None:
@@ -229,7 +231,7 @@ def _ending(run: Run) -> Iterator[str]:
 def _why_killed(run: Run) -> str:
     """Return the message of the sandbox, which names the limit, or a general one."""
     if run.error is not None and not run.error.traceback.strip():
-        return plain(run.error.value).rstrip(".")
+        return strip_escapes(run.error.value).rstrip(".")
     return _CAUSES.get(run.cause, "a limit was reached") if run.cause else "a limit was reached"
 
 

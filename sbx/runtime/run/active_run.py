@@ -170,7 +170,7 @@ class ActiveRun:
         if self._crowded and cause is Cause.OUTPUT:
             error = _NO_ROOM
         if error is not None and self._error is not None:
-            error = replace(error, traceback=self._error.traceback)
+            error = replace(error, traceback_ansi=self._error.traceback_ansi)
         if self._updates:
             self._apply_updates()
         shown = [part.bundle for part in self._screen if part.bundle is not None]
