@@ -304,14 +304,15 @@ class Client(AgentCalls, OperatorCalls):
         *,
         business_domain_id: str | None = None,
         config: Mapping[str, Any] | None = None,
-        max_retries: int = 30,
-        retry_interval: float = 0.5,
+        max_retries: int | None = None,
+        retry_interval: float | None = None,
     ) -> Session:
         """Return the running session of this user with this agent. Create or resume it if needed.
         `client.sandbox(session.session_id)` returns its sandbox.
 
-        Check its state at most `max_retries` times, `retry_interval` seconds apart. Raise
-        SessionCreateFailed, SessionNotReady.
+        Check its state at most `max_retries` times, `retry_interval` seconds apart: by default
+        SBX_SESSION_MAX_RETRIES (30) and SBX_SESSION_RETRY_INTERVAL (0.5). A check that the service
+        does not answer is repeated too. Raise SessionCreateFailed, SessionNotReady.
         """
         return await sessions.ensure(
             self._wire,

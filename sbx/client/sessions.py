@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +14,10 @@ from sbx import errors
 from sbx.client.http import HttpClient, target
 from sbx.client.records import Session, session
 from sbx.client.requests import without_none
+
+_log = logging.getLogger(__name__)
+_MAX_RETRIES, _RETRY_INTERVAL_S = 30, 0.5
+_TRANSIENT = (errors.Unavailable, errors.Broken)  # a lost connection, and answers of 500 and above
 
 
 class SessionCreateFailed(errors.Unavailable):
@@ -44,25 +50,52 @@ async def ensure(
     identity: Identity,
     *,
     config: Mapping[str, Any] | None,
-    max_retries: int,
-    retry_interval: float,
+    max_retries: int | None,
+    retry_interval: float | None,
 ) -> Session:
     """Return the session; see `Client.ensure_session`."""
-    existing = await _get(wire, identity)
-    if existing is not None and existing.status == "running":
-        with _span(identity, "reuse_existing"):
+    name = identity.session_id
+    tries = _number("SBX_SESSION_MAX_RETRIES", max_retries, _MAX_RETRIES)
+    interval_s = _number("SBX_SESSION_RETRY_INTERVAL", retry_interval, _RETRY_INTERVAL_S)
+    try:
+        existing = await _get(wire, identity)
+        action = _action(existing)
+    except _TRANSIENT as error:
+        _log.warning("session %s: could not be read, so it is created: %s", name, error.message)
+        existing, action = None, "recover_from_error"
+    if existing is not None and action == "reuse_existing":
+        with _span(identity, action):
+            _log.info("session %s: reused", name)
             return existing
-    with _span(identity, _action(existing)):
+    with _span(identity, action):
+        _log.info("session %s: %s", name, action)
         current = await _create(wire, identity, config)
-    for attempt in range(max_retries + 1):
+    for attempt in range(int(tries) + 1):
         if current.status == "running":
+            _log.info("session %s: ready", name)
             return current
-        if current.status == "error":
-            raise _not_ready(identity, current)
-        if attempt < max_retries:
-            await asyncio.sleep(retry_interval)
+        if current.status == "error" or attempt == tries:
+            break
+        await asyncio.sleep(interval_s)
+        _log.info("session %s: %s, attempt %d of %d", name, current.status, attempt + 1, tries)
+        try:
             current = await _get(wire, identity) or current
+        except _TRANSIENT as error:
+            _log.warning("session %s: a poll failed, and is repeated: %s", name, error.message)
+    _log.error("session %s: failed, its status is %s", name, current.status)
     raise _not_ready(identity, current)
+
+
+def _number(setting: str, argument: float | None, default: float) -> float:
+    """Return the argument, else the setting of the environment, else the default. Raise
+    BadRequest unless it is 0 or more."""
+    value = os.environ.get(setting, default) if argument is None else argument
+    with contextlib.suppress(ValueError):
+        if 0 <= (number := float(value)) < float("inf"):
+            return number
+    raise errors.BadRequest(
+        f"{setting} must be a number of 0 or more, not {str(value)[:80]!r}", code="invalid_setting"
+    )
 
 
 async def _get(wire: HttpClient, identity: Identity) -> Session | None:
@@ -90,6 +123,7 @@ async def _create(
     except (errors.BadRequest, errors.Denied):
         raise  # the call is wrong: a retry does not help
     except errors.SbxError as error:
+        _log.error("session %s: could not be created: %s", identity.session_id, error.message)
         raise SessionCreateFailed(
             f"the session {identity.session_id} could not be created: {error.message}",
             hint=error.hint,
@@ -100,7 +134,8 @@ async def _create(
 def _action(existing: Session | None) -> str:
     if existing is None:
         return "create_new"
-    return "recover_from_error" if existing.status == "error" else "recreate"
+    actions = {"running": "reuse_existing", "error": "recover_from_error"}
+    return actions.get(existing.status, "recreate")
 
 
 def _not_ready(identity: Identity, current: Session) -> SessionNotReady:

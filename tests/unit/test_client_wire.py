@@ -3,6 +3,7 @@ script, on a real socket."""
 
 import asyncio
 import json
+import logging
 import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -329,6 +330,31 @@ async def test_a_session_is_ensured_and_each_step_is_a_span(
         "session_id": "sb-session-u-a", "user_id": "u", "agent_id": "a",
         "business_domain_id": "d", "action": "",
     }  # fmt: skip
+
+
+async def test_a_session_is_ensured_although_a_poll_and_the_first_request_fail(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sbx.client.sessions")
+    monkeypatch.setenv("SBX_SESSION_RETRY_INTERVAL", "0.01")
+    broken = body(500, {"error": {"code": "internal_error", "message": "x"}})
+    answers = (broken, session("pending"), REFUSED, broken, session("running"))
+    async with client_for(Script(*answers)) as client:
+        assert (await client.ensure_session("u", "a")).status == "running"
+    logged = [record.getMessage().partition(": ")[2] for record in caplog.records]
+    assert [line.partition(":")[0] for line in logged] == [
+        "could not be read, so it is created", "recover_from_error",
+        "pending, attempt 1 of 30", "a poll failed, and is repeated",
+        "pending, attempt 2 of 30", "a poll failed, and is repeated",
+        "pending, attempt 3 of 30", "ready",
+    ]  # fmt: skip
+
+
+async def test_a_wrong_setting_of_ensure_session_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBX_SESSION_MAX_RETRIES", "many")
+    async with client_for(Script()) as client:
+        with pytest.raises(BadRequest, match="SBX_SESSION_MAX_RETRIES"):
+            await client.ensure_session("u", "a")
 
 
 async def test_a_session_that_does_not_come_up_says_which() -> None:
