@@ -183,6 +183,7 @@ class Runtime:
         """Return the policy as it was loaded, and as the request narrows it. Raise as `create`, but
         not for walls that this host cannot enforce."""
         if isinstance(policy, str):
+            policy = self.settings.policy_aliases.get(policy, policy)
             policy = unchanged(policy, search=self.settings.policy_dirs) or policy
         if isinstance(policy, Policy) and not policy.filesystem.mount:
             return _decide(self.settings, policy, narrower, env)  # which then reads no file

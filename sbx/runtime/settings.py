@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from platformdirs import user_config_path, user_data_path
-from pydantic import BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from sbx import settings_files
 from sbx.errors import BadRequest, SbxError
 from sbx.policy import directories
+from sbx.policy.find import shipped_directory
 from sbx.protocol.addresses import default_socket
 from sbx.workspace.allowed_paths import OwnPaths
 from sbx.workspace.quarantine import HostProtection
@@ -86,10 +87,22 @@ def _absolute(value: Any) -> tuple[Path, ...]:
     return (path,) if path.is_absolute() else ()
 
 
+def _pairs(value: Any) -> Any:
+    """Convert `alias=policy,alias=policy` of a variable. In TOML it is a table already."""
+    if not isinstance(value, str):
+        return value
+    pairs = [part.split("=") for part in value.replace(" ", "").split(",") if part]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError("write it as alias=policy,alias=policy")
+    return dict(pairs)
+
+
 class Settings(BaseSettings):
     """Settings of a runtime. Durations in seconds.
 
     `data_dir`: the directory of workspaces; None is a private temporary directory of the runtime.
+    `policy_aliases`: names that clients use for a policy, such as `python-default`, each with the
+    policy that it means. Only this one of the shipped names can mean another policy.
     `environments`: the directory of the environments of `sbx env`, which policies name `env:NAME`.
     `mount_dirs`: a service may mount these directories, and directories below them, into live
     sandboxes. A service that root started mounts them read-only. A program that embeds sbx is not
@@ -125,6 +138,7 @@ class Settings(BaseSettings):
     policy_dirs: tuple[Path, ...] = Field(
         default_factory=lambda: (user_config_path("sbx") / "policies",)
     )
+    policy_aliases: Annotated[Mapping[str, str], NoDecode, BeforeValidator(_pairs)] = {}
     environments: Path = Field(default_factory=_default_environments)
     bwrap: Path | None = None
     cgroups: bool = True
@@ -156,6 +170,14 @@ class Settings(BaseSettings):
     tombstones_kept: Annotated[float, Field(ge=0)] = 30 * 86400.0
     history_max: _Count = 10_000
     memory_reserve: Annotated[int, Field(ge=0)] | None = None
+
+    @field_validator("policy_aliases")
+    @classmethod
+    def _are_no_shipped_policies(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for alias in value:
+            if (shipped_directory() / f"{alias}.toml").exists():
+                raise ValueError(f"'{alias}' is the name of a policy that comes with sbx")
+        return value
 
     @property
     def protection(self) -> HostProtection:

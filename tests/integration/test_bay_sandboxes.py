@@ -1,12 +1,13 @@
 """/v1/sandboxes, cargos, profiles and collection, over the socket."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from bay_calls import collected, made, refused
-from live_app import Served
+from live_app import Served, live
 
 FIELDS = {
     "id", "status", "profile", "cargo_id", "capabilities", "created_at", "expires_at",
@@ -349,6 +350,20 @@ async def test_the_size_of_a_cargo_is_bounded(client: httpx.AsyncClient, size: A
 
 
 # -- operation -------------------------------------------------------------------------------------
+
+
+async def test_an_alias_of_the_operator_means_another_policy(tmp_path: Path) -> None:
+    aliases = {"python-default": "strict", "small": "default"}
+    async with live(tmp_path, policy_aliases=aliases) as served, served.client() as client:
+        limits = {
+            name: (await client.get(f"/v1/sandboxes/{(await made(client, profile=name))['id']}"))
+            for name in ("python-default", "strict")
+        }
+        assert [reply.json()["profile"] for reply in limits.values()] == list(limits)
+        assert limits["python-default"].json()["capabilities"] == ["python", "filesystem"]
+        items = {one["id"]: one for one in (await client.get("/v1/profiles")).json()["items"]}
+        assert items["python-default"]["resources"] == items["strict"]["resources"]
+        assert items["small"]["resources"] == items["default"]["resources"]
 
 
 async def test_profiles_are_the_policies(client: httpx.AsyncClient) -> None:

@@ -95,6 +95,16 @@ def test_the_key_is_read_by_bay_s_name_too_and_not_shown(tmp_path: Path) -> None
     assert "0123456789" not in repr(both)
 
 
+def test_aliases_of_policies_are_pairs_or_a_table(tmp_path: Path) -> None:
+    aliases = {"python-default": "lab", "small": "strict"}
+    found = read(tmp_path, SBX_POLICY_ALIASES="python-default=lab, small=strict")
+    assert found.settings.policy_aliases == aliases
+    file = tmp_path / "named.toml"
+    file.write_text("[policy_aliases]\npython-default = 'lab'\nsmall = 'strict'\n")
+    named = read_settings(config=file, environment={}, directory=tmp_path)
+    assert named.settings.policy_aliases == aliases
+
+
 @pytest.mark.parametrize(("text", "mode"), [("0660", 0o660), ("666", 0o666)])
 def test_a_mode_is_octal(tmp_path: Path, text: str, mode: int) -> None:
     assert read(tmp_path, SBX_SOCKET_MODE=text).settings.socket_mode == mode
@@ -111,6 +121,8 @@ def test_a_mode_is_octal(tmp_path: Path, text: str, mode: int) -> None:
         ("queue_max", "many"),
         ("policy_dirs", "[1"),
         ("cors_origins", "*"),
+        ("policy_aliases", "a"),
+        ("policy_aliases", "default=lab"),
         ("cors_origins", "https://a.example/path"),
         ("log_format", "xml"),
         ("drain_timeout", "-1"),
@@ -156,7 +168,12 @@ ALLOWED_IN_WORKING_DIRECTORY = {
     *("followers_per_owner", "sessions_ttl", "sessions_upload_size", "sessions_upload_count"),
     "sessions_upload_types",
 }
-VALUES = {"uid_range": "[1, 2]", "cgroups": "false", "allow_host_mode": "true"}
+VALUES = {
+    "uid_range": "[1, 2]",
+    "policy_aliases": "{a = 'strict'}",
+    "cgroups": "false",
+    "allow_host_mode": "true",
+}
 
 
 def test_each_setting_is_allowed_in_a_working_directory_or_not() -> None:

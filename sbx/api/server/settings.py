@@ -61,6 +61,7 @@ NOT_IN_WORKING_DIRECTORY: Mapping[str, str] = {
     "bwrap": "which program the service executes on the host",
     "environments": "which interpreters sbx executes and mounts",
     "policy_dirs": "which policies sandboxes get, and so which host directories they see",
+    "policy_aliases": "which policy a name means",
     "sessions_policy": "which policy the sandboxes of sessions get",
     "mount_dirs": "which host directories clients may mount",
     "project_dirs": "which host directories clients may open as projects",

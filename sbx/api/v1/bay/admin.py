@@ -81,14 +81,14 @@ def _task_name(report: TaskReport) -> str:
 
 
 def _profiles(service: Service, detail: bool) -> list[Profile]:
-    search = service.settings.policy_dirs
+    search, aliases = service.settings.policy_dirs, service.settings.policy_aliases
     profiles = []
     for info in available(search):
         if info.problem is None:
             policy = load(info.name, search=search)
-            profiles += [
-                _profile(name, info, policy, service, detail) for name in (info.name, *info.aliases)
-            ]
+            names = [info.name, *(name for name in info.aliases if name not in aliases)]
+            names += [alias for alias, name in aliases.items() if name == info.name]
+            profiles += [_profile(name, info, policy, service, detail) for name in names]
     return profiles
 
 
