@@ -166,7 +166,7 @@ class Settings(BaseSettings):
     queue_max: _Count = 16
     idle_timeout: Annotated[float, Field(gt=0)] = 1800.0
     gc_interval: Annotated[float, Field(ge=0)] = 300.0
-    files_grace: Annotated[float, Field(ge=0)] = 0.0
+    files_grace: Annotated[float, Field(ge=0)] = 7 * 86400.0
     tombstones_kept: Annotated[float, Field(ge=0)] = 30 * 86400.0
     history_max: _Count = 10_000
     memory_reserve: Annotated[int, Field(ge=0)] | None = None

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from sbx.protocol.pages import Page
 from sbx.service.caller import Caller
 from sbx.service.leases import SandboxIndex, row_of
+from sbx.service.sandbox import ServiceSandbox
 from sbx.store import Store, events
 from sbx.store.events import EventRow
 
@@ -50,11 +51,21 @@ class SandboxEvents:
             ):
                 yield event
             return
+        sandbox.followers += 1
+        try:
+            async for event in self._live(sandbox, after, within):
+                yield event
+        finally:
+            sandbox.followers -= 1
+
+    async def _live(
+        self, sandbox: ServiceSandbox, after: int, within: str | None
+    ) -> AsyncIterator[EventRow]:
         while True:
             change = sandbox.changes.next
             await self._store.settled()
             page = await events.list_for_sandbox(
-                self._store, row.id, after=after, conversation=within
+                self._store, sandbox.id, after=after, conversation=within
             )
             for event in page:
                 after = event.seq

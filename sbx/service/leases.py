@@ -119,9 +119,10 @@ class SandboxIndex:
                 del self._creating[owner]
 
     def _check_room(self, owner: str) -> None:
-        mine = sum(sandbox.row.owner == owner for sandbox in self._by_id.values())
+        living = [sandbox for sandbox in self._by_id.values() if not sandbox.over]
+        mine = sum(sandbox.row.owner == owner for sandbox in living)
         for count, limit in (
-            (len(self._by_id) + sum(self._creating.values()), self._settings.sandboxes_max),
+            (len(living) + sum(self._creating.values()), self._settings.sandboxes_max),
             (mine + self._creating.get(owner, 0), self._settings.sandboxes_per_owner),
         ):
             if count >= limit:
@@ -201,6 +202,7 @@ class SandboxLease:
         sandbox = self._index.get(self.caller, self._name, self._scope, conversation=name)
         if self._check is not None:
             self._check()
+        sandbox.check(Act.USE)  # before it counts as a use: a session in use never expires
         sandbox.users += 1
         try:
             to_start = name if self._starts and self._scope == "execute" else None
@@ -223,10 +225,10 @@ class SandboxLease:
         traceback: TracebackType | None,
     ) -> None:
         sandbox = self._sandbox
-        sandbox.users -= 1
-        await _end_unused(sandbox)
         if sandbox.row.deleted_at is None:
             sandbox.touch()
+        sandbox.users -= 1
+        await _end_unused(sandbox)
         if isinstance(error, errors.Closed):
             try:
                 sandbox.check(Act.USE)

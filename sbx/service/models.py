@@ -22,7 +22,8 @@ class SessionIdentity:
 class SandboxView:
     """A sandbox at one moment. Times are seconds of the epoch. `profile` is the requested name of
     the policy, and `policy` the result with the request; `stopped`: by request, and not used since;
-    `failure`: the error of the last start, as `SbxError.to_dict`."""
+    `failure`: the error of the last start, as `SbxError.to_dict`; `ttl_s` and `restored`: see
+    `SandboxRow`."""
 
     id: str
     owner: str
@@ -43,6 +44,8 @@ class SandboxView:
     upload_limits: dict[str, Any] | None = None
     narrower: dict[str, Any] | None = None
     env: dict[str, str] | None = None
+    ttl_s: float | None = None
+    restored: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ class Reaper:
     async def round(self) -> None:
         """Do all work that is due now; a collection continues next to later rounds."""
         every = self._sandboxes.every()
+        for sandbox in every:
+            sandbox.announce_expiry()
         await _all(sandbox.expire() for sandbox in every if sandbox.expired and not sandbox.over)
         await _all(sandbox.stop_idle() for sandbox in every if sandbox.idle)
         if self._projects is not None:
@@ -126,6 +128,8 @@ class Reaper:
         if not sandbox.expired:
             return False
         await sandbox.expire()
+        if sandbox.in_grace:
+            return False
         return await self._sandboxes.end(sandbox, "expired")
 
     async def _collect(self) -> None:

@@ -29,6 +29,7 @@ from sbx.telemetry.audit import Audit
 from sbx.telemetry.host_paths import without_host_paths
 from sbx.workspace import allowed_paths
 
+LATEST = 253_402_300_799.0  # the last second of the year 9999
 _MIB = 1 << 20
 
 
@@ -108,8 +109,8 @@ class SandboxRecord:
         if lifecycle.after(state, act) is None:
             raise lifecycle.refusal(self.id, state, self.row.expires_at)
 
-    async def extend(self, by_s: float, latest: float) -> None:
-        """Move the expiry, at most to `latest`. The caller holds the lock of the sandbox."""
+    async def extend(self, by_s: float) -> None:
+        """Move the expiry. The caller holds the lock of the sandbox."""
         self.check(Act.EXTEND)
         if (end := self.row.expires_at) is None:
             raise errors.Conflict(
@@ -117,7 +118,7 @@ class SandboxRecord:
                 code="sandbox_ttl_infinite",
                 details={"sandbox_id": self.id},
             )
-        new = min(max(end, self.now) + by_s, latest)
+        new = min(max(end, self.now) + by_s, LATEST)
         await self.dependencies.store.write(
             partial(rows.extend, sandbox_id=self.id, expires_at=new)
         )
@@ -223,6 +224,8 @@ class SandboxRecord:
             upload_limits=row.upload_limits,
             narrower=row.request.get("narrower"),
             env=row.request.get("env"),
+            ttl_s=row.ttl_s,
+            restored=row.restored,
         )
 
     # -- mounts and events ----------------------------------------------------------------------

@@ -22,7 +22,7 @@ from sbx.service.hooks import LostContexts, PersistentSandbox, SandboxHooks, ker
 from sbx.service.ids import check_id
 from sbx.service.lifecycle import Act, State
 from sbx.service.models import SandboxView
-from sbx.service.record import SandboxRecord, ServiceDependencies
+from sbx.service.record import LATEST, SandboxRecord, ServiceDependencies
 from sbx.service.workspaces import own_uid
 from sbx.store import events
 from sbx.store import sandboxes as rows
@@ -32,6 +32,8 @@ from sbx.store.sandboxes import SandboxRow
 from sbx.telemetry import metrics
 
 _TOUCHED_EVERY_S = 60.0
+_SLIDES_BY_S = 1.0  # more often, a copy of the row for each cell would be wasted
+_ANNOUNCED_S = 600.0
 _log = logging.getLogger(__name__)
 
 STOPPED = RunError("SandboxStopped", "the sandbox was stopped while this ran", "")
@@ -55,12 +57,14 @@ class ServiceSandbox(SandboxRecord):
         super().__init__(dependencies, row)
         self.users = 0
         self.active: PersistentSandbox | None = None
+        self.followers = 0  # streams of its events
         self.over = False  # its expiry was handled
         self.shut_down = False  # the service has closed
         self.hooks = SandboxHooks(self, lost, new=new)
         self._lock = asyncio.Lock()
         self._idle_at: float | None = None
         self._touched_at = 0.0
+        self._warned_of: float | None = None  # the expiry that an event announced
 
     @property
     def kernels(self) -> int:
@@ -83,14 +87,28 @@ class ServiceSandbox(SandboxRecord):
     def idle(self) -> bool:
         """Return whether it is open, has no user, and its idle time-out is over."""
         due = self.idle_at
-        return (
-            due is not None
-            and due <= self.now
-            and self.users == 0
-            and self.starts == 0
-            and self.active is not None
-            and not self.active.busy
-        )
+        return due is not None and due <= self.now and not self._busy
+
+    @property
+    def _busy(self) -> bool:
+        running = self.active is not None and self.active.busy
+        return self.users > 0 or self.starts > 0 or running
+
+    @property
+    def expired(self) -> bool:
+        """Return whether its time to live is over. A session in use never expires."""
+        return super().expired and not self._slides_now
+
+    @property
+    def _slides_now(self) -> bool:
+        in_use = self._busy or self.followers > 0
+        return in_use and self.row.ttl_s is not None and not self.over
+
+    @property
+    def in_grace(self) -> bool:
+        """Return whether the next request for this session finds the files, if it has expired."""
+        end, grace_s = self.row.expires_at, self.dependencies.settings.files_grace
+        return self.row.ttl_s is not None and end is not None and self.now < end + grace_s
 
     async def view(self) -> SandboxView:
         return await self.view_with(self.state, self.idle_at)
@@ -98,18 +116,36 @@ class ServiceSandbox(SandboxRecord):
     def touch(self) -> None:
         now = self.dependencies.clock.now()
         self._idle_at = now + self.dependencies.settings.idle_timeout
+        self._slide()
         if not 0 <= now - self._touched_at < _TOUCHED_EVERY_S:
             self._touched_at = now
             self.change_workspace(last_accessed_at=now)
-            self.dependencies.store.write_later(
-                partial(
-                    rows.touch,
-                    sandbox_id=self.id,
-                    workspace_id=self.workspace.id,
-                    at=now,
-                    idle=self.idle_at,
-                )
-            )
+            self._write_use(now)
+
+    def _write_use(self, at: float) -> None:
+        write = partial(rows.touch, row=self.row, at=at, idle=self.idle_at)
+        self.dependencies.store.write_later(write)
+
+    def _slide(self) -> None:
+        """Let a session expire its time to live after now, unless it expires later anyway."""
+        ttl_s, end = self.row.ttl_s, self.row.expires_at
+        if ttl_s is None or end is None or self.over:
+            return
+        new = min(self.now + ttl_s, LATEST)
+        if new - end >= min(_SLIDES_BY_S, ttl_s / 10):
+            self.row = replace(self.row, expires_at=new)
+
+    def announce_expiry(self) -> None:
+        """Slide the expiry of a session in use. Else record an event, once for each expiry, ten
+        minutes before it, or at half of a shorter life."""
+        ttl_s, end = self.row.ttl_s, self.row.expires_at
+        if ttl_s is None or end is None or self.over:
+            return
+        if self._slides_now:
+            self._slide()
+        elif end != self._warned_of and self.now >= end - min(_ANNOUNCED_S, ttl_s / 2):
+            self._warned_of = end
+            self.emit("expiring", expires_at=end)
 
     async def opened(self, *, to_start: str | None = None) -> PersistentSandbox:
         """Open it at the first call. Raises as `check` and `Runtime.open`.
@@ -202,9 +238,25 @@ class ServiceSandbox(SandboxRecord):
         metrics.kernel_stopped(cause)
         self.emit("stopped", cause, **kernel_name(context.conversation, context.name))
 
-    async def extend_by(self, seconds: float, latest: float) -> None:
+    async def extend_by(self, seconds: float) -> None:
         async with self._lock:
-            await self.extend(seconds, latest)
+            await self.extend(seconds)
+
+    async def restore(self, row: SandboxRow, loaded: Policy, decided: Policy) -> bool:
+        """Replace the row of an expired session, and keep its files. Return False, and do nothing,
+        if it was deleted, was restored or left its grace period meanwhile."""
+        async with self._lock:
+            if self.row.deleted_at is not None or not self.expired or not self.in_grace:
+                return False
+            if not self.over:
+                await self._end_expired()
+            row = replace(row, failure=self.row.failure if self.frozen else None)
+            await self.dependencies.store.write(partial(rows.restore, row=row))
+            self.row = row
+            self.set_policy(loaded, decided)
+            self.over = False
+            self.emit("restored", expires_at=row.expires_at)
+            return True
 
     async def stop(self, cause: str = "requested") -> None:
         """End every kernel and run; files stay, and the next use starts another kernel."""
@@ -250,13 +302,18 @@ class ServiceSandbox(SandboxRecord):
         async with self._lock:
             if self.over or not self.expired or self.row.deleted_at is not None:
                 return False  # it was extended or deleted meanwhile
-            self.over = True
-            await self._end_logged(EXPIRED)
-            self.dependencies.store.write_later(
-                partial(events.add_once, sandbox_id=self.id, at=self.now, kind="expired")
-            )
-            self.changes.notify()
+            await self._end_expired()
             return True
+
+    async def _end_expired(self) -> None:
+        self.over = True
+        lost = self.active.stateful if self.active is not None else set()
+        await self._end_logged(EXPIRED)
+        self.hooks.lost |= lost  # if it is restored, the next runs report this
+        self.dependencies.store.write_later(
+            partial(events.add_expiry, sandbox_id=self.id, at=self.now)
+        )
+        self.changes.notify()
 
     async def delete(self, cause: str) -> bool:
         """Leave a tombstone, and end all kernels; the caller removes the files. Return False if it
@@ -286,6 +343,8 @@ class ServiceSandbox(SandboxRecord):
         """End all kernels because the service ends; the files stay."""
         async with self._lock:
             await run_to_completion(self._end_box(reason))
+        if self.row.ttl_s is not None and not self.over:
+            self._write_use(self.now)  # the store may be a minute behind
         self.shut_down = True
         self.changes.notify()
 

@@ -18,6 +18,7 @@ from sbx import errors
 from sbx.aio import Clock, run_to_completion
 from sbx.isolation.plan import decide_walls
 from sbx.kernels.channel import FrameBudgets
+from sbx.policy import Policy
 from sbx.protocol.pages import Page
 from sbx.protocol.runs import RunError
 from sbx.runtime.conversation import Conversation
@@ -33,7 +34,7 @@ from sbx.service.leases import SandboxIndex, SandboxLease, row_of, unknown
 from sbx.service.lifecycle import Act, State
 from sbx.service.limits import KernelLimit
 from sbx.service.models import ConversationView, SandboxView, SessionIdentity
-from sbx.service.record import ServiceDependencies
+from sbx.service.record import LATEST, ServiceDependencies
 from sbx.service.recording import Recording
 from sbx.service.sandbox import ServiceSandbox
 from sbx.service.workspaces import Workspaces
@@ -47,7 +48,6 @@ from sbx.store.sandboxes import SandboxRow
 from sbx.store.workspaces import WorkspaceRow
 from sbx.telemetry.audit import Audit
 
-LATEST = 253_402_300_799.0  # the last second of the year 9999
 _LIST_MAX = 500
 OnEnd = Callable[[str, str | None], Awaitable[None]]  # a sandbox's id, a conversation's name
 _FORGOTTEN = RunError("ConversationDeleted", "the conversation was deleted meanwhile", "")
@@ -128,6 +128,8 @@ class Sandboxes:
         upload_limits: Mapping[str, Any] | None = None,
     ) -> SandboxView:
         """Create a sandbox; nothing starts yet. With a `ttl_s` of None, 0 or less it never expires.
+        A `session` whose last sandbox has expired gets its files, within the grace period; else
+        that sandbox is deleted.
 
         Raise BadRequest `validation_error` for a missing policy, the errors of `Runtime.decide`,
         CannotEnforce, NotFound for the workspace, Unavailable `too_many_sandboxes`, Conflict
@@ -147,20 +149,23 @@ class Sandboxes:
             created_at=now,
             expires_at=min(now + ttl_s, LATEST) if ttl_s is not None and ttl_s > 0 else None,
             upload_limits=dict(upload_limits) if upload_limits is not None else None,
+            ttl_s=ttl_s if session else None,
             **(asdict(session) if session else {}),
         )
+        expired = self.index.find(caller, row.session_id) if row.session_id else None
         with self.index.creating(caller.owner):
-            return await run_to_completion(self._create(caller, row))
+            return await run_to_completion(self._create(caller, row, expired))
 
-    async def _create(self, caller: Caller, row: SandboxRow) -> SandboxView:
-        narrower, env = row.request.get("narrower"), row.request.get("env")
-        try:
-            loaded, decided = await self._runtime.decide(row.profile, narrower=narrower, env=env)
-        except errors.NotFound as error:
-            raise errors.BadRequest(
-                error.message, hint=error.hint, details={"field": "profile"}
-            ) from error
-        decide_walls(decided, self._runtime.capabilities)
+    async def _create(
+        self, caller: Caller, row: SandboxRow, expired: ServiceSandbox | None
+    ) -> SandboxView:
+        loaded, decided = await self._decided(row)
+        if expired is not None:
+            kept = {"id": expired.id, "workspace_id": expired.row.workspace_id, "restored": True}
+            if await expired.restore(replace(row, **kept), loaded, decided):
+                return await expired.view()
+            if expired.expired:
+                await self.end(expired, "expired")
         workspace = self._workspaces.for_sandbox(caller, row.workspace_id or None, row.id)
         is_new = not row.workspace_id
         row = replace(row, workspace_id=workspace.id)
@@ -175,6 +180,17 @@ class Sandboxes:
         sandbox.set_policy(loaded, decided)
         self.index.add(sandbox)
         return await sandbox.view()
+
+    async def _decided(self, row: SandboxRow) -> tuple[Policy, Policy]:
+        narrower, env = row.request.get("narrower"), row.request.get("env")
+        try:
+            loaded, decided = await self._runtime.decide(row.profile, narrower=narrower, env=env)
+        except errors.NotFound as error:
+            raise errors.BadRequest(
+                error.message, hint=error.hint, details={"field": "profile"}
+            ) from error
+        decide_walls(decided, self._runtime.capabilities)
+        return loaded, decided
 
     async def get(self, caller: Caller, sandbox_id: str) -> SandboxView:
         """Raise NotFound also for a sandbox that the caller may not see."""
@@ -249,7 +265,7 @@ class Sandboxes:
         if not by_s > 0:
             message = f"extend_by is a number of seconds above 0, not {by_s!r}"
             raise errors.BadRequest(message, details={"field": "extend_by"})
-        await sandbox.extend_by(by_s, LATEST)
+        await sandbox.extend_by(by_s)
         return await sandbox.view()
 
     async def stop(self, caller: Caller, sandbox_id: str) -> None:

@@ -136,8 +136,6 @@ class Sessions:
                 )
             if view.state is State.EXPIRED:
                 # No caller can use it: a caller with access to a session may replace it.
-                freely = replace(caller, scopes=None, conversation_id=None)
-                await self._service.sandboxes.delete(freely, view.id, cause="expired")
                 again = replace(decision.identity, recreated_because="expired")
                 return await self._made(caller, replace(decision, identity=again)), "created"
             if view.stopped or view.state is State.FAILED:

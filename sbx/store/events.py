@@ -36,12 +36,15 @@ def add(
     return EventRow(inserted.lastrowid or 0, sandbox_id, at, kind, cause, details)
 
 
-def add_once(on: sqlite3.Connection, sandbox_id: str, at: float, kind: str) -> None:
-    """Record an event that happens once per sandbox, also if two runtimes see it."""
-    if not on.execute(
-        "SELECT 1 FROM events WHERE sandbox_id = ? AND type = ?", (sandbox_id, kind)
-    ).fetchone():
-        add(on, sandbox_id, at, kind)
+def add_expiry(on: sqlite3.Connection, sandbox_id: str, at: float) -> None:
+    """Record the expiry once, also if two runtimes see it, and once more after each restoration."""
+    last = on.execute(
+        "SELECT type FROM events WHERE sandbox_id = ? AND type IN ('expired', 'restored')"
+        " ORDER BY seq DESC LIMIT 1",
+        (sandbox_id,),
+    ).fetchone()
+    if last is None or last["type"] == "restored":
+        add(on, sandbox_id, at, "expired")
 
 
 async def list_for_sandbox(

@@ -14,6 +14,9 @@ from sbx.store import Store, chats, record, values
 
 @dataclass(frozen=True, slots=True)
 class SandboxRow:
+    """`ttl_s`: seconds from the last use to the expiry of a session; other expiries do not slide.
+    `restored`: it expired, and a later request found its files."""
+
     id: str
     owner: str
     profile: str
@@ -33,6 +36,8 @@ class SandboxRow:
     business_domain_id: str | None = None
     upload_limits: dict[str, Any] | None = None
     recreated_because: str | None = None
+    ttl_s: float | None = None
+    restored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class EndedSandbox:
 
 
 _SANDBOX = ", ".join(field.name for field in fields(SandboxRow))
+_PLACES = ", ".join("?" for _ in fields(SandboxRow))
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -56,14 +62,22 @@ def add(on: sqlite3.Connection, row: SandboxRow) -> bool:
     """Return False, and do nothing, if its session already has a live sandbox."""
     try:
         on.execute(
-            f"INSERT INTO sandboxes ({_SANDBOX}) VALUES ({', '.join('?' * 19)})",  # noqa: S608
-            [json.dumps(value) if isinstance(value, Mapping) else value for value in values(row)],
+            f"INSERT INTO sandboxes ({_SANDBOX}) VALUES ({_PLACES})",  # noqa: S608
+            _columns(row),
         )
     except sqlite3.IntegrityError as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_UNIQUE:
             return False
         raise
     return True
+
+
+def restore(on: sqlite3.Connection, row: SandboxRow) -> None:
+    """Replace the row of an expired session."""
+    on.execute(
+        f"UPDATE sandboxes SET ({_SANDBOX}) = ({_PLACES}) WHERE id = ?",  # noqa: S608
+        [*_columns(row), row.id],
+    )
 
 
 def extend(on: sqlite3.Connection, sandbox_id: str, expires_at: float) -> None:
@@ -79,11 +93,12 @@ def set_stopped(
     )
 
 
-def touch(
-    on: sqlite3.Connection, sandbox_id: str, workspace_id: str, at: float, idle: float | None
-) -> None:
-    on.execute("UPDATE sandboxes SET idle_expires_at = ? WHERE id = ?", (idle, sandbox_id))
-    on.execute("UPDATE workspaces SET last_accessed_at = ? WHERE id = ?", (at, workspace_id))
+def touch(on: sqlite3.Connection, row: SandboxRow, at: float, idle: float | None) -> None:
+    on.execute(
+        "UPDATE sandboxes SET idle_expires_at = ?, expires_at = ? WHERE id = ?",
+        (idle, row.expires_at, row.id),
+    )
+    on.execute("UPDATE workspaces SET last_accessed_at = ? WHERE id = ?", (at, row.workspace_id))
 
 
 def delete(on: sqlite3.Connection, sandbox_id: str, at: float, cause: str) -> None:
@@ -187,10 +202,14 @@ async def kernels_left(store: Store) -> dict[str, frozenset[tuple[str, str]]]:
     return {sandbox: frozenset(names) for sandbox, names in contexts.items()}
 
 
+def _columns(row: SandboxRow) -> list[Any]:
+    return [json.dumps(value) if isinstance(value, Mapping) else value for value in values(row)]
+
+
 def _sandbox(row: sqlite3.Row) -> SandboxRow:
     columns = dict(row)
     for name in ("request", "failure", "upload_limits"):
         columns[name] = None if columns[name] is None else json.loads(columns[name])
-    for name in ("stopped", "files_removed"):
+    for name in ("stopped", "files_removed", "restored"):
         columns[name] = bool(columns[name])
     return SandboxRow(**columns)

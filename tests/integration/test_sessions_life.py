@@ -4,15 +4,20 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
 from live_app import Served, live
+from persistent_sandboxes import ME
 from places import short_directory
 from sessions_calls import API, code_of, ensure, names, new_session, new_user, put, run, until, url
 
+from sbx.errors import Conflict
+from sbx.store.events import EventRow
 from tests.fake_clock import FakeClock
 
 
@@ -51,6 +56,7 @@ async def test_a_session_is_made_and_then_found(client: httpx.AsyncClient) -> No
         },
         "reason": None,
         "recreated_because": None,
+        "restored": False,
     }
     again = await client.post(f"{API}/sessions", json=body)
     assert again.status_code == 200
@@ -290,22 +296,41 @@ async def test_sessions_are_listed_in_pages_and_by_status(served: Served) -> Non
 
 
 @pytest_asyncio.fixture
-async def timed() -> AsyncIterator[tuple[httpx.AsyncClient, FakeClock]]:
+async def timed() -> AsyncIterator[tuple[Served, httpx.AsyncClient, FakeClock]]:
     clock = FakeClock()
     with short_directory() as directory:
-        async with live(directory, clock=clock) as served, served.client() as client:
-            yield client, clock
+        settings: dict[str, Any] = {"files_grace": 1000, "gc_interval": 60}
+        async with live(directory, clock=clock, **settings) as served, served.client() as client:
+            yield served, client, clock
 
 
-async def test_an_expired_session_is_an_error_until_it_is_made_anew(
-    timed: tuple[httpx.AsyncClient, FakeClock],
-) -> None:
-    client, clock = timed
+OWNER = f"uid:{os.geteuid()}"  # of a caller over the socket
+Timed = tuple[Served, httpx.AsyncClient, FakeClock]
+
+
+async def pass_time(timed: Timed, seconds: float) -> None:
+    """Move the clock, and let the service do what is due."""
+    served, _, clock = timed
+    clock.advance(seconds)
+    await served.service.reaper.round()
+    with suppress(Conflict):  # the reaper's own collection is at work
+        await served.service.reaper.collect()
+
+
+async def events(timed: Timed, session: str) -> list[EventRow]:
+    served, _, _ = timed
+    page = await served.service.events.page(replace(ME, owner=OWNER), session)
+    return list(page.items)
+
+
+async def test_an_expired_session_is_an_error_until_it_is_made_anew(timed: Timed) -> None:
+    _, client, clock = timed
     user = new_user()
     session = (await ensure(client, user, ttl=100)).json()["session_id"]
     await put(client, session, "old.csv", b"x")
     later = await client.post(url(session, "/extend_ttl"), json={"extend_by": 50})
-    assert (later.status_code, later.json()["ttl"]) == (200, 150)
+    assert (later.status_code, later.json()["ttl"]) == (200, 100)
+    assert later.json()["info"]["expires_at"] == clock.now() + 150
     for bad in (0, -1):
         reply = await client.post(url(session, "/extend_ttl"), json={"extend_by": bad})
         assert code_of(reply) == (400, "validation_error")
@@ -325,14 +350,115 @@ async def test_an_expired_session_is_an_error_until_it_is_made_anew(
         await client.post(url(session, "/extend_ttl"), json={"extend_by": 50}),
     ):
         assert code_of(reply) == (409, "sandbox_expired")
+    await pass_time(timed, 1000)
     anew = await ensure(client, user)
     assert anew.status_code == 201
-    assert anew.json()["info"]["recreated_because"] == "expired"
-    assert anew.json()["info"]["conversations"] == []
+    info = anew.json()["info"]
+    assert (info["restored"], info["conversations"]) == (False, [])
     assert (await ensure(client, user)).status_code == 200
     reply = await client.get(url(session, "/files"), params=params)
     assert code_of(reply) == (404, "not_found")
     assert (await client.delete(url(session))).status_code == 204
+
+
+async def test_a_session_is_restored_with_its_files_and_another_policy(timed: Timed) -> None:
+    served, client, clock = timed
+    user = new_user()
+    session = (await ensure(client, user, ttl=100)).json()["session_id"]
+    await put(client, session, "old.csv", b"kept")
+    await run(client, session, "x = 1; open('made.txt', 'w').write('made')")
+    await pass_time(timed, 101)
+    await pass_time(timed, 998)  # the last second of its grace period
+    assert (await client.get(url(session))).json()["status"] == "error"
+    anew = await ensure(client, user, ttl=200, policy="strict")
+    assert anew.status_code == 201
+    shown = anew.json()
+    assert (shown["status"] in ("pending", "running"), shown["ttl"]) == (True, 200)
+    info = shown["info"]
+    assert (info["recreated_because"], info["restored"], info["policy"]) == (
+        *("expired", True),
+        "strict",
+    )
+    assert (info["conversations"], info["expires_at"]) == (["c1"], clock.now() + 200)
+    assert await names(client, session) == ["old.csv"]
+    assert (await ensure(client, user)).status_code == 200
+    again = (await run(client, session, "open('made.txt').read(), 'x' in globals()")).json()
+    assert (again["result"], again["state_lost"]) == ("('made', False)", True)
+    row = await served.service.store.row("SELECT ttl_s, restored FROM sandboxes")
+    assert row is not None
+    assert tuple(row) == (200, 1)
+    assert (await client.delete(url(session))).status_code == 204
+    left = await asyncio.to_thread(lambda: list(served.socket.parent.rglob("old.csv")))
+    assert left == []  # a deletion has no grace period
+
+
+async def test_a_conversation_that_was_deleted_is_not_restored(timed: Timed) -> None:
+    _, client, _ = timed
+    user = new_user()
+    session = (await ensure(client, user, ttl=100)).json()["session_id"]
+    for conversation in ("c1", "c2"):
+        await put(client, session, "a.csv", b"x", conversation)
+    assert (await client.delete(url(session, "/conversations/c1"))).status_code == 204
+    await pass_time(timed, 150)
+    restored = (await ensure(client, user)).json()["info"]
+    assert (restored["restored"], restored["conversations"]) == (True, ["c2"])
+
+
+async def test_two_days_of_use_and_of_none() -> None:
+    """A message every half an hour keeps a session. Without one it is announced, expires, and is
+    restored with its files a day later."""
+    clock = FakeClock()
+    with short_directory() as directory:
+        async with live(directory, clock=clock) as served, served.client() as client:
+            timed = served, client, clock
+            busy, quiet = [await new_session(client) for _ in range(2)]
+            for session in (busy, quiet):
+                await put(client, session, "data.csv", b"kept")
+            for half_hour in range(96):
+                if half_hour % 8 == 0:
+                    assert (await run(client, busy, f"{half_hour} + 1")).json()["status"] == "ok"
+                else:
+                    assert await names(client, busy) == ["data.csv"]
+                for _ in range(6):
+                    await pass_time(timed, 300)
+            assert (await client.get(url(busy))).json()["status"] == "running"
+            ends = {"expiring", "expired"}
+            assert ends.isdisjoint(event.type for event in await events(timed, busy))
+            assert (await client.get(url(quiet))).json()["status"] == "error"
+            end = [event for event in await events(timed, quiet) if event.type in ends]
+            assert [event.type for event in end] == ["expiring", "expired"]
+            assert end[0].details["expires_at"] - end[0].at == 600
+            user = quiet.removeprefix("sb-session-").removesuffix("-agent")
+            restored = await ensure(client, user)
+            assert (restored.status_code, restored.json()["info"]["restored"]) == (201, True)
+            assert await names(client, quiet) == ["data.csv"]
+
+
+async def test_a_session_does_not_expire_under_a_run_or_a_follower(timed: Timed) -> None:
+    served, client, _ = timed
+    session = (await ensure(client, new_user(), ttl=100)).json()["session_id"]
+    wait = "import os, time\nwhile not os.path.exists('uploads/temparea/go.csv'): time.sleep(0.01)"
+    running = asyncio.create_task(run(client, session, wait))
+    caller = replace(ME, owner=OWNER)
+
+    async def is_busy() -> bool:
+        sandbox = served.service.sandboxes.index.find(caller, session)
+        return sandbox is not None and sandbox.active is not None and sandbox.active.busy
+
+    await until(is_busy)
+    for _ in range(5):
+        await pass_time(timed, 99)
+    assert (await put(client, session, "go.csv", b"x")).status_code == 201
+    assert (await running).json()["status"] == "ok"
+    async with aclosing(served.service.events.follow(caller, session)) as following:
+        assert (await anext(following)).type == "created"
+        for _ in range(5):
+            await pass_time(timed, 99)
+        assert (await client.get(url(session))).json()["status"] == "running"
+    await pass_time(timed, 101)
+    assert (await client.get(url(session))).json()["status"] == "error"
+    types = [event.type for event in await events(timed, session)]
+    assert types[-2:] == ["expiring", "expired"]
 
 
 async def test_past_the_limit_of_sandboxes_is_429_and_says_when_to_ask_again() -> None:

@@ -27,6 +27,9 @@ class One:
     fails: Exception | None = None
     done: list[str] = field(default_factory=list)
 
+    def announce_expiry(self) -> None:
+        pass
+
     async def expire(self) -> None:
         self.done.append("expire")
         if self.fails is not None:

@@ -77,7 +77,8 @@ class AllowedUploads(BaseModel):
 
 class SessionInfo(BaseModel):
     """`conversations` are ids. `reason`: the cause of the status `error`; `recreated_because`: the
-    reason why this session, which began empty, replaced an earlier one of this id."""
+    reason why this session replaced an earlier one of this id; `restored`: it has the files and
+    conversations of that one, and begins empty otherwise. `expires_at` moves with each use."""
 
     policy: str
     expires_at: float | None
@@ -85,6 +86,7 @@ class SessionInfo(BaseModel):
     file_upload_config: AllowedUploads
     reason: str | None = None
     recreated_because: str | None = None
+    restored: bool = False
 
 
 class SessionBody(BaseModel):
@@ -109,19 +111,19 @@ def shown(
 ) -> SessionBody:
     """Return the body of a session."""
     assert view.session_id is not None
-    lives = view.expires_at
     return SessionBody(
         session_id=view.session_id,
         status=status,
         created_at=int(view.created_at),
-        ttl=round(lives - view.created_at) if lives is not None else None,
+        ttl=round(view.ttl_s) if view.ttl_s is not None else None,
         info=SessionInfo(
             policy=view.profile,
-            expires_at=lives,
+            expires_at=view.expires_at,
             conversations=conversations,
             file_upload_config=AllowedUploads(**rules.to_json()),
             reason=reason_of(view),
             recreated_because=view.recreated_because,
+            restored=view.restored,
         ),
     )
 
