@@ -63,6 +63,10 @@ class ChatAsk:
     def key(self) -> Key:
         return self.owner, self.conversation_id
 
+    @property
+    def session_id(self) -> str | None:
+        return None
+
 
 class ChatRun:
     """One run of an agent. All callers share the same object.
@@ -172,6 +176,8 @@ class ChatRun:
             "run_id": self.run_id,
             "conversation_id": self.ask.conversation_id,
         }
+        if isinstance(event, AgentRunStart) and self.ask.session_id is not None:
+            record["sandbox_session_id"] = self.ask.session_id
         size = len(json.dumps(record, default=str)) + _EVENT_SIZE
         # The end event of a call or an answer repeats its live output in full.
         live = event.type in ("text_delta", "tool_output")

@@ -68,6 +68,10 @@ class AgentRequest(ChatAsk):
     def key(self) -> Key:
         return self.chat.key
 
+    @property
+    def session_id(self) -> str | None:
+        return self.session.session_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invoke(AgentRequest):

@@ -398,5 +398,10 @@ def _not_ready(sandbox_id: str, error: errors.SbxError) -> errors.Unavailable:
         error.message,
         code="session_not_ready",
         hint="try again: the next call starts another kernel",
-        details={"sandbox_id": sandbox_id, "retry_after_ms": 1000, "retry_after_s": 1.0},
+        details={
+            "sandbox_id": sandbox_id,
+            "cause": error.code,
+            "retry_after_ms": 1000,
+            "retry_after_s": 1.0,
+        },
     )

@@ -22,7 +22,7 @@ from agent_calls import (
 from live_app import live
 from model_server import Asked, BrokenOff, Refused
 from places import short_directory
-from sessions_calls import API, code_of, ensure, url
+from sessions_calls import API, code_of, ensure, put, url
 
 from sbx.agent.messages import Response
 
@@ -387,3 +387,23 @@ async def test_messages_come_in_pages(at: Desk, client: httpx.AsyncClient) -> No
             break
     assert seen == [1, 2, 3, 4]
     assert code_of(await client.get(path, params={"cursor": "²"}))[0] == 400
+
+
+async def test_a_session_that_cannot_be_created_or_started_is_an_error_with_its_cause() -> None:
+    message = {"user_id": "ann", "agent_id": "helper", "message": "hello"}
+    with short_directory() as directory:
+        settings: dict[str, Any] = {"cgroups": False, "sessions_policy": "strict"}
+        async with desk(directory, **settings) as at, at.served.client() as client:
+            reply = await client.post(f"{API}/chat", json=message)
+            assert code_of(reply) == (500, "session_create_failed")
+            details = reply.json()["error"]["details"]
+            assert details == {"session_id": SESSION, "cause": "cannot_enforce"}
+    with short_directory() as directory:
+        settings = {"start_timeout": 0.001, "fast_path": False}
+        async with desk(directory, **settings) as at, at.served.client() as client:
+            await ensure(client, "ann", "helper")
+            await put(client, SESSION, "a.csv", b"x")
+            await client.post(url(SESSION, "/stop"))
+            reply = await client.post(f"{API}/chat", json=message)
+            assert code_of(reply) == (503, "session_not_ready")
+            assert reply.json()["error"]["details"]["cause"] == "start_timeout"

@@ -62,6 +62,7 @@ async def test_a_task_from_the_upload_to_its_answer_and_then_nothing_is_left(at:
         ]
         assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
         assert len({(event["run_id"], event["conversation_id"]) for event in events}) == 1
+        assert events[0]["sandbox_session_id"] == session
         end = events[-1]
         assert (end["reason"], end["content"]) == ("done", "There are 42 people; see result.txt.")
         assert end["usage"] == {"input_tokens": 70, "output_tokens": 30}

@@ -7,7 +7,16 @@ from fastapi import Depends, FastAPI, Query, Request
 
 from sbx.api.agent_v1.models import NewChat
 from sbx.api.auth import CallerDep
-from sbx.errors import BadRequest, Denied, NotFound
+from sbx.errors import (
+    BadRequest,
+    Broken,
+    Conflict,
+    Denied,
+    NotFound,
+    PolicyError,
+    SbxError,
+    Unavailable,
+)
 from sbx.protocol.approvals import ApprovalScope
 from sbx.service.agents import Agents, ChatRow, no_conversation
 from sbx.service.caller import Caller
@@ -15,7 +24,7 @@ from sbx.service.ids import check_id
 from sbx.service.models import SandboxView
 from sbx.service.projects.projects import Project
 from sbx.service.service import Service
-from sbx.service.sessions import SessionAsk, Sessions, session_id
+from sbx.service.sessions import SessionAsk, Sessions, SessionStatus, reason_of, session_id
 
 
 def agents_of(app: FastAPI) -> Agents:
@@ -67,8 +76,9 @@ def check_projects(caller: Caller, project_id: str) -> None:
 async def session_of(
     sessions: Sessions, caller: Caller, new: NewChat, conversation_id: str
 ) -> SandboxView:
-    """Return the session of the user and agent, created if need be. Raise as `Sessions.ensure`, and
-    BadRequest for another `sandbox_session_id`."""
+    """Return the session of the user and agent, created if need be. Raise as `Sessions.ensure`,
+    BadRequest for another `sandbox_session_id`, and with the cause in `details` Broken
+    `session_create_failed` and Unavailable `session_not_ready`."""
     key = session_id(check_id("user_id", new.user_id), check_id("agent_id", new.agent_id))
     if new.sandbox_session_id not in (None, key):
         raise BadRequest(
@@ -79,7 +89,28 @@ async def session_of(
     if not caller.sees(new.user_id, new.agent_id, conversation_id) or not caller.may("execute"):
         raise no_conversation(conversation_id)
     ask = SessionAsk(new.user_id, new.agent_id, new.business_domain_id)
-    view, _ = await sessions.ensure(caller, ask)
+    try:
+        view, _ = await sessions.ensure(caller, ask)
+    except SbxError as error:
+        by_request = isinstance(error, BadRequest | Denied | NotFound | Conflict)
+        if (by_request and not isinstance(error, PolicyError)) or error.code in (
+            "session_not_ready",
+            "too_many_sandboxes",
+        ):
+            raise
+        raise Broken(
+            f"the session {key} could not be created: {error.message}",
+            code="session_create_failed",
+            hint=error.hint,
+            details={"session_id": key, "cause": error.code},
+        ) from error
+    if sessions.status(view) is SessionStatus.ERROR:
+        raise Unavailable(
+            f"the session {key} is not ready: {reason_of(view)}",
+            code="session_not_ready",
+            hint="send the message again, or look at the events of its sandbox",
+            details={"session_id": key, "cause": (view.failure or {}).get("code", view.state)},
+        )
     return view
 
 
