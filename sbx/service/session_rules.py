@@ -65,14 +65,14 @@ class FileRules:
 
     def within(self, policy: Policy) -> UploadLimits:
         """Return the limits of one upload: these rules, and those of the session's policy."""
-        most = policy.uploads
+        most, workspace_max = policy.uploads, policy.limits.workspace_max
         allowed = frozenset(self.types)
         if most.allowed_types != "any":
             allowed &= frozenset(most.allowed_types)
         return UploadLimits(
-            max_file_size=_least(self.max_bytes, most.max_file_size),
-            max_file_count=_least(self.count, most.max_file_count),
-            max_total_bytes=most.total_max,
+            max_file_size=min(self.max_bytes, most.max_file_size, workspace_max),
+            max_file_count=min(self.count, most.max_file_count),
+            max_total_bytes=min(most.total_max, workspace_max),
             allowed_types=allowed,
         )
 
@@ -101,7 +101,3 @@ def widened(field: str, shown: str, limit: Any) -> BadRequest:
         hint="ask for less, or leave it out for the operator's setting",
         details={"field": field, "limit": limit},
     )
-
-
-def _least(limit: int, other: int | None) -> int:
-    return limit if other is None else min(limit, other)

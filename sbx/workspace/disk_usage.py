@@ -1,9 +1,10 @@
 """Measure the disk usage of any tree in bounded time, memory and fds."""
 
+import math
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -49,6 +50,32 @@ class EarlyStop:
 
     bytes: int
     inodes: int
+
+
+class FreeRoom:
+    """The bytes that a tree may still grow by, for writes from outside.
+
+    A measurement serves for 20 times as long as it took, because that of a large tree is slow; the
+    writes since then are added. `sbx.runtime.files.disk_limit` watches the code inside.
+    """
+
+    def __init__(self, measure: Callable[[], DiskUsage], max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._measure = measure
+        self._used = 0
+        self._valid_until = -math.inf
+
+    def left(self, wanted: int = 0) -> int:
+        """Return the bytes that are left; measure again if they are less than `wanted`."""
+        began = time.monotonic()
+        if began >= self._valid_until or self.max_bytes - self._used < wanted:
+            self._used = self._measure().bytes
+            now = time.monotonic()
+            self._valid_until = now + 20 * (now - began)
+        return max(0, self.max_bytes - self._used)
+
+    def take(self, size: int) -> None:
+        self._used += size
 
 
 class _BoundsError(Exception):

@@ -70,6 +70,15 @@ def is_a_directory(path: str) -> InvalidPath:
     return wrong_path(path, *_WRONG_PATH[errno.EISDIR])
 
 
+def workspace_full(path: str, limit: int, left: int) -> TooLarge:
+    return TooLarge(
+        f"'{path}' does not fit into the workspace: {left} of its {limit} bytes are left",
+        code="file_too_large",
+        hint="delete files, send less, or use a workspace with a higher limit",
+        details={"limit": limit, "left": left},
+    )
+
+
 def too_large(path: str, limit: int) -> TooLarge:
     return TooLarge(
         f"'{path}' is larger than the limit of {limit} bytes",

@@ -1,17 +1,21 @@
 """The files of a conversation by the paths of callers: one path rule for up to three trees."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
+from sbx.errors import SbxError, TooLarge
 from sbx.protocol.files import Copied, FileEntry, Kind, Listing, Matches
 from sbx.workspace import paths
 from sbx.workspace.copy import copy
+from sbx.workspace.disk_usage import FreeRoom
 from sbx.workspace.edit import check_mode, chmod, replace
+from sbx.workspace.errors import workspace_full
 from sbx.workspace.host_directory import HostDirectory
 from sbx.workspace.move import move
 from sbx.workspace.paths import Location, WorkspaceArea
 from sbx.workspace.patterns import Expression, Glob
 from sbx.workspace.search import Grep, Places, find
-from sbx.workspace.streams import FileWriter, OpenFile
+from sbx.workspace.streams import FileWriter, OpenFile, drive
 from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.walk import Walk
 
@@ -48,6 +52,10 @@ class Files:
         self._apart = uploads_apart
         self._max_bytes = max_bytes
         self._total_max_bytes = total_max_bytes
+        self._rooms: dict[Tree, FreeRoom] = {}
+        if total_max_bytes is not None:
+            trees = [files] if shared is None else [files, shared]
+            self._rooms = {tree: FreeRoom(tree.measure, total_max_bytes) for tree in trees}
 
     def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
         """Return the content of a file. Raises TooLarge beyond `max_bytes`."""
@@ -68,13 +76,55 @@ class Files:
         mode: int | None = None,
     ) -> int:
         """Write a file in one step, with its missing directories, and return its size in bytes."""
-        tree, relative = self._at(path, changing=True)
-        return tree.write(relative, data, max_bytes=self._limit(max_bytes), mode=mode)
+        place = self._at(path, changing=True)
+        chunks = (data,) if isinstance(data, bytes) else data
+        wanted = len(data) if isinstance(data, bytes) else 0
+        return drive(self._writing(*place, self._limit(max_bytes), mode, wanted), chunks)
 
     def writing(self, path: str, *, max_bytes: int | None = None) -> FileWriter[int]:
         """Write a file chunk by chunk, like `write`; see `FileWriter`."""
-        tree, relative = self._at(path, changing=True)
-        return tree.writing(relative, max_bytes=self._limit(max_bytes))
+        return self._writing(*self._at(path, changing=True), self._limit(max_bytes))
+
+    def _writing(
+        self,
+        tree: Tree,
+        relative: Relative,
+        max_bytes: int,
+        mode: int | None = None,
+        wanted: int = 0,
+    ) -> FileWriter[int]:
+        with self._fitting(tree, relative, max_bytes, wanted) as most:
+            size = yield from tree.writing(relative, max_bytes=most, mode=mode)
+        if (room := self._rooms.get(tree)) is not None:
+            room.take(size)
+        return size
+
+    @contextmanager
+    def _fitting(
+        self, tree: Tree, relative: Relative, max_bytes: int, wanted: int = 0
+    ) -> Iterator[int]:
+        """Yield the largest size of a file at this path: `max_bytes`, or less if the workspace has
+        less room. Raise TooLarge, which names the workspace then."""
+        room = self._rooms.get(tree)
+        if room is None:
+            yield max_bytes
+            return
+        replaced = 0
+        with suppress(SbxError):
+            replaced = tree.stat(relative).size or 0
+        left = room.left(wanted) + replaced
+        try:
+            yield min(max_bytes, left)
+        except TooLarge as error:
+            if left < max_bytes and error.code == "file_too_large":
+                raise workspace_full(tree.shown(relative), room.max_bytes, left) from None
+            raise
+
+    def room_below(self, path: str) -> int | None:
+        """Return the bytes that files below this directory may take; None without a limit."""
+        tree, _ = self._at(f"{path}/x", changing=True)
+        room = self._rooms.get(tree)
+        return None if room is None else room.left()
 
     def stat(self, path: str) -> FileEntry:
         """Return the entry at the path; for a symlink, the link itself."""
@@ -141,18 +191,19 @@ class Files:
         `tree_too_large`.
         """
         of, to = self._at(source), self._at(target, changing=True)
-        room = self._total_max_bytes
+        host, room = self._host, self._rooms.get(to[0])
+        with self._fitting(*to, _total(self._total_max_bytes)) as most:
+            copied = copy(
+                *of,
+                *to,
+                file_max=self._max_bytes,
+                total_max=most,
+                overwrite=overwrite,
+                check=None if host is None else lambda tree: host.refuse_below(tree, (), at=to[1]),
+            )
         if room is not None:
-            room = max(0, room - to[0].measure().bytes)
-        host = self._host
-        return copy(
-            *of,
-            *to,
-            file_max=self._max_bytes,
-            total_max=_total(room),
-            overwrite=overwrite,
-            check=None if host is None else lambda tree: host.refuse_below(tree, (), at=to[1]),
-        )
+            room.take(copied.bytes)
+        return copied
 
     def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
         """Move a file, a symlink itself or a directory to a path that does not exist.
@@ -182,7 +233,8 @@ class Files:
         Raises Conflict `replace_count`, `file_changed`.
         """
         tree, relative = self._at(path, changing=True)
-        return replace(tree, relative, old, new, count=count, max_bytes=self._max_bytes)
+        with self._fitting(tree, relative, self._max_bytes) as most:
+            return replace(tree, relative, old, new, count=count, max_bytes=most)
 
     def chmod(self, path: str, mode: int) -> None:
         """Set the permissions of a file or a directory, 0 to 0o777. Raises Denied

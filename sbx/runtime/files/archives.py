@@ -117,15 +117,19 @@ class Archives:
                 yield piece
         raise _failed("it ended without a report")
 
-    async def unpack(self, path: str, chunks: AsyncIterable[bytes]) -> Unpacked:
+    async def unpack(
+        self, path: str, chunks: AsyncIterable[bytes], room: int | None = None
+    ) -> Unpacked:
         """Unpack `chunks` into the directory `path`, and create the directory if it is missing.
+        `room`: the bytes that the workspace has left.
 
         A failure leaves the files that were unpacked before. Raise BadRequest `not_an_archive`,
         TooLarge `archive_too_large`, Denied `file_not_permitted`, Unavailable `no_space`, Conflict
         `stopped`.
         """
         most = self._policy.limits
-        limits = ArchiveLimits(most.workspace_max, most.workspace_files, most.file_size_max)
+        total = most.workspace_max if room is None else min(room, most.workspace_max)
+        limits = ArchiveLimits(total, most.workspace_files, most.file_size_max)
         words = ("unpack", path, *limits.words)
         async with self._command(words, stdin=None, window=_WINDOW) as command:
             ahead = asyncio.BoundedSemaphore(_AHEAD)

@@ -187,7 +187,8 @@ class WorkspaceFiles:
         self._archives.check()
         opened = await self._opened()
         view = opened.files.view(path, into=True)
-        return await self._archives.unpack(view, _streamed(source))
+        room = await opened.call(lambda: opened.files.room_below(path))
+        return await self._archives.unpack(view, _streamed(source), room)
 
     async def _call(self, act: Callable[[Files], T]) -> T:
         opened = await self._opened()
@@ -324,6 +325,7 @@ def _encoded(content: str | bytes) -> bytes:
 
 
 def _upload_limits(policy: Policy) -> UploadLimits:
-    limits = policy.uploads
+    limits, most = policy.uploads, policy.limits.workspace_max
     types = None if limits.allowed_types == "any" else frozenset(limits.allowed_types)
-    return UploadLimits(limits.max_file_size, limits.max_file_count, limits.total_max, types)
+    size, total = min(most, limits.max_file_size), min(most, limits.total_max)
+    return UploadLimits(size, limits.max_file_count, total, types)

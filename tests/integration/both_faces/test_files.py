@@ -276,6 +276,35 @@ def test_a_directory_comes_as_an_archive_and_goes_back(box: Sandbox) -> None:
     assert b"".join(box.files.archive("arch2/sub/empty"))
 
 
+def test_what_does_not_fit_into_the_workspace_is_refused_before_it_is_stored(make: Make) -> None:
+    """A workspace of 1 MiB took 5 MiB, and the next run was killed for it."""
+    limit = 1 << 20
+    with make(narrower={"limits": {"workspace_max": limit}}) as box:
+        box.files.write("kept", b"k" * 600_000)
+        error = fails(TooLarge, "file_too_large", box.files.write, "big", b"x" * (5 << 20))
+        assert (error.details["limit"], 0 < error.details["left"] < 450_000) == (limit, True)
+        fails(TooLarge, "file_too_large", box.files.write, "big", b"x" * 500_000)
+        fails(TooLarge, "file_too_large", box.files.copy, "kept", "copied")
+        fails(TooLarge, "file_too_large", box.files.replace, "kept", "k" * 9, "k" * 99, count=None)
+        box.files.write("tree/a", b"t" * 300_000)
+        fails(TooLarge, "tree_too_large", box.files.copy, "tree", "tree2")
+        with io.BytesIO() as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+            member = tarfile.TarInfo("big")
+            member.size = 500_000
+            tar.addfile(member, io.BytesIO(b"x" * member.size))
+            sent = packed.getvalue()
+        fails(TooLarge, "archive_too_large", box.files.unpack, sent, "unpacked")
+        fails(TooLarge, "file_too_large", box.uploads.put_bytes, "up.csv", b"x" * (limit + 1))
+        box.files.write("kept", b"K" * 600_000)  # a replacement needs no more room
+        found = [entry.path.removeprefix("/workspace/") for entry in box.files.find("*")]
+        assert set(found) == {"kept", "tree", "tree/a", "uploads"} | {
+            path for path in found if path.startswith("uploads/") or path == "unpacked"
+        }
+        assert box.run("print('alive')").stdout == "alive\n"
+        box.files.delete("tree")
+        box.files.write("now", b"n" * 300_000)
+
+
 def hostile() -> bytes:
     """Everything that a tar can try."""
     held = io.BytesIO()
