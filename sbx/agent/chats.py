@@ -13,9 +13,10 @@ import asyncio
 import json
 import logging
 import secrets
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cachetools import TTLCache
@@ -30,6 +31,8 @@ from sbx.protocol.agent import (
     Json,
     StepEnd,
     ToolApproval,
+    ToolEnd,
+    ToolStart,
     to_json,
 )
 from sbx.protocol.approvals import ABORT, RESTART, TIMEOUT
@@ -68,6 +71,28 @@ class ChatAsk:
         return None
 
 
+@dataclass(slots=True)
+class RunProgress:
+    """`step` is the current one, from 1; `calls` have begun and not ended, by id; `usage` is that
+    of the steps that have ended."""
+
+    step: int = 1
+    calls: dict[str, ToolStart] = field(default_factory=dict)
+    usage: Counter[str] = field(default_factory=Counter)
+
+    def follow(self, event: AgentEvent) -> None:
+        match event:
+            case ToolStart():
+                self.calls[event.tool_call_id] = event
+            case ToolEnd():
+                self.calls.pop(event.tool_call_id, None)
+            case StepEnd():
+                self.step = event.step + 1
+                self.usage.update(event.usage)
+            case AgentRunEnd():
+                self.calls.clear()
+
+
 class ChatRun:
     """One run of an agent. All callers share the same object.
 
@@ -82,6 +107,7 @@ class ChatRun:
         self.end: AgentRunEnd | None = None
         self.aborted = False
         self.log: EventLog[Json] = EventLog(replay_bytes)
+        self.progress = RunProgress()
         self._agent: Agent | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -179,6 +205,7 @@ class ChatRun:
         if isinstance(event, AgentRunStart) and self.ask.session_id is not None:
             record["sandbox_session_id"] = self.ask.session_id
         size = len(json.dumps(record, default=str)) + _EVENT_SIZE
+        self.progress.follow(event)
         # The end event of a call or an answer repeats its live output in full.
         live = event.type in ("text_delta", "tool_output")
         self.log.append(record, size, droppable=live)

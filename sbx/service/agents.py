@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 
 from sbx.agent.approvals import Approvals
-from sbx.agent.chats import ChatRun, Chats
+from sbx.agent.chats import ChatRun, Chats, RunProgress
 from sbx.agent.history import StoredHistory, repair_history
 from sbx.agent.settings import AgentSettings
 from sbx.agent.tools.registry import Tools
@@ -158,6 +158,15 @@ class Agents:
         return await agent_runs.list_for_chat(
             self._service.store, chat.id, limit=limit, before=before
         )
+
+    async def run(self, chat: ChatRow, run_id: str) -> tuple[AgentRunRow, RunProgress | None]:
+        """Return one run of its agent, and its progress while it is active. Raise NotFound."""
+        row = await agent_runs.get(self._service.store, chat.id, run_id)
+        if row is None:
+            raise NotFound(f"the agent of this conversation had no run {run_id[:80]!r}")
+        active = self.chats.running(chat.key)
+        running = active is not None and active.run_id == run_id
+        return row, active.progress if active is not None and running else None
 
     async def changes_setting(self, chat: ChatRow) -> ChangesSetting:
         return await chats.changes_setting(self._service.store, chat.id)

@@ -305,6 +305,17 @@ class ServiceSandbox(SandboxRecord):
             await self._end_expired()
             return True
 
+    async def expire_now(self) -> bool:
+        """End its time to live. Return False if it had ended, or if it has none."""
+        async with self._lock:
+            if self.over or self.row.deleted_at is not None or self.row.expires_at is None:
+                return False
+            expire = partial(rows.extend, sandbox_id=self.id, expires_at=self.now)
+            await self.dependencies.store.write(expire)
+            self.row = replace(self.row, expires_at=self.now)
+            await run_to_completion(self._end_expired())
+            return True
+
     async def _end_expired(self) -> None:
         self.over = True
         lost = self.active.stateful if self.active is not None else set()

@@ -275,6 +275,27 @@ class Sandboxes:
             await on_stop(sandbox.id, None)
         await sandbox.stop()
 
+    async def end_sessions(self, caller: Caller) -> Sequence[str]:
+        """Let the sessions of a token's user, with its agent if it names one, expire now. Return
+        their ids. Raise BadRequest for another caller, Denied `forbidden` for a token of one
+        conversation or without the scope `execute`."""
+        if caller.via != "token":
+            raise errors.BadRequest(
+                "only a token has sessions that a logout could end",
+                hint="end a session with DELETE /api/v1/sessions/{id}",
+                details={"field": "end_session"},
+            )
+        if not caller.whole_sandbox or not caller.may("execute"):
+            raise errors.Denied("this token may not end a whole session", code="forbidden")
+        ended = []
+        for sandbox in list(self.index.visible(caller)):
+            if sandbox.row.session_id is not None:
+                for on_stop in self._on_stop:
+                    await on_stop(sandbox.id, None)
+                if await sandbox.expire_now():
+                    ended.append(sandbox.row.session_id)
+        return ended
+
     async def delete(self, caller: Caller, sandbox_id: str, *, cause: str = "requested") -> None:
         """End a sandbox and its own files. Raise NotFound only if the caller never had it."""
         scope = "execute" if cause == "expired" else "admin"

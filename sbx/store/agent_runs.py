@@ -99,6 +99,11 @@ async def mark_interrupted(store: Store, at: float) -> int:
     )
 
 
+async def get(store: Store, chat_id: str, run_id: str) -> AgentRunRow | None:
+    row = await store.row("SELECT * FROM agent_runs WHERE chat_id = ? AND id = ?", chat_id, run_id)
+    return None if row is None else _row(row)
+
+
 async def list_for_chat(
     store: Store, chat_id: str, *, limit: int = 50, before: int | None = None
 ) -> list[AgentRunRow]:

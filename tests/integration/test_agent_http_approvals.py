@@ -85,6 +85,14 @@ async def test_a_yes_makes_the_very_changes_of_the_dry_run(
         assert waiting["tool_call_id"] == start["tool_call_id"]
         assert waiting["tool_args"] == {"command": WRITES}
         assert waiting["expires_at"] == start["expires_at"] == waiting["created_at"] + 600
+        status = f"{API}/conversations/yes/runs/{start['run_id']}"
+        active = (await person.get(status)).json()
+        assert (active["status"], active["step"], active["usage"]) == ("running", 1, {})
+        (call,) = active["pending_calls"]
+        assert (call["tool_call_id"], call["approval_required"], call["expires_at"]) == (
+            *(start["tool_call_id"], True),
+            start["expires_at"],
+        )
         reply = await decide(person, start["tool_call_id"], True)
         assert reply.status_code == 200
         rest = await the_rest(events)
@@ -95,6 +103,10 @@ async def test_a_yes_makes_the_very_changes_of_the_dry_run(
     assert (directory / "made.txt").read_text() == "done\n"
     assert "said" in rest[-1]["content"]
     assert await pending(person) == []
+    over = (await person.get(status)).json()
+    assert (over["status"], over["step"], over["pending_calls"]) == ("ended", None, [])
+    assert over["usage"] == rest[-1]["usage"]
+    assert code_of(await person.get(f"{API}/conversations/yes/runs/chat-0")) == (404, "not_found")
 
 
 async def test_abort_denies_what_waits_and_ends_the_run(

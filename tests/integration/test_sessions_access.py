@@ -1,5 +1,6 @@
 """Who may what in /api/v1: the bounds of tokens, cookies, other origins."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
@@ -7,7 +8,7 @@ import pytest
 import pytest_asyncio
 from live_app import Served, live
 from places import short_directory
-from sessions_calls import API, code_of, ensure, new_user, put, run, url
+from sessions_calls import API, code_of, ensure, new_user, put, run, until, url
 
 
 async def token(served: Served, owner: str, user: str, **bounds: object) -> str:
@@ -193,6 +194,43 @@ async def test_a_login_is_a_cookie_that_scripts_cannot_read(
             assert code_of(await browser.post(f"{API}/login", json=body)) == (401, "unauthorized")
         key = {"token": await served.key_of("somebody")}
         assert code_of(await browser.post(f"{API}/login", json=key)) == (400, "validation_error")
+
+
+async def test_a_logout_can_end_the_session_of_its_token_and_no_other(
+    served: Served, owner: tuple[str, httpx.AsyncClient]
+) -> None:
+    name, key = owner
+    user, other = new_user(), new_user()
+    for one in (user, other):
+        await ensure(key, one)
+        await put(key, f"sb-session-{one}-agent", "a.csv", b"x")
+    session, end = f"sb-session-{user}-agent", {"end_session": True}
+    bound = await token(served, name, user, conversation_id="c1", scopes=["execute"])
+    for text in (bound, await token(served, name, user, scopes=["files:read"])):
+        async with served.client(text) as client:
+            assert code_of(await client.post(f"{API}/logout", json=end)) == (403, "forbidden")
+    assert code_of(await key.post(f"{API}/logout", json=end)) == (400, "validation_error")
+    async with served.client(await token(served, name, user, agent_id="agent")) as client:
+        running = asyncio.create_task(run(client, session, "import time; time.sleep(60)"))
+
+        async def is_busy() -> bool:
+            shown = (await key.get(url(session, "/conversations"))).json()["items"]
+            return any(one["status"] == "busy" for one in shown)
+
+        await until(is_busy)
+        assert (await client.post(f"{API}/logout", json={})).status_code == 204
+        assert (await client.get(url(session))).json()["status"] != "error"
+        assert (await client.post(f"{API}/logout", json=end)).status_code == 204
+        assert (await running).json()["status"] == "interrupted"
+        shown = (await client.get(url(session))).json()
+        assert (shown["status"], shown["info"]["reason"]) == (
+            "error",
+            "expired: its time to live is over",
+        )
+        assert (await client.post(f"{API}/logout", json=end)).status_code == 204
+        again = await ensure(client, user)
+        assert (again.status_code, again.json()["info"]["restored"]) == (201, True)
+    assert (await key.get(url(f"sb-session-{other}-agent"))).json()["status"] != "error"
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])

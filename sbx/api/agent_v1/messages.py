@@ -41,6 +41,24 @@ class AgentRunBody(BaseModel):
     ended_at: float | None
 
 
+class PendingCall(BaseModel):
+    """`expires_at`: the call waits for an approval until then, in seconds of the epoch."""
+
+    tool_call_id: str
+    tool_name: str
+    tool_args: dict[str, Any]
+    approval_required: bool
+    expires_at: float | None
+
+
+class AgentRunStatus(AgentRunBody):
+    """`step` is the current one, from 1, and null if the run is not active. `usage` is that of the
+    steps so far."""
+
+    step: int | None
+    pending_calls: list[PendingCall]
+
+
 class AgentRunList(BaseModel):
     items: list[AgentRunBody]
     next_cursor: str | None
@@ -73,6 +91,20 @@ async def runs(
     return AgentRunList(
         items=[_run(each) for each in rows], next_cursor=str(rows[-1].seq) if more else None
     )
+
+
+@router.get("/runs/{run_id}", responses=documented(404))
+async def run(run_id: str, row: ChatDep, caller: CallerDep, agents: AgentsDep) -> AgentRunStatus:
+    """Show one run of its agent: while it is active with its step, its calls and its usage."""
+    check_reads(caller, row.conversation_id)
+    found, progress = await agents.run(row, run_id)
+    body = _run(found).model_dump()
+    if progress is None:
+        return AgentRunStatus(**body, step=None, pending_calls=[])
+    fields = PendingCall.model_fields
+    calls = [{name: getattr(call, name) for name in fields} for call in progress.calls.values()]
+    active = {"usage": dict(progress.usage), "step": progress.step, "pending_calls": calls}
+    return AgentRunStatus(**body | active)
 
 
 @router.get(

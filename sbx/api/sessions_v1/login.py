@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, StringConstraints
 
-from sbx.api.auth import COOKIE, ServiceDep
+from sbx.api.auth import COOKIE, ServiceDep, caller
 from sbx.api.errors import documented
 from sbx.errors import BadRequest, Denied
 
@@ -38,14 +38,14 @@ async def login(
     token = (body.token if body is not None else None) or _bearer(request)
     if token is None:
         raise Denied("a token is needed", code="unauthorized", hint='send {"token": "…"}')
-    caller = await service.access.from_bearer(token)
-    if caller.via != "token":
+    bearer = await service.access.from_bearer(token)
+    if bearer.via != "token":
         raise BadRequest(
             "a login takes a token, and this is a key",
             hint="make a token for this user: sbx token create --user U",
         )
-    assert caller.via_id is not None
-    await service.recording.record(caller, "token.login", caller.via_id, user_id=caller.user_id)
+    assert bearer.via_id is not None
+    await service.recording.record(bearer, "token.login", bearer.via_id, user_id=bearer.user_id)
     import jwt
 
     ends = float(jwt.decode(token, options={"verify_signature": False})["exp"])
@@ -60,17 +60,33 @@ async def login(
     )
     response.headers["cache-control"] = "no-store"
     return LoggedIn(
-        user_id=caller.user_id,
-        agent_id=caller.agent_id,
-        conversation_id=caller.conversation_id,
-        scopes=sorted(caller.scopes) if caller.scopes is not None else None,
+        user_id=bearer.user_id,
+        agent_id=bearer.agent_id,
+        conversation_id=bearer.conversation_id,
+        scopes=sorted(bearer.scopes) if bearer.scopes is not None else None,
         expires_at=ends,
     )
 
 
+class Logout(BaseModel):
+    """`end_session`: the sessions of the token expire now."""
+
+    end_session: bool = False
+
+
 @router.post("/logout", status_code=204, responses=documented())
-async def logout(response: Response) -> None:
-    """Delete the cookie. The token itself is valid until it expires or is revoked."""
+async def logout(
+    request: Request, response: Response, service: ServiceDep, body: Logout | None = None
+) -> None:
+    """Delete the cookie. The token itself is valid until it expires or is revoked.
+
+    `end_session` ends the kernels, runs and agents of the token's session, or of each session of
+    its user if it names no agent. The files stay for the grace period of expired sessions.
+    """
+    if body is not None and body.end_session:
+        who = await caller(request)
+        for session_id in await service.sandboxes.end_sessions(who):
+            await service.recording.record(who, "session.end", session_id)
     response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
 
 
