@@ -5,6 +5,7 @@ A conversation has files (here) and contexts (contexts.py). A context is one ker
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 
 from sbx.aio import run_to_completion
@@ -69,6 +70,7 @@ class Conversation(ScriptMethods[ActiveRun]):
         self._limit = limit
         self._languages = languages
         self._opened: OpenFiles | None = None
+        self._opened_at = time.monotonic()  # at the last time
         self._opening = asyncio.Lock()
         self._disk = DiskLimitState()
         self.contexts = Contexts(self._make_context, contexts or ContextStore())
@@ -125,6 +127,12 @@ class Conversation(ScriptMethods[ActiveRun]):
             or self.dry_runs.busy
             or self.checkpoints.busy
         )
+
+    def last_use(self) -> float:
+        """Return the monotonic time of the last use of its files or a kernel: now, if one lasts."""
+        if self.busy or (self._opened is not None and self._opened.busy):
+            return time.monotonic()
+        return max(self._opened_at, *(context.last_use() for context in self.contexts.ending))
 
     # -- runs, in `default` ---------------------------------------------------------------------
 
@@ -230,6 +238,7 @@ class Conversation(ScriptMethods[ActiveRun]):
         that awaits anything before it uses them keeps them open by `OpenFiles.in_use`."""
         async with self._opening:
             self._default.check_open()
+            self._opened_at = time.monotonic()
             if self._opened is None:
                 await run_to_completion(self._open())
             assert self._opened is not None

@@ -1,6 +1,7 @@
 """Runtime: one broker, one data directory, and the sandboxes of one process."""
 
 import asyncio
+import math
 import os
 import platform
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from sbx.kernels.pool.factory import KernelFactory
 from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy, load, narrow, unchanged
 from sbx.runtime.data_dir import DataDirLock
+from sbx.runtime.lifetime import Lifetime
 from sbx.runtime.prewarm import PrewarmedSandbox, prewarm_spec, to_prewarmed_sandbox
 from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.sandbox import AsyncSandbox
@@ -140,6 +142,8 @@ class Runtime:
         env: Mapping[str, str] | None = None,
         workspace: str | Path | None = None,
         uploads: str | Path | None = None,
+        ttl: float | None = None,
+        idle_timeout: float | None = None,
     ) -> AsyncSandbox:
         """Create a sandbox. Its kernel starts with the first run.
 
@@ -147,14 +151,21 @@ class Runtime:
         `{"limits": {"memory_max": "64MiB"}}`; `env` adds environment variables. `workspace` is a
         directory of the host to be /workspace, `uploads` one to be the read-only uploads.
 
+        Seconds after its last use: `ttl` closes it, `idle_timeout` ends its kernels, and the next
+        run reports `state_lost`. By default it lives until it is closed.
+
         As root, a `workspace` of root is mapped: the jail sees the files as its own, and new files
         belong to root.
 
-        Raises NotFound `policy_not_found`, PolicyError, BadRequest `limit_widened`, CannotEnforce,
-        Denied `directory_forbidden`, `workspace_owned_by_root` (also where Linux or the file system
-        cannot map it), `workspace_has_set_id`, `workspace_has_socket`.
+        Raises NotFound `policy_not_found`, PolicyError, BadRequest `limit_widened` and
+        `invalid_lifetime`, CannotEnforce, Denied `directory_forbidden`, `workspace_owned_by_root`
+        (also where Linux or the file system cannot map it), `workspace_has_set_id`,
+        `workspace_has_socket`.
         """
         resources = self._started()
+        lifetime = Lifetime(
+            math.inf if ttl is None else ttl, math.inf if idle_timeout is None else idle_timeout
+        )
         loaded, decided = await self.decide(policy, narrower=narrower, env=env)
         interpreter = await _interpreter_of(self.settings, decided)
         new = workspace is None and uploads is None
@@ -171,7 +182,9 @@ class Runtime:
         )
         if prewarmed is not None:
             self.release_directory(prewarmed)  # the sandbox removes its directory
-        return await self._prepared(sandbox)
+        await self._prepared(sandbox)
+        sandbox.live_for(lifetime)
+        return sandbox
 
     async def decide(
         self,

@@ -17,6 +17,7 @@ from sbx.protocol.mounts import Mount
 from sbx.run_methods import to_default
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.files import MountPoints, WorkspaceFiles, WorkspaceUploads
+from sbx.runtime.lifetime import Lifetime, watch
 from sbx.runtime.prewarm import PrewarmedSandbox
 from sbx.runtime.processes.commands import Commands
 from sbx.runtime.processes.terminals import Terminals
@@ -24,6 +25,7 @@ from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.run.context_kernel import StartKernel
 from sbx.runtime.run.contexts import Contexts
 from sbx.runtime.sandbox_kernels import SandboxKernels
+from sbx.telemetry.background import background_context
 from sbx.workspace import check_name
 from sbx.workspace.rights import refuse_rights
 
@@ -70,6 +72,8 @@ class AsyncSandbox(SandboxKernels):
         self._closed = False
         self._ended = False
         self._closing = asyncio.Lock()
+        self._living: asyncio.Task[None] | None = None
+        self._close_reason = ""
 
     async def prepare(self) -> None:
         """Refuse a policy that this host cannot enforce, and create the cgroup. Start nothing.
@@ -214,6 +218,29 @@ class AsyncSandbox(SandboxKernels):
         self.honeytokens.unfreeze()
         return True
 
+    def live_for(self, lifetime: Lifetime) -> None:
+        """End the kernels and close, some time after the last use."""
+        if lifetime.limited:
+            watching = watch(
+                lifetime,
+                last_use=self._last_use,
+                end_kernels=self._end_idle_kernels,
+                close=partial(self._close_unused, lifetime.ttl_s),
+            )
+            self._living = asyncio.create_task(watching, context=background_context())
+
+    def _last_use(self) -> float:
+        return max(each.last_use() for each in self._conversations.values())
+
+    async def _end_idle_kernels(self) -> None:
+        for conversation in list(self._conversations.values()):
+            for context in conversation.contexts.every:
+                await context.end_if_idle()
+
+    async def _close_unused(self, ttl_s: float) -> None:
+        self._close_reason = f": it was not used for {ttl_s:g} s, its ttl"
+        await self.close()
+
     async def stop(self) -> None:
         """End every kernel. The files stay, and the next run starts another kernel."""
         check_process(self._pid)
@@ -235,6 +262,8 @@ class AsyncSandbox(SandboxKernels):
             if self._ended:
                 return
             self._ended = True
+            if self._living is not None:
+                self._living.cancel()
             last.callback(self._on_close, self)
             last.push_async_callback(self._leave_files)
             last.push_async_callback(self._resources.broker.drop_sandbox, self._group)
@@ -267,7 +296,8 @@ class AsyncSandbox(SandboxKernels):
     def _check_open(self) -> None:
         if self._closed:
             raise errors.Closed(
-                f"the {self.id} is closed", hint="make a new one: its files and state are gone"
+                f"the {self.id} is closed{self._close_reason}",
+                hint="make a new one: its files and state are gone",
             )
 
 

@@ -124,11 +124,16 @@ class BlockingClient(Blocking):
         return ConnectedSandbox(self.loop, self._inner.sandbox(sandbox_id))
 
     def create_until_close(
-        self, policy: Any, *, narrower: Mapping[str, Any] | None, env: Mapping[str, str] | None
+        self,
+        policy: Any,
+        *,
+        narrower: Mapping[str, Any] | None,
+        env: Mapping[str, str] | None,
+        ttl_s: float | None = None,
     ) -> RemoteSandbox:
         """Create a sandbox that the end of this client deletes."""
         sandbox: RemoteSandbox = self.loop.call(
-            self._inner.create(policy, narrower=narrower, env=env)
+            self._inner.create(policy, narrower=narrower, env=env, ttl_s=ttl_s)
         )
         self._created.add(sandbox)
         return sandbox

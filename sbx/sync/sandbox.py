@@ -29,12 +29,12 @@ class Sandbox(BlockingSandbox):
     `policy` is a name, the Path of a file, or a value. `narrower` tightens it, for instance
     `{"limits": {"memory_max": "64MiB"}}`. `env` adds environment variables. `workspace` is a
     directory of the host that becomes /workspace, and `uploads` one that becomes the read-only
-    uploads.
+    uploads. Seconds after its last use, `idle_timeout` ends its kernels, and `ttl` closes it.
 
     With `connect` the sandbox is in a service: the path of its socket, `http://HOST:PORT`, or True
     for SBX_SOCKET or the default socket. `key` is a bearer key; None is SBX_API_KEY. All methods
-    are the same. A service accepts policies only by name and mounts no directory of its caller;
-    `mount` and `unfreeze` are for its operator.
+    are the same, and `ttl` counts from its creation. A service accepts policies only by name and
+    mounts no directory of its caller; `mount` and `unfreeze` are for its operator.
 
     Raise NotFound `policy_not_found`, PolicyError, BadRequest `limit_widened`, CannotEnforce for
     a wall that this host cannot enforce, Denied `workspace_owned_by_root`. With `connect` also
@@ -51,6 +51,8 @@ class Sandbox(BlockingSandbox):
         uploads: str | Path | None = None,
         connect: Connect = None,
         key: str | None = None,
+        ttl: float | None = None,
+        idle_timeout: float | None = None,
     ) -> None:
         loop: Loop
         if connect is None or connect is False:
@@ -59,7 +61,13 @@ class Sandbox(BlockingSandbox):
             loop = shared = shared_runtime()
             sandbox: Any = shared.call(
                 shared.runtime.create(
-                    policy, narrower=narrower, env=env, workspace=workspace, uploads=uploads
+                    policy,
+                    narrower=narrower,
+                    env=env,
+                    workspace=workspace,
+                    uploads=uploads,
+                    ttl=ttl,
+                    idle_timeout=idle_timeout,
                 )
             )
         else:
@@ -69,9 +77,15 @@ class Sandbox(BlockingSandbox):
                     code="not_over_the_wire",
                     hint="put files in by files.write and uploads.put, or leave connect out",
                 )
+            if idle_timeout is not None:
+                raise errors.BadRequest(
+                    "the idle time-out of a service is its own setting",
+                    code="not_over_the_wire",
+                    hint="the operator sets idle_timeout (SBX_IDLE_TIMEOUT), or leave it out",
+                )
             client = _client(None if connect is True else connect, key)
             loop = client.loop
-            sandbox = client.create_until_close(policy, narrower=narrower, env=env)
+            sandbox = client.create_until_close(policy, narrower=narrower, env=env, ttl_s=ttl)
         super().__init__(loop, sandbox)
         # A sandbox that its program forgets must not keep its jail until the program's end.
         self._forgotten = weakref.finalize(self, _abandon, loop, sandbox)

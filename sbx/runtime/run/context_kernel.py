@@ -137,7 +137,7 @@ class ContextKernel:
             self.state_is_kept = True
             self.disk.watch(self._kernel, opened)
             if opened.quarantine is not None:
-                looking = _look_at_links(opened, self._last_use)
+                looking = _look_at_links(opened, self.last_use)
                 self._links = asyncio.create_task(looking, context=background_context())
             return self._kernel, lost
 
@@ -206,7 +206,8 @@ class ContextKernel:
         self.used_at = time.monotonic()
         self.disk.run_ended()
 
-    def _last_use(self) -> float:
+    def last_use(self) -> float:
+        """Return the monotonic time of the last use: now, while one lasts."""
         return time.monotonic() if self.busy or self._background else self.used_at
 
     def unreported_quarantine(self) -> tuple[Quarantined, ...]:
