@@ -42,6 +42,8 @@ class SbxError(Exception):
         self.details = details or {}
         if code is not None:
             self.code = code
+        if hint:
+            self.add_note(f"hint: {hint}")  # Python shows it below the message
 
     def to_dict(self) -> dict[str, Any]:
         """Return the shape of every error report: JSON output, HTTP bodies, logs."""
@@ -105,8 +107,9 @@ def needs_extra(feature: str, extra: str) -> Iterator[None]:
     except ImportError as error:
         if (error.name or "sbx").partition(".")[0] == "sbx":
             raise
+        install = f"pip install 'sbx-runtime[{extra}]'"
         raise Unavailable(
-            f"{feature} needs packages that are not installed; run: pip install 'sbx[{extra}]'",
+            f"{feature} needs packages that are not installed; run: {install}",
             code="extra_missing",
         ) from error
 

@@ -5,6 +5,6 @@
     langchain.py      LangChain tools
     openai_agents.py  function tools of the OpenAI Agents SDK
 
-Each module needs the package of its framework: pip install 'sbx[smolagents]', 'sbx[langchain]',
-'sbx[openai-agents]'. The caller that created the sandbox still owns and closes it.
+Each module needs the package of its framework: pip install 'sbx-runtime[smolagents]', with the
+extra `langchain` or `openai-agents`. The caller that created the sandbox still owns and closes it.
 """

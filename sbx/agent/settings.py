@@ -116,14 +116,28 @@ def read_agent_settings(
     in_file = _of_dotenv(directory or Path.cwd())
     ours = _of_toml(config) | _of(environment)
     ours |= {name: value for name, value in (options or {}).items() if value is not None}
+    _find_provider_key(ours, in_file, environment)
     if "api_key" in ours and "base_url" in in_file and "base_url" not in ours:
         raise _key_elsewhere()
     return AgentSettings(**(in_file | ours))
 
 
+def _find_provider_key(
+    ours: dict[str, Any], in_file: Mapping[str, Any], environment: Mapping[str, str]
+) -> None:
+    """Without an API_KEY, take the variable that the provider's SDK reads. Another server than the
+    provider's never gets it."""
+    values = {**in_file, **ours}
+    if "api_key" not in values and "base_url" not in values:
+        variable = f"{values.get('model_provider', 'openai').upper()}_API_KEY"
+        if key := environment.get(variable, "").strip():
+            ours["api_key"] = key
+
+
 def _of(source: Mapping[str, str | None]) -> dict[str, Any]:
     """Return the settings in this source. An empty value counts as not set."""
     texts = {name: source.get(_PREFIX + name) or source.get(name) for name in _SHOULD}
+    texts["SANDBOX_API_KEY"] = texts["SANDBOX_API_KEY"] or source.get("SBX_KEY")
     return {name.lower(): text.strip() for name, text in texts.items() if text and text.strip()}
 
 

@@ -1,6 +1,5 @@
 """The application: one `Service`, the routers over it, and the middleware around them."""
 
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -10,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
+from sbx import __version__
 from sbx.agent.settings import AgentSettings
 from sbx.api import agent_v1, errors, sessions_v1, v1
 from sbx.api.auth import OperatorDep, ServiceDep, caller
@@ -82,7 +82,7 @@ def create_app(
     origins = settings.cors_origins
     app = _App(
         title="sbx",
-        version=version("sbx"),
+        version=__version__,
         description="Sandboxes for code that agents write.",
         docs_url=None,  # these pages load scripts of other hosts
         redoc_url=None,

@@ -71,6 +71,17 @@ def _with_place(caller: Caller, request: HTTPConnection) -> Caller:
     return caller
 
 
+async def owner(caller: Annotated[Caller, Depends(caller)]) -> Caller:
+    """Return a caller that has all rights of its owner. Raise Denied `forbidden` for a token."""
+    if caller.via == "token":
+        raise Denied(
+            "a token cannot manage tokens",
+            code="forbidden",
+            hint="call with a key of the owner, or over the socket",
+        )
+    return caller
+
+
 async def operator(caller: Annotated[Caller, Depends(caller)]) -> Caller:
     """Return a caller that operates this service. Raise Denied `forbidden` for all others."""
     if not caller.operator:
@@ -89,6 +100,7 @@ async def _exit_stack() -> AsyncIterator[AsyncExitStack]:
 
 
 CallerDep = Annotated[Caller, Depends(caller)]
+OwnerDep = Annotated[Caller, Depends(owner)]
 OperatorDep = Annotated[Caller, Depends(operator)]
 ServiceDep = Annotated[Service, Depends(_service)]
 StackDep = Annotated[AsyncExitStack, Depends(_exit_stack)]

@@ -62,7 +62,7 @@ Key = Annotated[
     str | None,
     typer.Option(
         "--key",
-        help="A key or a token for that service. Prefer SANDBOX_API_KEY: other users can see the "
+        help="A key or a token for that service. Prefer SBX_KEY: other users can see the "
         "options of a command.",
         metavar="KEY",
     ),

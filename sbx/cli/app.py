@@ -54,7 +54,10 @@ def _interruptible(command: Callable[P, int]) -> Callable[P, int]:
 
 def _version(requested: bool) -> None:
     if requested:
-        terminal.write(terminal.STDOUT, f"sbx {__version__}\n")
+        terminal.write(
+            terminal.STDOUT,
+            f"sbx {__version__} (sbx-runtime: sandboxes for the code of AI agents)\n",
+        )
         raise typer.Exit
 
 

@@ -96,7 +96,7 @@ class Client(AgentCalls, OperatorCalls):
     """A service, over its Unix socket or TCP: `async with Client() as client`.
 
     `connect` is the path of a socket, or `http://HOST:PORT`; None is SBX_SOCKET, else the default
-    socket. `key` is a key or token; None is SBX_API_KEY. Without a key the service identifies the
+    socket. `key` is a key or token; None is SBX_KEY. Without a key the service identifies the
     caller by the socket. `timeout` is the limit of each reply in seconds; a run may take as long as
     its policy permits. `retries` is the number of retries of requests that are safe to repeat.
 
@@ -116,7 +116,7 @@ class Client(AgentCalls, OperatorCalls):
         retries: int = 3,
     ) -> None:
         if key is None:
-            key = os.environ.get("SBX_API_KEY") or None
+            key = os.environ.get("SBX_KEY") or os.environ.get("SBX_API_KEY") or None
         super().__init__(HttpClient(address_of(connect), key, timeout, retries))
 
     # -- sandboxes --------------------------------------------------------------------------------

@@ -44,6 +44,9 @@ class Lifetime:
         return max(least, due)
 
 
+UNLIMITED = Lifetime()
+
+
 async def watch(
     lifetime: Lifetime,
     last_use: Callable[[], float],

@@ -179,12 +179,11 @@ class Runtime:
             uploads=Path(uploads) if uploads is not None else None,
             on_close=self._sandboxes.discard,
             prewarmed=prewarmed,
+            lifetime=lifetime,
         )
         if prewarmed is not None:
             self.release_directory(prewarmed)  # the sandbox removes its directory
-        await self._prepared(sandbox)
-        sandbox.live_for(lifetime)
-        return sandbox
+        return await self._prepared(sandbox)
 
     async def decide(
         self,

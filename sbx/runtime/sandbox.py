@@ -17,7 +17,7 @@ from sbx.protocol.mounts import Mount
 from sbx.run_methods import to_default
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.files import MountPoints, WorkspaceFiles, WorkspaceUploads
-from sbx.runtime.lifetime import Lifetime, watch
+from sbx.runtime.lifetime import UNLIMITED, Lifetime, watch
 from sbx.runtime.prewarm import PrewarmedSandbox
 from sbx.runtime.processes.commands import Commands
 from sbx.runtime.processes.terminals import Terminals
@@ -53,6 +53,7 @@ class AsyncSandbox(SandboxKernels):
         id: str | None = None,
         directory: str | None = None,
         prewarmed: PrewarmedSandbox | None = None,
+        lifetime: Lifetime = UNLIMITED,
     ) -> None:
         """`id` and `directory` (an opaque name): those of a sandbox that was closed and kept its
         files. `prewarmed`: a prewarmed sandbox; the first conversation gets its kernel."""
@@ -72,6 +73,7 @@ class AsyncSandbox(SandboxKernels):
         self._closed = False
         self._ended = False
         self._closing = asyncio.Lock()
+        self._lifetime = lifetime
         self._living: asyncio.Task[None] | None = None
         self._close_reason = ""
 
@@ -96,6 +98,14 @@ class AsyncSandbox(SandboxKernels):
             await opened.call(partial(refuse_rights, opened.host_directory))
         paths = self._resources.paths(opened, MountPoints({}, opened.any_guard), self._interpreter)
         self._decide_key(paths, foreign_uid=paths.host_directory and not self._mapped)
+        if self._lifetime.limited:
+            watching = watch(
+                self._lifetime,
+                last_use=self._last_use,
+                end_kernels=self._end_idle_kernels,
+                close=self._close_unused,
+            )
+            self._living = asyncio.create_task(watching, context=background_context())
 
     # -- the default conversation ---------------------------------------------------------------
 
@@ -218,17 +228,6 @@ class AsyncSandbox(SandboxKernels):
         self.honeytokens.unfreeze()
         return True
 
-    def live_for(self, lifetime: Lifetime) -> None:
-        """End the kernels and close, some time after the last use."""
-        if lifetime.limited:
-            watching = watch(
-                lifetime,
-                last_use=self._last_use,
-                end_kernels=self._end_idle_kernels,
-                close=partial(self._close_unused, lifetime.ttl_s),
-            )
-            self._living = asyncio.create_task(watching, context=background_context())
-
     def _last_use(self) -> float:
         return max(each.last_use() for each in self._conversations.values())
 
@@ -237,8 +236,8 @@ class AsyncSandbox(SandboxKernels):
             for context in conversation.contexts.every:
                 await context.end_if_idle()
 
-    async def _close_unused(self, ttl_s: float) -> None:
-        self._close_reason = f": it was not used for {ttl_s:g} s, its ttl"
+    async def _close_unused(self) -> None:
+        self._close_reason = f": it was not used for {self._lifetime.ttl_s:g} s, its ttl"
         await self.close()
 
     async def stop(self) -> None:

@@ -32,7 +32,7 @@ class Sandbox(BlockingSandbox):
     uploads. Seconds after its last use, `idle_timeout` ends its kernels, and `ttl` closes it.
 
     With `connect` the sandbox is in a service: the path of its socket, `http://HOST:PORT`, or True
-    for SBX_SOCKET or the default socket. `key` is a bearer key; None is SBX_API_KEY. All methods
+    for SBX_SOCKET or the default socket. `key` is a bearer key; None is SBX_KEY. All methods
     are the same, and `ttl` counts from its creation. A service accepts policies only by name and
     mounts no directory of its caller; `mount` and `unfreeze` are for its operator.
 

@@ -57,7 +57,8 @@ def test_check_of_good_files_ends_with_0(tmp_path: Path) -> None:
 def test_help_lists_the_exit_codes_and_version_is_the_packages() -> None:
     assert "137  killed" in in_process("--help").stdout
     assert in_process().stdout == in_process("--help").stdout
-    assert in_process("--version").stdout == f"sbx {__version__}\n"
+    line = f"sbx {__version__} (sbx-runtime: sandboxes for the code of AI agents)\n"
+    assert in_process("--version").stdout == line
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -58,7 +58,7 @@ def python(own_temporary_directory: Path) -> Path:
     top = own_temporary_directory / "core"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", top], check=True)
     (site,) = top.glob("lib/python*/site-packages")
-    for package in (metadata.distribution("sbx"), *packages_of_the_core()):
+    for package in (metadata.distribution("sbx-runtime"), *packages_of_the_core()):
         for file in package.files or ():
             path = Path(str(file.locate()))
             if file.suffix != ".pth" and ".." not in file.parts and path.is_file():
@@ -141,5 +141,5 @@ def test_missing_extra_is_one_sentence(
     done = run(python, "-m", "sbx", *words, cwd=tmp_path)
     feature = "a model of openai" if extra == "agent" else f"sbx {words[0]}"
     sentence = f"{feature} needs packages that are not installed"
-    assert done.stderr == f"error: {sentence}; run: pip install 'sbx[{extra}]'\n"
+    assert done.stderr == f"error: {sentence}; run: pip install 'sbx-runtime[{extra}]'\n"
     assert (done.returncode, done.stdout) == (3, "")

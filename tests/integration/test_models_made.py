@@ -80,4 +80,4 @@ def test_a_missing_sdk_is_told_with_how_to_get_it(
     with pytest.raises(Unavailable, match=dialect) as caught:
         make_model(AgentSettings(model_provider=dialect, api_key="k", model_name="m"))
     assert caught.value.code == "extra_missing"
-    assert caught.value.message.endswith("run: pip install 'sbx[agent]'")
+    assert caught.value.message.endswith("run: pip install 'sbx-runtime[agent]'")

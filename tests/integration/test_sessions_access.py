@@ -233,6 +233,35 @@ async def test_a_logout_can_end_the_session_of_its_token_and_no_other(
     assert (await key.get(url(f"sb-session-{other}-agent"))).json()["status"] != "error"
 
 
+async def test_an_owner_s_key_creates_tokens_within_its_owner_only(
+    served: Served, owner: tuple[str, httpx.AsyncClient]
+) -> None:
+    """Only the operator could: a platform with a key could not log its users in."""
+    name, key = owner
+    tokens = "/v1/admin/tokens"
+    made = (await key.post(tokens, json={"user_id": new_user()})).json()
+    assert made["owner"] == name
+    foreign = {"user_id": "u", "owner": "other"}
+    async with served.client() as operator:
+        theirs = (await operator.post(tokens, json=foreign)).json()
+    listed = (await key.get(tokens)).json()["items"]
+    assert {token["owner"] for token in listed} == {name}
+    assert code_of(await key.post(tokens, json=foreign)) == (403, "forbidden")
+    assert code_of(await key.get(tokens, params={"owner": "other"})) == (403, "forbidden")
+    assert code_of(await key.delete(f"{tokens}/{theirs['id']}")) == (404, "not_found")
+    assert code_of(await key.post("/v1/admin/keys", json={"owner": name})) == (403, "forbidden")
+    async with served.client(made["token"]) as client:
+        assert (await ensure(client, made["user_id"])).status_code == 201
+        for reply in (
+            await client.post(tokens, json={"user_id": made["user_id"]}),
+            await client.get(tokens),
+            await client.delete(f"{tokens}/{made['id']}"),
+        ):
+            assert code_of(reply) == (403, "forbidden")
+        assert (await key.delete(f"{tokens}/{made['id']}")).status_code == 204
+        assert code_of(await client.get(f"{API}/sessions")) == (401, "unauthorized")
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 async def test_a_page_of_another_origin_changes_nothing_by_a_cookie(
     served: Served, owner: tuple[str, httpx.AsyncClient], method: str

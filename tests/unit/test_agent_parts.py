@@ -185,6 +185,25 @@ def test_a_key_goes_nowhere_that_a_file_in_the_directory_names(
         read_agent_settings(environment={}, directory=tmp_path)
 
 
+def test_the_providers_own_variables_are_found_and_go_to_the_provider_only(
+    tmp_path: Path,
+) -> None:
+    keys = {"OPENAI_API_KEY": "of-openai", "ANTHROPIC_API_KEY": "of-anthropic", "SBX_KEY": "ours"}
+
+    def found(**more: str) -> tuple[str | None, str | None]:
+        settings = read_agent_settings(environment={**keys, **more}, directory=tmp_path)
+        both = (settings.api_key, settings.sandbox_api_key)
+        first, second = (key and key.get_secret_value() for key in both)
+        return first, second
+
+    assert found() == ("of-openai", "ours")
+    assert found(MODEL_PROVIDER="anthropic") == ("of-anthropic", "ours")
+    assert found(API_KEY="mine", SANDBOX_API_KEY="other") == ("mine", "other")
+    assert found(BASE_URL="http://127.0.0.1:8/v1") == (None, "ours")
+    (tmp_path / ".env").write_text("BASE_URL=http://127.0.0.1:9/v1\n")
+    assert found() == (None, "ours")
+
+
 # `.env` of a project may set these. BASE_URL: see above. The owner of a key can see at the provider
 # what an agent sends; a key of the environment or of the user's file wins.
 ALLOWED_IN_WORKING_DIRECTORY = {

@@ -1,6 +1,9 @@
-"""The traceback of a run: plain for programs and models, coloured for terminals and Jupyter."""
+"""Errors as readers see them: the traceback of a run, plain and coloured, and the hint of sbx."""
+
+import traceback
 
 from sbx.agent.tools.execution import describe_run
+from sbx.errors import BadRequest
 from sbx.protocol.events import error_from_json, error_to_json, run_from_json, run_to_json
 from sbx.protocol.runs import Run, RunError, Status
 
@@ -25,3 +28,9 @@ def test_a_model_reads_the_plain_traceback() -> None:
     run = Run("r", Status.ERROR, error=ERROR)
     assert run_from_json(run_to_json(run)) == run
     assert describe_run(run) == f"[error]\n{PLAIN}"
+
+
+def test_python_shows_the_hint_below_the_message() -> None:
+    shown = traceback.format_exception_only(BadRequest("no", hint="say yes"))
+    assert shown == ["sbx.errors.BadRequest: no\n", "hint: say yes\n"]
+    assert not hasattr(BadRequest("no"), "__notes__")

@@ -1,16 +1,18 @@
-"""For the operator: keys, tokens, and the sandboxes of all owners."""
+"""For the operator: keys, and the tokens and sandboxes of all owners. For an owner: its tokens."""
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field, StringConstraints
 
-from sbx.api.auth import OperatorDep, ServiceDep
+from sbx.api.auth import OperatorDep, OwnerDep, ServiceDep
 from sbx.api.bodies import REVOKED, revoked
 from sbx.api.errors import documented, iso
 from sbx.api.v1.bay.models import Limit, SandboxResponse, Time, iso_or_none
 from sbx.api.v1.bay.sandboxes import shown
+from sbx.errors import Denied, NotFound
 from sbx.service.auth import TOKEN_TTL_MAX_S, KeyRecord, TokenRecord
+from sbx.service.caller import Caller
 from sbx.service.lifecycle import State
 
 router = APIRouter(prefix="/v1/admin", tags=["operator"])
@@ -96,6 +98,17 @@ class OwnedSandboxList(BaseModel):
     next_cursor: str | None
 
 
+def _own(caller: Caller, owner: str | None) -> str:
+    """Return the named owner. Raise Denied `forbidden` for another one, except to an operator."""
+    if owner not in (None, caller.owner) and not caller.operator:
+        raise Denied(
+            "a key manages the tokens of its own owner only",
+            code="forbidden",
+            hint="leave owner out, or call as an operator",
+        )
+    return owner or caller.owner
+
+
 @router.get("/keys", responses=_ERRORS)
 async def keys(caller: OperatorDep, service: ServiceDep) -> KeyList:
     """List every key, including revoked ones."""
@@ -122,18 +135,19 @@ async def revoke_key(key_id: str, caller: OperatorDep, service: ServiceDep) -> R
 
 @router.get("/tokens", responses=_ERRORS)
 async def tokens(
-    caller: OperatorDep, service: ServiceDep, owner: Annotated[str | None, Query()] = None
+    caller: OwnerDep, service: ServiceDep, owner: Annotated[str | None, Query()] = None
 ) -> TokenList:
-    """List every token, or those of one owner."""
-    tokens = await service.access.tokens(owner)
+    """List the tokens of the caller's owner; for an operator every token, or those of one owner."""
+    tokens = await service.access.tokens(owner if caller.operator else _own(caller, owner))
     return TokenList(items=[TokenBody(**_token(token)) for token in tokens])
 
 
 @router.post("/tokens", status_code=201, responses=_ERRORS)
-async def make_token(new: NewToken, caller: OperatorDep, service: ServiceDep) -> CreatedToken:
-    """Create a token for one user, and optionally one agent and one conversation."""
+async def make_token(new: NewToken, caller: OwnerDep, service: ServiceDep) -> CreatedToken:
+    """Create a token for one user, and optionally one agent and one conversation. An operator may
+    name another owner."""
     token, text = await service.access.make_token(
-        new.owner or caller.owner,
+        _own(caller, new.owner),
         user_id=new.user_id,
         agent_id=new.agent_id,
         conversation_id=new.conversation_id,
@@ -155,8 +169,12 @@ async def make_token(new: NewToken, caller: OperatorDep, service: ServiceDep) ->
 
 
 @router.delete("/tokens/{token_id}", status_code=204, responses={**_ERRORS, **REVOKED})
-async def revoke_token(token_id: str, caller: OperatorDep, service: ServiceDep) -> Response:
-    """Revoke it. From now on it is invalid."""
+async def revoke_token(token_id: str, caller: OwnerDep, service: ServiceDep) -> Response:
+    """Revoke it. From now on it is invalid. An owner may revoke its own tokens."""
+    if not caller.operator and token_id not in {
+        token.id for token in await service.access.tokens(caller.owner)
+    }:
+        raise NotFound(f"token {token_id[:80]!r} does not exist")
     recorded = await service.access.revoke_token(token_id)
     await service.recording.record(caller, "token.revoke", token_id)
     return revoked(recorded)

@@ -41,7 +41,7 @@ from sbx.workspace import check_name
 
 _START_S = 60.0
 _NOT_HANDED_ON = frozenset(
-    ("API_KEY", "SANDBOX_API_KEY", "BAY_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+    ("API_KEY", "SBX_KEY", "SANDBOX_API_KEY", "BAY_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 )
 # Only the limits of time and output hold. The policy has no file, so that no request can name it.
 POLICY = Policy(name=HOST_POLICY, limits=LimitsPolicy(run_timeout=120.0, output_max=16 << 20))

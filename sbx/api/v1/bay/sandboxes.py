@@ -1,11 +1,11 @@
 """Sandboxes: create, list, extend, stop, delete; and their events."""
 
 from collections.abc import AsyncIterator
-from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from sbx import __version__
 from sbx.api import sse
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.bodies import OkBody
@@ -27,7 +27,6 @@ from sbx.service.lifecycle import State
 from sbx.service.models import SandboxView
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
-_VERSION = version("sbx")
 
 
 @router.post(
@@ -190,7 +189,7 @@ def _kernel(view: SandboxView) -> ContainerRuntime:
         name="kernel",
         runtime_type="sbx",
         status="running",
-        version=_VERSION,
+        version=__version__,
         capabilities=list(view.policy.capabilities),
         healthy=True,
     )
