@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated, ParamSpec
+from typing import Annotated, Any, ParamSpec
 
 import typer
 from typer.core import TyperGroup
@@ -20,12 +20,19 @@ from sbx.cli import exits, output, terminal
 P = ParamSpec("P")
 # Each command is the module of its name, in the order of `sbx --help`. Its module is imported when
 # it runs. To build the parser of all commands takes 100 ms.
-_COMMANDS = (
-    "run", "agent", "chat", "mcp", "doctor", "policy", "env", "quarantine", "kernelspec",
-    "serve", "config", "ps", "create", "exec", "shell", "context", "command", "stats", "cp",
-    "logs", "history", "inspect", "stop", "rm", "extend", "mount", "unmount", "unfreeze",
-    "key", "token", "gc", "audit", "store",
-)  # fmt: skip
+_GROUPS = {
+    "Run code here": ("run", "agent", "chat", "mcp", "kernelspec", "quarantine"),
+    "This host": ("doctor", "policy", "env", "config", "version"),
+    "Sandboxes of a service": (
+        "create", "ps", "exec", "shell", "cp", "logs", "history", "inspect", "stats", "stop",
+        "rm", "extend", "context", "command",
+    ),
+    "Operate a service": (
+        "serve", "key", "token", "mount", "unmount", "unfreeze", "gc", "audit", "store",
+    ),
+}  # fmt: skip
+_COMMANDS = tuple(name for names in _GROUPS.values() for name in names)
+_ALIASES = {"ls": "ps"}
 _MODULES = {"exec": "exec_", "unmount": "mount"}
 # The extra of each command that needs more packages than the core has.
 _EXTRAS = {
@@ -52,13 +59,33 @@ def _interruptible(command: Callable[P, int]) -> Callable[P, int]:
     return interruptible
 
 
+def version() -> int:
+    """Print the version."""
+    about = "sbx-runtime: sandboxes for the code of AI agents"
+    terminal.write(terminal.STDOUT, f"sbx {__version__} ({about})\n")
+    return exits.Exit.OK
+
+
 def _version(requested: bool) -> None:
     if requested:
-        terminal.write(
-            terminal.STDOUT,
-            f"sbx {__version__} (sbx-runtime: sandboxes for the code of AI agents)\n",
-        )
+        version()
         raise typer.Exit
+
+
+class _Groups(TyperGroup):
+    """Show the commands of `sbx --help` in groups."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, _COMMANDS))
+        for title, names in _GROUPS.items():
+            rows = [
+                (name.ljust(width), self.commands[name].get_short_help_str(formatter.width - 20))
+                for name in names
+                if name in self.commands
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 def _sbx(
@@ -74,13 +101,17 @@ def _sbx(
 def _parser(command: str) -> TyperGroup:
     """Return the parser of one command, or of all commands for an unknown one."""
     app = typer.Typer(
-        add_completion=False,
+        cls=_Groups,
+        context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode=None,  # plain help: for people and models alike, and twice as fast
         pretty_exceptions_enable=False,
         epilog=exits.EPILOG,
     )
     app.callback()(_sbx)
     for name in (command,) if command in _COMMANDS else _COMMANDS:
+        if name == "version":
+            app.command(name)(version)
+            continue
         module = import_module(f"sbx.cli.{_MODULES.get(name, name)}")
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name)
@@ -95,6 +126,7 @@ def _parser(command: str) -> TyperGroup:
 def run_command(arguments: Sequence[str] | None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    words[0] = _ALIASES.get(words[0], words[0])
     as_json = "--json" in words or "--events" in words
     if not os.environ.get("SBX_DEBUG"):
         # An error is printed once, as one message. Without a handler, logging prints it again.

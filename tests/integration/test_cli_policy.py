@@ -9,6 +9,7 @@ import pytest
 from command import ROOT, environment, in_process
 
 from sbx import __version__
+from sbx.cli.app import _COMMANDS
 
 
 def test_list_names_the_shipped_ones_and_ones_own(tmp_path: Path) -> None:
@@ -57,6 +58,34 @@ def test_check_of_good_files_ends_with_0(tmp_path: Path) -> None:
 def test_help_lists_the_exit_codes_and_version_is_the_packages() -> None:
     assert "137  killed" in in_process("--help").stdout
     assert in_process().stdout == in_process("--help").stdout
+
+
+def test_help_has_groups_a_short_option_and_every_command() -> None:
+    shown = in_process("-h").stdout
+    assert shown == in_process("--help").stdout
+    titles = ("Run code here:", "This host:", "Sandboxes of a service:", "Operate a service:")
+    assert [line for line in shown.splitlines() if line in titles] == list(titles)
+    for name in _COMMANDS:
+        assert f"\n  {name}  " in shown, name
+    assert "--figures" in in_process("run", "-h").stdout
+
+
+def test_ls_is_ps_and_version_is_a_command(tmp_path: Path) -> None:
+    nowhere = ("--connect", str(tmp_path / "none.sock"))
+    assert in_process("ls", *nowhere).stderr == in_process("ps", *nowhere).stderr
+    assert in_process("version").stdout == in_process("--version").stdout
+
+
+def test_a_shell_completes_commands() -> None:
+    words = {"_SBX_COMPLETE": "complete_bash", "COMP_WORDS": "sbx st", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "sbx"],
+        env={**environment(), **words},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["stats", "stop", "store"]
     line = f"sbx {__version__} (sbx-runtime: sandboxes for the code of AI agents)\n"
     assert in_process("--version").stdout == line
 
