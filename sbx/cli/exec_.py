@@ -88,7 +88,13 @@ def execute(
     """
     if as_json and as_events:
         raise BadRequest("--json and --events exclude each other")
-    script = language_for(language, file, args or (), shell=shell)
+    text, from_stdin = code_of(file, code)
+    script = language_for(language, file, text, shell=shell)
+    if args and script is None:
+        raise BadRequest(
+            "arguments are for a script in another language: this kernel keeps its sys.argv",
+            hint="put them into the code, or run a new sandbox with sbx run",
+        )
     if not shell and script is None and (cwd or env or send_stdin):
         raise BadRequest(
             "--cwd, --env and --stdin are for a command",
@@ -99,7 +105,6 @@ def execute(
             "--context is for Python and commands: a script has no variables to isolate",
             hint="omit --context",
         )
-    text, from_stdin = code_of(file, code)
     if background:
         if not shell or as_events or timeout is not None or context != DEFAULT_CONTEXT:
             raise BadRequest(

@@ -3,14 +3,16 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sbx.cli import exits, output
+from sbx.cli.script import NOTEBOOK, Script, cells_of, language_for
 from sbx.errors import BadRequest, NotFound, TooLarge
-from sbx.protocol.languages import ALIASES, LANGUAGES, Language, check_language, language_of
+from sbx.protocol.languages import ALIASES, LANGUAGES
 
 if TYPE_CHECKING:
     from sbx.cli.run_driver import RunSpec, SignalHandler, Step
@@ -44,14 +46,14 @@ LanguageOption = Annotated[
     typer.Option(
         "--language",
         "-l",
-        help=f"{', '.join((_PYTHON, *LANGUAGES, *ALIASES))}. Without it the suffix of FILE decides:"
-        " .js, .ts, .java, .go, .sh; any other is Python.",
+        help=f"{', '.join((_PYTHON, *LANGUAGES, *ALIASES))}. Without it the first line (#!) or the"
+        " ending of FILE decides: .py, .js, .ts, .java, .go, .sh.",
         metavar="NAME",
     ),
 ]
 ScriptArguments = Annotated[
     list[str] | None,
-    typer.Argument(help="An argument for a script in another language.", metavar="[ARG…]"),
+    typer.Argument(help="An argument of the script; its options after --.", metavar="[ARG…]"),
 ]
 
 
@@ -95,15 +97,24 @@ def run(
             metavar="DIR",
         ),
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Copy the files that the code made there. Existing files are replaced; hidden "
+            "files, and files that a program of this host would obey, are left out.",
+            metavar="DIR",
+        ),
+    ] = None,
     as_json: ResultOption = False,
     as_events: EventsOption = False,
 ) -> int:
     """Run code in a new sandbox, and stream its output.
 
-    The value of the last expression is shown, as in a notebook. input() reads from the terminal;
-    without a terminal, it raises an error. Ctrl-C interrupts the run. If it does not end within
-    half a second, or at a second Ctrl-C, it is killed. Colours reach a terminal. Other control
-    characters are printed as \\x1b; --json has the exact text.
+    A Python FILE has sys.argv, __file__ and the modules beside it. A notebook (.ipynb) runs cell
+    by cell. The value of the last expression is shown, as in a notebook. input() reads from the
+    terminal; without a terminal, it raises an error. Ctrl-C interrupts the run. If it does not end
+    within half a second, or at a second Ctrl-C, it is killed. Colours reach a terminal. Other
+    control characters are printed as \\x1b; --json has the exact text.
     """
     if as_json and as_events:
         raise BadRequest("--json and --events exclude each other")
@@ -114,15 +125,26 @@ def run(
         )
     environment = variables(env or [])
     check_names(upload or [])
-    script = language_for(language, file, args or (), shell=shell)
     text, from_stdin = code_of(file, code)
+    script = language_for(language, file, text, shell=shell)
+    path = None if file is None or from_stdin or shell or script is not None else Path(file)
+    if args and script is None and path is None:
+        raise BadRequest(
+            "arguments are for a script in a FILE", hint="put them into the code, or name a FILE"
+        )
+    notebook = path is not None and path.suffix.lower() == NOTEBOOK
+    cells = cells_of(text, str(path)) if notebook else [text]
+    if notebook and as_json:
+        raise BadRequest("--json is for one result, and each cell of a notebook has one: --events")
+    if out is not None and workspace is not None:
+        raise BadRequest("--out is not needed with --workspace: the files are in that directory")
 
     import asyncio  # lazy imports keep `sbx --help` fast
 
     from sbx.cli.run_driver import RunSpec
 
     spec = RunSpec(
-        text,
+        "",
         shell=shell,
         language=script,
         args=tuple(args or ()),
@@ -131,21 +153,26 @@ def run(
     )
     printer = output.printer(as_json=as_json, as_events=as_events)
     options = {"workspace": workspace, "uploads": uploads, "env": environment}
+    beside = None if path is None or notebook else Script.of(path, text, workspace)
+    work = _Work(spec, cells, beside, upload or (), figures, out)
     asks = not (as_json or as_events)
-    return exits.for_run(
-        asyncio.run(_run_once(spec, printer, policy, options, upload or (), figures, asks=asks))
-    )
+    return exits.for_run(asyncio.run(_run_once(work, printer, policy, options, asks=asks)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """`spec` is for each of the `cells`. `script`: the one that they are, in Python."""
+
+    spec: "RunSpec"
+    cells: Sequence[str]
+    script: Script | None
+    upload: Sequence[Path]
+    figures: Path | None
+    out: Path | None
 
 
 async def _run_once(
-    spec: "RunSpec",
-    printer: output.Printer,
-    policy: str,
-    options: dict[str, Any],
-    upload: Sequence[Path],
-    figures: Path | None,
-    *,
-    asks: bool,
+    work: _Work, printer: output.Printer, policy: str, options: dict[str, Any], *, asks: bool
 ) -> "Run":
     """Create a sandbox, copy the uploads, follow the run, and clean up.
 
@@ -153,9 +180,10 @@ async def _run_once(
     """
     from contextlib import ExitStack, closing
 
+    from sbx.cli.host_executables import report_left_out
     from sbx.cli.quarantine import offer
     from sbx.cli.run_driver import RunPrinter, signals_of
-    from sbx.cli.save_files import Figures
+    from sbx.cli.save_files import Figures, directory_for, save_files
     from sbx.policy import reference
     from sbx.runtime.runtime import Runtime
     from sbx.runtime.settings import Settings
@@ -164,26 +192,41 @@ async def _run_once(
     run_printer = RunPrinter(printer)
     with ExitStack() as stack:
         directory = None
-        if figures is not None:  # open it before code inside can replace it
-            directory = stack.enter_context(closing(Figures(figures)))
+        if work.figures is not None:  # open it before code inside can replace it
+            directory = stack.enter_context(closing(Figures(work.figures)))
+        out = directory_for(work.out) if work.out is not None else None
         # A zygote pays off from the second kernel on. This runtime starts a single kernel.
         settings = Settings(fast_path=False)
         async with signals_of(run_printer) as signals, Runtime(settings) as runtime:
             try:
                 box = await runtime.create(reference(policy), **options)
-                for path in upload:
+                for path in work.upload:
                     await box.uploads.put(path)
                 where = box.conversation("default")
                 signals.react(_on_interrupt(where, signals))
-                run = spec.start(where, run_printer)
-                result = await run_printer.follow(run.events(), answers=spec.answers)
+                if work.script is not None:
+                    await work.script.begin(box, work.spec.args)
+                results = []
+                for cell in work.cells:
+                    run = replace(work.spec, code=cell).start(where, run_printer)
+                    followed = run_printer.follow(run.events(), answers=work.spec.answers)
+                    results.append(result := await followed)
+                    if not result.ok:
+                        break
+                copied = work.script.copied if work.script is not None else ()
+                saved = await save_files(where, out, copied) if out is not None else None
             finally:
                 signals.ignore()
         if asks and result.quarantined and box.policy.host_executables == "ask":
             store = settings.protection.quarantines
             offer([quarantine.get(store, item.id)[0] for item in result.quarantined], store)
-        for path in directory.save(result) if directory is not None else ():
-            output.note(f"figure: {path}")
+        for each in results:
+            for path in directory.save(each) if directory is not None else ():
+                output.note(f"figure: {path}")
+        if saved is not None:
+            for path in saved.paths:
+                output.note(f"saved: {path}")
+            report_left_out(saved.left_out, "pack them inside, and save the archive")
         return result
 
 
@@ -204,33 +247,6 @@ def _on_interrupt(where: "Conversation", signals: "SignalHandler") -> "list[Step
         signals.cancel()
 
     return [interrupt, kill]
-
-
-def language_for(
-    language: str | None, file: str | None, args: Sequence[str], *, shell: bool
-) -> Language | None:
-    """Return the language of a script, or None for a Python cell and for a command.
-
-    Raise BadRequest.
-    """
-    if shell and language is not None:
-        raise BadRequest(
-            "--shell and --language exclude each other",
-            hint="use --language bash for a script, --shell for a command",
-        )
-    script: Language | None
-    if shell:
-        script = None
-    elif language is not None:
-        script = None if language == _PYTHON else check_language(language)
-    else:
-        script = language_of(file or "")
-    if args and script is None:
-        raise BadRequest(
-            "arguments are for a script in another language",
-            hint="put them into the code, or use --language bash",
-        )
-    return script
 
 
 def code_of(file: str | None, code: str | None) -> tuple[str, bool]:

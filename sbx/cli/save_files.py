@@ -3,6 +3,7 @@
 import base64
 import binascii
 import os
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from sbx.agent.sandbox import ToolSandbox
     from sbx.cli.host_executables import LeftOut
     from sbx.protocol.files import FileEntry
+    from sbx.runtime.conversation import Conversation
 
 _WORKSPACE = "/workspace"
 _UPLOADS = "/workspace/uploads/temparea/"  # the uploads of the caller
@@ -52,8 +54,10 @@ def directory_for(path: Path) -> Path:
     return path
 
 
-async def save_files(sandbox: "ToolSandbox", directory: Path) -> Saved:
-    """Copy the files below /workspace.
+async def save_files(
+    sandbox: "ToolSandbox | Conversation", directory: Path, leave_out: Collection[str] = ()
+) -> Saved:
+    """Copy the files below /workspace, except those at the paths of `leave_out`.
 
     Leave out hidden files, links, and files that a program of the host would obey, such as those of
     a repository without a `.git`. Name unreadable files on stderr. Raise Unavailable `no_space`.
@@ -69,7 +73,7 @@ async def save_files(sandbox: "ToolSandbox", directory: Path) -> Saved:
     for entry in listing:
         if _is_upload(entry) or not arrivals.permits(relative_to(_WORKSPACE, entry)):
             continue
-        if _is_hidden(entry) or entry.kind != "file":
+        if _is_hidden(entry) or entry.kind != "file" or entry.path in leave_out:
             continue
         target = below(directory, _WORKSPACE, entry)
         try:

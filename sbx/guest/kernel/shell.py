@@ -189,6 +189,17 @@ class SandboxShell(LeanShell):
         if self._publish is not None:
             self._publish(kind, content, hold=hold)
 
+    def begin_script(self, path: str, argv: list[str]) -> None:
+        """Let the next cells be the script `path`: their tracebacks name its lines."""
+        named = self.compile.format_code_name
+        vars(self.compile).update(
+            get_code_name=lambda raw, transformed, number: path,
+            format_code_name=lambda name: None if name == path else named(name),
+        )
+        sys.argv[:] = argv
+        sys.path.insert(0, path.rpartition("/")[0])
+        self.user_ns["__file__"] = path
+
     def begin_cell(self) -> None:
         self.interrupted = False
         self.last_error = None

@@ -1,0 +1,157 @@
+"""A file of `sbx run`: its language, the modules beside it that it imports, and notebooks.
+
+A Python file runs as a script does: with sys.argv, __file__, imports from its directory, and
+tracebacks that name its lines. It is copied to /workspace together with the modules that it
+imports. With a directory of the host as the workspace, only a file in this directory has a path.
+"""
+
+import ast
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sbx.errors import BadRequest, Denied
+from sbx.protocol.languages import Language, check_language, language_of
+
+if TYPE_CHECKING:
+    from sbx.runtime.sandbox import AsyncSandbox
+
+_WORKSPACE = "/workspace"
+_MODULES_MAX, _MODULES_SIZE_MAX = 500, 16 << 20  # files, bytes
+_PYTHON_SUFFIXES = (".py", ".pyw", ".ipy")
+NOTEBOOK = ".ipynb"
+
+
+def language_for(
+    language: str | None, file: str | None, code: str, *, shell: bool
+) -> Language | None:
+    """Return the language of a script, or None for Python and for a command: the option decides,
+    then the first line `#!…`, then the ending of the file's name. Raise BadRequest."""
+    if shell and language is not None:
+        raise BadRequest(
+            "--shell and --language exclude each other",
+            hint="use --language bash for a script, --shell for a command",
+        )
+    if shell:
+        return None
+    if language is not None:
+        return None if language == "python" else check_language(language)
+    interpreter = _interpreter(code)
+    if interpreter is not None:
+        return None if interpreter.startswith("python") else check_language(interpreter)
+    suffix = Path(file or "").suffix.lower()
+    script = language_of(file or "")
+    if script is None and suffix not in ("", NOTEBOOK, *_PYTHON_SUFFIXES):
+        raise BadRequest(
+            f"the ending {suffix} of {file} is not that of a language that sbx runs",
+            code="unknown_file_type",
+            hint="name the language with --language; pass data with --upload",
+        )
+    return script
+
+
+def _interpreter(code: str) -> str | None:
+    """Return the name of the program in the first line `#!…`; None without one."""
+    line = code.partition("\n")[0]
+    if not line.startswith("#!"):
+        return None
+    words = line.removeprefix("#!").split()
+    names = [Path(word).name for word in words if not word.startswith("-")]
+    return next((name for name in names if name != "env"), None)
+
+
+# -- notebooks -------------------------------------------------------------------------------------
+
+
+def cells_of(notebook: str, name: str) -> list[str]:
+    """Return the code cells of a notebook. Raise BadRequest `invalid_notebook`."""
+    try:
+        cells = json.loads(notebook)["cells"]
+        sources = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
+        return ["".join(source) for source in sources if "".join(source).strip()]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadRequest(
+            f"{name} is not a notebook of the format 4: {error}",
+            code="invalid_notebook",
+            hint="save it with Jupyter, or give Python code another ending",
+        ) from None
+
+
+# -- scripts in Python -----------------------------------------------------------------------------
+
+
+def modules_beside(script: Path, code: str) -> list[Path]:
+    """Return the files beside the script that it imports, directly or by one of them: modules, and
+    whole packages. Raise BadRequest `too_many_modules`."""
+    top, found, pending = script.parent, dict[Path, None](), [code]
+    size = 0
+    while pending:
+        for name in _imported(pending.pop()):
+            for path in _files_of(top, name):
+                if path in found:
+                    continue
+                found[path] = None
+                size += path.stat().st_size
+                if len(found) > _MODULES_MAX or size > _MODULES_SIZE_MAX:
+                    raise BadRequest(
+                        f"{script} imports more than {_MODULES_MAX} files or "
+                        f"{_MODULES_SIZE_MAX >> 20} MiB of modules beside it",
+                        code="too_many_modules",
+                        hint="mount its directory with --workspace",
+                    )
+                pending.append(path.read_text("utf-8", "replace"))
+    return list(found)
+
+
+def _imported(code: str) -> Iterator[str]:
+    """Yield the top-level names that the code imports."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError):
+        return  # the run reports it
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def _files_of(top: Path, name: str) -> list[Path]:
+    module = top / f"{name}.py"
+    if module.is_file():
+        return [module]
+    return sorted(path for path in (top / name).rglob("*.py") if path.is_file())
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Python script: its `path` as code inside sees it, and the `files` to copy to /workspace."""
+
+    path: str
+    files: Mapping[str, bytes]
+
+    @classmethod
+    def of(cls, file: Path, code: str, workspace: Path | None) -> "Script":
+        """`workspace`: the directory of the host that is /workspace; nothing is copied there."""
+        if workspace is not None:
+            inside, top = file.resolve(), workspace.resolve()
+            relative = inside.relative_to(top) if inside.is_relative_to(top) else file.name
+            return cls(f"{_WORKSPACE}/{relative}", {})
+        files = {file.name: code.encode()}
+        for module in modules_beside(file, code):
+            files[str(module.relative_to(file.parent))] = module.read_bytes()
+        return cls(f"{_WORKSPACE}/{file.name}", files)
+
+    async def begin(self, box: "AsyncSandbox", args: Sequence[str]) -> None:
+        """Copy the files, and give the next cells the name and the arguments of the script."""
+        with suppress(Denied):  # the policy offers no files: the script runs alone
+            for name, content in self.files.items():
+                await box.files.write(name, content)
+        await box.run(f"get_ipython().begin_script({self.path!r}, {[self.path, *args]!r})")
+
+    @property
+    def copied(self) -> frozenset[str]:
+        return frozenset(f"{_WORKSPACE}/{name}" for name in self.files)

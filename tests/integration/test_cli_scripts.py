@@ -1,0 +1,123 @@
+"""`sbx run FILE`: a script has its arguments, its name, the modules beside it and its lines."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command import in_process
+
+from sbx.cli.script import Script, cells_of, language_for, modules_beside
+from sbx.errors import BadRequest
+
+SCRIPT = """import sys
+from pathlib import Path
+
+import helper
+from pkg import deep
+
+Path("made.txt").write_text("made")
+print(sys.argv[1:], Path(__file__).name, __name__, helper.X, deep.Y)
+if sys.argv[1:] == ["fail"]:
+    raise ValueError("boom")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "s.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text("import other\nX = other.X\n")
+    (tmp_path / "other.py").write_text("X = 1\n")
+    (tmp_path / "unused.py").write_text("secret = 1\n")
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").write_text("")
+    (tmp_path / "pkg" / "deep.py").write_text("Y = 2\n")
+    return tmp_path / "s.py"
+
+
+def test_a_script_has_arguments_modules_and_a_name_and_its_files_come_out(script: Path) -> None:
+    out = script.parent / "out"
+    ended = in_process("run", "--out", out, script, "--", "a", "--flag")
+    assert (ended.returncode, ended.stdout) == (0, "['a', '--flag'] s.py __main__ 1 2\n")
+    assert {path.name for path in out.rglob("*")} == {"made.txt"}  # not the copied modules
+    assert "saved: " in ended.stderr
+
+
+def test_a_traceback_names_the_file_and_the_line(script: Path) -> None:
+    ended = in_process("run", script, "fail")
+    assert ended.returncode == 1
+    assert "s.py:10" in ended.stderr
+    assert "Cell In" not in ended.stderr
+
+
+def test_a_script_in_a_mounted_workspace_runs_in_its_place(script: Path) -> None:
+    ended = in_process("run", "--workspace", script.parent, script, "x")
+    assert (ended.returncode, ended.stdout) == (0, "['x'] s.py __main__ 1 2\n")
+    assert (script.parent / "made.txt").read_text() == "made"
+    refused = in_process("run", "--workspace", script.parent, script, "--out", script.parent / "o")
+    assert refused.returncode == 2
+
+
+def test_a_notebook_runs_cell_by_cell_until_one_fails(tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "code", "source": ["x = 6 * 7\n", "x"]},
+        {"cell_type": "markdown", "source": "text"},
+        {"cell_type": "code", "source": "x + 1"},
+        {"cell_type": "code", "source": "raise KeyError(x)"},
+        {"cell_type": "code", "source": "print('never')"},
+    ]
+    (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4}))
+    ended = in_process("run", tmp_path / "n.ipynb")
+    assert (ended.returncode, ended.stdout) == (1, "42\n43\n")
+    assert "KeyError" in ended.stderr
+    assert in_process("run", "--json", tmp_path / "n.ipynb").returncode == 2
+    (tmp_path / "n.ipynb").write_text('{"cells": []')
+    assert "is not a notebook" in in_process("run", tmp_path / "n.ipynb").stderr
+
+
+def test_a_first_line_chooses_the_language_and_an_unknown_ending_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tool").write_text("#!/usr/bin/env -S bash -e\necho from bash $1\n")
+    assert in_process("run", tmp_path / "tool", "you").stdout == "from bash you\n"
+    (tmp_path / "a.rb").write_text("puts 1\n")
+    refused = in_process("run", tmp_path / "a.rb")
+    assert (refused.returncode, "the ending .rb" in refused.stderr) == (2, True)
+    assert in_process("run", "-l", "python", tmp_path / "a.rb").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "language"),
+    [
+        ("a.py", "", None),
+        ("a", "1", None),
+        ("a", "#!/usr/bin/python3\n1", None),
+        ("a.txt", "#!/bin/sh\n", "bash"),
+        ("a.js", "", "javascript"),
+        ("a", "#!/usr/bin/env node\n", "javascript"),
+        ("n.ipynb", "{}", None),
+    ],
+)
+def test_language_of_a_file(file: str, code: str, language: str | None) -> None:
+    assert language_for(None, file, code, shell=False) == language
+
+
+@pytest.mark.parametrize(("file", "code"), [("a.exe", ""), ("a", "#!/usr/bin/perl\n")])
+def test_what_is_no_script_is_refused(file: str, code: str) -> None:
+    with pytest.raises(BadRequest):
+        language_for(None, file, code, shell=False)
+
+
+def test_only_the_modules_that_it_imports_are_copied(script: Path, tmp_path: Path) -> None:
+    names = {str(path.relative_to(tmp_path)) for path in modules_beside(script, SCRIPT)}
+    assert names == {"helper.py", "other.py", "pkg/__init__.py", "pkg/deep.py"}
+    plan = Script.of(script, SCRIPT, None)
+    assert (plan.path, set(plan.files)) == ("/workspace/s.py", {*names, "s.py"})
+    assert Script.of(script, SCRIPT, tmp_path).files == {}
+    for number in range(501):
+        (tmp_path / "pkg" / f"m{number}.py").write_text("")
+    with pytest.raises(BadRequest) as many:
+        modules_beside(script, SCRIPT)
+    assert many.value.code == "too_many_modules"
+
+
+def test_cells_of_a_notebook_are_its_code() -> None:
+    cells = [{"cell_type": "code", "source": " \n"}, {"cell_type": "code", "source": ["1\n", "2"]}]
+    assert cells_of(json.dumps({"cells": cells}), "n") == ["1\n2"]
