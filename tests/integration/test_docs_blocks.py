@@ -124,6 +124,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(Path(data.__file__).parent / "data" / "penguins.csv", tmp_path)
     for name, text in {
         "analysis.py": "print('analysed')\n",
+        "report.py": "import sys; print(sys.argv[1:])\n",
         "data.csv": "1,2\n",
         "in.csv": "3,4\n",
         "hello.mjs": "console.log(process.version, process.argv[2])\n",
