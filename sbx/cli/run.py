@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sbx.cli import exits, output
-from sbx.cli.script import NOTEBOOK, Script, cells_of, language_for
+from sbx.cli.script import NOTEBOOK, PythonScript, cells_of, language_for
 from sbx.errors import BadRequest, NotFound, TooLarge
 from sbx.protocol.languages import ALIASES, LANGUAGES
 
@@ -153,7 +153,7 @@ def run(
     )
     printer = output.printer(as_json=as_json, as_events=as_events)
     options = {"workspace": workspace, "uploads": uploads, "env": environment}
-    beside = None if path is None or notebook else Script.of(path, text, workspace)
+    beside = None if path is None or notebook else PythonScript.of(path, text, workspace)
     work = _Work(spec, cells, beside, upload or (), figures, out)
     asks = not (as_json or as_events)
     return exits.for_run(asyncio.run(_run_once(work, printer, policy, options, asks=asks)))
@@ -165,7 +165,7 @@ class _Work:
 
     spec: "RunSpec"
     cells: Sequence[str]
-    script: Script | None
+    script: PythonScript | None
     upload: Sequence[Path]
     figures: Path | None
     out: Path | None

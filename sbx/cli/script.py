@@ -86,16 +86,16 @@ def cells_of(notebook: str, name: str) -> list[str]:
 def modules_beside(script: Path, code: str) -> list[Path]:
     """Return the files beside the script that it imports, directly or by one of them: modules, and
     whole packages. Raise BadRequest `too_many_modules`."""
-    top, found, pending = script.parent, dict[Path, None](), [code]
+    top, modules, pending = script.parent, dict[Path, None](), [code]
     size = 0
     while pending:
         for name in _imported(pending.pop()):
             for path in _files_of(top, name):
-                if path in found:
+                if path in modules:
                     continue
-                found[path] = None
+                modules[path] = None
                 size += path.stat().st_size
-                if len(found) > _MODULES_MAX or size > _MODULES_SIZE_MAX:
+                if len(modules) > _MODULES_MAX or size > _MODULES_SIZE_MAX:
                     raise BadRequest(
                         f"{script} imports more than {_MODULES_MAX} files or "
                         f"{_MODULES_SIZE_MAX >> 20} MiB of modules beside it",
@@ -103,7 +103,7 @@ def modules_beside(script: Path, code: str) -> list[Path]:
                         hint="mount its directory with --workspace",
                     )
                 pending.append(path.read_text("utf-8", "replace"))
-    return list(found)
+    return list(modules)
 
 
 def _imported(code: str) -> Iterator[str]:
@@ -127,14 +127,14 @@ def _files_of(top: Path, name: str) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class PythonScript:
     """A Python script: its `path` as code inside sees it, and the `files` to copy to /workspace."""
 
     path: str
     files: Mapping[str, bytes]
 
     @classmethod
-    def of(cls, file: Path, code: str, workspace: Path | None) -> "Script":
+    def of(cls, file: Path, code: str, workspace: Path | None) -> "PythonScript":
         """`workspace`: the directory of the host that is /workspace; nothing is copied there."""
         if workspace is not None:
             inside, top = file.resolve(), workspace.resolve()

@@ -30,6 +30,10 @@ class Lifetime:
                     hint="leave it out for a sandbox that lives until its close",
                 )
 
+    @classmethod
+    def of(cls, ttl_s: float | None, idle_s: float | None) -> "Lifetime":
+        return cls(math.inf if ttl_s is None else ttl_s, math.inf if idle_s is None else idle_s)
+
     @property
     def limited(self) -> bool:
         return min(self.ttl_s, self.idle_s) < math.inf

@@ -1,7 +1,6 @@
 """Runtime: one broker, one data directory, and the sandboxes of one process."""
 
 import asyncio
-import math
 import os
 import platform
 from collections.abc import Callable, Mapping
@@ -149,23 +148,18 @@ class Runtime:
 
         `policy` is a name, the Path of a file, or a value. `narrower` tightens it, for instance
         `{"limits": {"memory_max": "64MiB"}}`; `env` adds environment variables. `workspace` is a
-        directory of the host to be /workspace, `uploads` one to be the read-only uploads.
-
-        Seconds after its last use: `ttl` closes it, `idle_timeout` ends its kernels, and the next
-        run reports `state_lost`. By default it lives until it is closed.
+        directory of the host to be /workspace, `uploads` one to be the read-only uploads. Seconds
+        after its last use, `ttl` closes it, and `idle_timeout` ends its kernels.
 
         As root, a `workspace` of root is mapped: the jail sees the files as its own, and new files
         belong to root.
 
-        Raises NotFound `policy_not_found`, PolicyError, BadRequest `limit_widened` and
-        `invalid_lifetime`, CannotEnforce, Denied `directory_forbidden`, `workspace_owned_by_root`
-        (also where Linux or the file system cannot map it), `workspace_has_set_id`,
-        `workspace_has_socket`.
+        Raises NotFound `policy_not_found`, PolicyError, BadRequest (`limit_widened`,
+        `invalid_lifetime`), CannotEnforce, Denied (`directory_forbidden`, `workspace_has_set_id`,
+        `workspace_has_socket`, `workspace_owned_by_root`: also where it cannot be mapped).
         """
         resources = self._started()
-        lifetime = Lifetime(
-            math.inf if ttl is None else ttl, math.inf if idle_timeout is None else idle_timeout
-        )
+        lifetime = Lifetime.of(ttl, idle_timeout)
         loaded, decided = await self.decide(policy, narrower=narrower, env=env)
         interpreter = await _interpreter_of(self.settings, decided)
         new = workspace is None and uploads is None

@@ -109,22 +109,6 @@ class SandboxRecord:
         if lifecycle.after(state, act) is None:
             raise lifecycle.refusal(self.id, state, self.row.expires_at)
 
-    async def extend(self, by_s: float) -> None:
-        """Move the expiry. The caller holds the lock of the sandbox."""
-        self.check(Act.EXTEND)
-        if (end := self.row.expires_at) is None:
-            raise errors.Conflict(
-                f"the sandbox {self.id} never expires",
-                code="sandbox_ttl_infinite",
-                details={"sandbox_id": self.id},
-            )
-        new = min(max(end, self.now) + by_s, LATEST)
-        await self.dependencies.store.write(
-            partial(rows.extend, sandbox_id=self.id, expires_at=new)
-        )
-        self.row = replace(self.row, expires_at=new)
-        self.emit("extended", by=by_s, expires_at=new)
-
     def set_stopped(self, *, stopped: bool, failure: Mapping[str, Any] | None) -> None:
         if self.frozen:
             failure = self.row.failure  # only `end_freeze` ends that

@@ -4,7 +4,6 @@ It is opened at its first use. A stop, an idle time-out, its expiry or its delet
 files stay. Every change of `active` happens under the lock; code that needs no lock does not await.
 """
 
-import asyncio
 import logging
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -18,11 +17,12 @@ from sbx.protocol.runs import RunError
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.prewarm import PrewarmedSandbox
 from sbx.runtime.run.context import Context
+from sbx.service.expiry import ExpiringSandbox
 from sbx.service.hooks import LostContexts, PersistentSandbox, SandboxHooks, kernel_name
 from sbx.service.ids import check_id
 from sbx.service.lifecycle import Act, State
 from sbx.service.models import SandboxView
-from sbx.service.record import LATEST, SandboxRecord, ServiceDependencies
+from sbx.service.record import ServiceDependencies
 from sbx.service.workspaces import own_uid
 from sbx.store import events
 from sbx.store import sandboxes as rows
@@ -32,17 +32,15 @@ from sbx.store.sandboxes import SandboxRow
 from sbx.telemetry import metrics
 
 _TOUCHED_EVERY_S = 60.0
-_SLIDES_BY_S = 1.0  # more often, a copy of the row for each cell would be wasted
-_ANNOUNCED_S = 600.0
 _log = logging.getLogger(__name__)
 
-STOPPED = RunError("SandboxStopped", "the sandbox was stopped while this ran", "")
 EXPIRED = RunError("SandboxExpired", "the sandbox's time to live ended while this ran", "")
+STOPPED = RunError("SandboxStopped", "the sandbox was stopped while this ran", "")
 DELETED = RunError("SandboxDeleted", "the sandbox was deleted while this ran", "")
 _METRIC_CAUSES = {EXPIRED.name: "expired", DELETED.name: "deleted"}
 
 
-class ServiceSandbox(SandboxRecord):
+class ServiceSandbox(ExpiringSandbox):
     """`users` counts the leases; `active` is the open sandbox."""
 
     def __init__(
@@ -57,14 +55,10 @@ class ServiceSandbox(SandboxRecord):
         super().__init__(dependencies, row)
         self.users = 0
         self.active: PersistentSandbox | None = None
-        self.followers = 0  # streams of its events
-        self.over = False  # its expiry was handled
         self.shut_down = False  # the service has closed
         self.hooks = SandboxHooks(self, lost, new=new)
-        self._lock = asyncio.Lock()
         self._idle_at: float | None = None
         self._touched_at = 0.0
-        self._warned_of: float | None = None  # the expiry that an event announced
 
     @property
     def kernels(self) -> int:
@@ -94,29 +88,13 @@ class ServiceSandbox(SandboxRecord):
         running = self.active is not None and self.active.busy
         return self.users > 0 or self.starts > 0 or running
 
-    @property
-    def expired(self) -> bool:
-        """Return whether its time to live is over. A session in use never expires."""
-        return super().expired and not self._slides_now
-
-    @property
-    def _slides_now(self) -> bool:
-        in_use = self._busy or self.followers > 0
-        return in_use and self.row.ttl_s is not None and not self.over
-
-    @property
-    def in_grace(self) -> bool:
-        """Return whether the next request for this session finds the files, if it has expired."""
-        end, grace_s = self.row.expires_at, self.dependencies.settings.files_grace
-        return self.row.ttl_s is not None and end is not None and self.now < end + grace_s
-
     async def view(self) -> SandboxView:
         return await self.view_with(self.state, self.idle_at)
 
     def touch(self) -> None:
         now = self.dependencies.clock.now()
         self._idle_at = now + self.dependencies.settings.idle_timeout
-        self._slide()
+        self.slide()
         if not 0 <= now - self._touched_at < _TOUCHED_EVERY_S:
             self._touched_at = now
             self.change_workspace(last_accessed_at=now)
@@ -125,27 +103,6 @@ class ServiceSandbox(SandboxRecord):
     def _write_use(self, at: float) -> None:
         write = partial(rows.touch, row=self.row, at=at, idle=self.idle_at)
         self.dependencies.store.write_later(write)
-
-    def _slide(self) -> None:
-        """Let a session expire its time to live after now, unless it expires later anyway."""
-        ttl_s, end = self.row.ttl_s, self.row.expires_at
-        if ttl_s is None or end is None or self.over:
-            return
-        new = min(self.now + ttl_s, LATEST)
-        if new - end >= min(_SLIDES_BY_S, ttl_s / 10):
-            self.row = replace(self.row, expires_at=new)
-
-    def announce_expiry(self) -> None:
-        """Slide the expiry of a session in use. Else record an event, once for each expiry, ten
-        minutes before it, or at half of a shorter life."""
-        ttl_s, end = self.row.ttl_s, self.row.expires_at
-        if ttl_s is None or end is None or self.over:
-            return
-        if self._slides_now:
-            self._slide()
-        elif end != self._warned_of and self.now >= end - min(_ANNOUNCED_S, ttl_s / 2):
-            self._warned_of = end
-            self.emit("expiring", expires_at=end)
 
     async def opened(self, *, to_start: str | None = None) -> PersistentSandbox:
         """Open it at the first call. Raises as `check` and `Runtime.open`.
@@ -238,26 +195,6 @@ class ServiceSandbox(SandboxRecord):
         metrics.kernel_stopped(cause)
         self.emit("stopped", cause, **kernel_name(context.conversation, context.name))
 
-    async def extend_by(self, seconds: float) -> None:
-        async with self._lock:
-            await self.extend(seconds)
-
-    async def restore(self, row: SandboxRow, loaded: Policy, decided: Policy) -> bool:
-        """Replace the row of an expired session, and keep its files. Return False, and do nothing,
-        if it was deleted, was restored or left its grace period meanwhile."""
-        async with self._lock:
-            if self.row.deleted_at is not None or not self.expired or not self.in_grace:
-                return False
-            if not self.over:
-                await self._end_expired()
-            row = replace(row, failure=self.row.failure if self.frozen else None)
-            await self.dependencies.store.write(partial(rows.restore, row=row))
-            self.row = row
-            self.set_policy(loaded, decided)
-            self.over = False
-            self.emit("restored", expires_at=row.expires_at)
-            return True
-
     async def stop(self, cause: str = "requested") -> None:
         """End every kernel and run; files stay, and the next use starts another kernel."""
         await run_to_completion(self._stop(cause))
@@ -294,38 +231,6 @@ class ServiceSandbox(SandboxRecord):
         metrics.kernel_stopped(cause)
         self.emit("stopped", cause, kernels=kernels)
 
-    async def expire(self) -> bool:
-        """End it if its time to live is over; files stay for now. False if there was nothing to
-        do."""
-        if self.over or not self.expired:
-            return False
-        async with self._lock:
-            if self.over or not self.expired or self.row.deleted_at is not None:
-                return False  # it was extended or deleted meanwhile
-            await self._end_expired()
-            return True
-
-    async def expire_now(self) -> bool:
-        """End its time to live. Return False if it had ended, or if it has none."""
-        async with self._lock:
-            if self.over or self.row.deleted_at is not None or self.row.expires_at is None:
-                return False
-            expire = partial(rows.extend, sandbox_id=self.id, expires_at=self.now)
-            await self.dependencies.store.write(expire)
-            self.row = replace(self.row, expires_at=self.now)
-            await run_to_completion(self._end_expired())
-            return True
-
-    async def _end_expired(self) -> None:
-        self.over = True
-        lost = self.active.stateful if self.active is not None else set()
-        await self._end_logged(EXPIRED)
-        self.hooks.lost |= lost  # if it is restored, the next runs report this
-        self.dependencies.store.write_later(
-            partial(events.add_expiry, sandbox_id=self.id, at=self.now)
-        )
-        self.changes.notify()
-
     async def delete(self, cause: str) -> bool:
         """Leave a tombstone, and end all kernels; the caller removes the files. Return False if it
         was deleted before. A cancelled call still completes."""
@@ -358,6 +263,11 @@ class ServiceSandbox(SandboxRecord):
             self._write_use(self.now)  # the store may be a minute behind
         self.shut_down = True
         self.changes.notify()
+
+    async def _end_for_expiry(self) -> None:
+        lost = self.active.stateful if self.active is not None else set()
+        await self._end_logged(EXPIRED)
+        self.hooks.lost |= lost
 
     async def _end_logged(self, reason: RunError) -> None:
         try:

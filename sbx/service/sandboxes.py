@@ -159,7 +159,7 @@ class Sandboxes:
     async def _create(
         self, caller: Caller, row: SandboxRow, expired: ServiceSandbox | None
     ) -> SandboxView:
-        loaded, decided = await self._decided(row)
+        loaded, decided = await _decided(self._runtime, row)
         if expired is not None:
             kept = {"id": expired.id, "workspace_id": expired.row.workspace_id, "restored": True}
             if await expired.restore(replace(row, **kept), loaded, decided):
@@ -180,17 +180,6 @@ class Sandboxes:
         sandbox.set_policy(loaded, decided)
         self.index.add(sandbox)
         return await sandbox.view()
-
-    async def _decided(self, row: SandboxRow) -> tuple[Policy, Policy]:
-        narrower, env = row.request.get("narrower"), row.request.get("env")
-        try:
-            loaded, decided = await self._runtime.decide(row.profile, narrower=narrower, env=env)
-        except errors.NotFound as error:
-            raise errors.BadRequest(
-                error.message, hint=error.hint, details={"field": "profile"}
-            ) from error
-        decide_walls(decided, self._runtime.capabilities)
-        return loaded, decided
 
     async def get(self, caller: Caller, sandbox_id: str) -> SandboxView:
         """Raise NotFound also for a sandbox that the caller may not see."""
@@ -265,7 +254,7 @@ class Sandboxes:
         if not by_s > 0:
             message = f"extend_by is a number of seconds above 0, not {by_s!r}"
             raise errors.BadRequest(message, details={"field": "extend_by"})
-        await sandbox.extend_by(by_s)
+        await sandbox.extend(by_s)
         return await sandbox.view()
 
     async def stop(self, caller: Caller, sandbox_id: str) -> None:
@@ -274,27 +263,6 @@ class Sandboxes:
         for on_stop in self._on_stop:
             await on_stop(sandbox.id, None)
         await sandbox.stop()
-
-    async def end_sessions(self, caller: Caller) -> Sequence[str]:
-        """Let the sessions of a token's user, with its agent if it names one, expire now. Return
-        their ids. Raise BadRequest for another caller, Denied `forbidden` for a token of one
-        conversation or without the scope `execute`."""
-        if caller.via != "token":
-            raise errors.BadRequest(
-                "only a token has sessions that a logout could end",
-                hint="end a session with DELETE /api/v1/sessions/{id}",
-                details={"field": "end_session"},
-            )
-        if not caller.whole_sandbox or not caller.may("execute"):
-            raise errors.Denied("this token may not end a whole session", code="forbidden")
-        ended = []
-        for sandbox in list(self.index.visible(caller)):
-            if sandbox.row.session_id is not None:
-                for on_stop in self._on_stop:
-                    await on_stop(sandbox.id, None)
-                if await sandbox.expire_now():
-                    ended.append(sandbox.row.session_id)
-        return ended
 
     async def delete(self, caller: Caller, sandbox_id: str, *, cause: str = "requested") -> None:
         """End a sandbox and its own files. Raise NotFound only if the caller never had it."""
@@ -385,6 +353,18 @@ class Sandboxes:
             opened = [other.forget_conversation(name) for other in sharing]
         await asyncio.gather(*(_end(each) for each in opened if each is not None))
         await self._garbage.remove_conversations(workspace, directories)
+
+
+async def _decided(runtime: Runtime, row: SandboxRow) -> tuple[Policy, Policy]:
+    narrower, env = row.request.get("narrower"), row.request.get("env")
+    try:
+        loaded, decided = await runtime.decide(row.profile, narrower=narrower, env=env)
+    except errors.NotFound as error:
+        raise errors.BadRequest(
+            error.message, hint=error.hint, details={"field": "profile"}
+        ) from error
+    decide_walls(decided, runtime.capabilities)
+    return loaded, decided
 
 
 def _add(db: Any, row: SandboxRow, workspace: WorkspaceRow, *, is_new: bool) -> bool | None:

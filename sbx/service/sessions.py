@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
-from sbx.errors import BadRequest, Conflict, NotFound, SbxError
+from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError
 from sbx.service.caller import Caller
 from sbx.service.ids import check_id
 from sbx.service.lifecycle import State
@@ -156,6 +156,26 @@ class Sessions:
             raise unknown(key)
         async with self._turn(caller, key):
             await self._service.sandboxes.delete(caller, key)
+
+    async def log_out(self, caller: Caller) -> list[str]:
+        """Let the sessions of a token's user expire now, or only that with its agent if it names
+        one. Return their ids. Raise BadRequest for another caller, Denied `forbidden` for a token
+        of one conversation or without the scope `execute`."""
+        if caller.via != "token":
+            raise BadRequest(
+                "only a token has sessions that a logout could end",
+                hint="end a session with DELETE /api/v1/sessions/{id}",
+                details={"field": "end_session"},
+            )
+        if not caller.whole_sandbox or not caller.may("execute"):
+            raise Denied("this token may not end a whole session", code="forbidden")
+        sandboxes, ended = self._service.sandboxes, []
+        for sandbox in list(sandboxes.index.visible(caller)):
+            if (key := sandbox.row.session_id) is not None and not sandbox.expired:
+                await sandboxes.stop(caller, sandbox.id)
+                if await sandbox.expire_now():
+                    ended.append(key)
+        return ended
 
     def status(self, view: SandboxView) -> SessionStatus:
         task = self._warming.get(view.profile)

@@ -65,10 +65,10 @@ class FreeRoom:
         self._used = 0
         self._valid_until = -math.inf
 
-    def left(self, wanted: int = 0) -> int:
-        """Return the bytes that are left; measure again if they are less than `wanted`."""
+    def left(self, size: int = 0) -> int:
+        """Return the bytes that are left; measure again if they are less than `size`."""
         began = time.monotonic()
-        if began >= self._valid_until or self.max_bytes - self._used < wanted:
+        if began >= self._valid_until or self.max_bytes - self._used < size:
             self._used = self._measure().bytes
             now = time.monotonic()
             self._valid_until = now + 20 * (now - began)

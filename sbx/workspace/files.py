@@ -78,8 +78,8 @@ class Files:
         """Write a file in one step, with its missing directories, and return its size in bytes."""
         place = self._at(path, changing=True)
         chunks = (data,) if isinstance(data, bytes) else data
-        wanted = len(data) if isinstance(data, bytes) else 0
-        return drive(self._writing(*place, self._limit(max_bytes), mode, wanted), chunks)
+        expected = len(data) if isinstance(data, bytes) else 0
+        return drive(self._writing(*place, self._limit(max_bytes), mode, expected), chunks)
 
     def writing(self, path: str, *, max_bytes: int | None = None) -> FileWriter[int]:
         """Write a file chunk by chunk, like `write`; see `FileWriter`."""
@@ -91,9 +91,9 @@ class Files:
         relative: Relative,
         max_bytes: int,
         mode: int | None = None,
-        wanted: int = 0,
+        expected: int = 0,
     ) -> FileWriter[int]:
-        with self._fitting(tree, relative, max_bytes, wanted) as most:
+        with self._fitting(tree, relative, max_bytes, expected) as most:
             size = yield from tree.writing(relative, max_bytes=most, mode=mode)
         if (room := self._rooms.get(tree)) is not None:
             room.take(size)
@@ -101,7 +101,7 @@ class Files:
 
     @contextmanager
     def _fitting(
-        self, tree: Tree, relative: Relative, max_bytes: int, wanted: int = 0
+        self, tree: Tree, relative: Relative, max_bytes: int, expected: int = 0
     ) -> Iterator[int]:
         """Yield the largest size of a file at this path: `max_bytes`, or less if the workspace has
         less room. Raise TooLarge, which names the workspace then."""
@@ -112,7 +112,7 @@ class Files:
         replaced = 0
         with suppress(SbxError):
             replaced = tree.stat(relative).size or 0
-        left = room.left(wanted) + replaced
+        left = room.left(expected) + replaced
         try:
             yield min(max_bytes, left)
         except TooLarge as error:

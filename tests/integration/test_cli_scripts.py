@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from command import in_process
 
-from sbx.cli.script import Script, cells_of, language_for, modules_beside
+from sbx.cli.script import PythonScript, cells_of, language_for, modules_beside
 from sbx.errors import BadRequest
 
 SCRIPT = """import sys
@@ -108,9 +108,9 @@ def test_what_is_no_script_is_refused(file: str, code: str) -> None:
 def test_only_the_modules_that_it_imports_are_copied(script: Path, tmp_path: Path) -> None:
     names = {str(path.relative_to(tmp_path)) for path in modules_beside(script, SCRIPT)}
     assert names == {"helper.py", "other.py", "pkg/__init__.py", "pkg/deep.py"}
-    plan = Script.of(script, SCRIPT, None)
+    plan = PythonScript.of(script, SCRIPT, None)
     assert (plan.path, set(plan.files)) == ("/workspace/s.py", {*names, "s.py"})
-    assert Script.of(script, SCRIPT, tmp_path).files == {}
+    assert PythonScript.of(script, SCRIPT, tmp_path).files == {}
     for number in range(501):
         (tmp_path / "pkg" / f"m{number}.py").write_text("")
     with pytest.raises(BadRequest) as many:

@@ -97,8 +97,8 @@ async def runs(
 async def run(run_id: str, row: ChatDep, caller: CallerDep, agents: AgentsDep) -> AgentRunStatus:
     """Show one run of its agent: while it is active with its step, its calls and its usage."""
     check_reads(caller, row.conversation_id)
-    found, progress = await agents.run(row, run_id)
-    body = _run(found).model_dump()
+    record, progress = await agents.run(row, run_id)
+    body = _run(record).model_dump()
     if progress is None:
         return AgentRunStatus(**body, step=None, pending_calls=[])
     fields = PendingCall.model_fields

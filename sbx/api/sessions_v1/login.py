@@ -8,6 +8,7 @@ from pydantic import BaseModel, StringConstraints
 
 from sbx.api.auth import COOKIE, ServiceDep, caller
 from sbx.api.errors import documented
+from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import BadRequest, Denied
 
 router = APIRouter(prefix="/api/v1", tags=["login"])
@@ -76,7 +77,11 @@ class Logout(BaseModel):
 
 @router.post("/logout", status_code=204, responses=documented())
 async def logout(
-    request: Request, response: Response, service: ServiceDep, body: Logout | None = None
+    request: Request,
+    response: Response,
+    service: ServiceDep,
+    sessions: SessionsDep,
+    body: Logout | None = None,
 ) -> None:
     """Delete the cookie. The token itself is valid until it expires or is revoked.
 
@@ -85,7 +90,7 @@ async def logout(
     """
     if body is not None and body.end_session:
         who = await caller(request)
-        for session_id in await service.sandboxes.end_sessions(who):
+        for session_id in await sessions.log_out(who):
             await service.recording.record(who, "session.end", session_id)
     response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
 
