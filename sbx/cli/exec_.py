@@ -18,9 +18,9 @@ from sbx.cli.run import (
     ShellOption,
     TimeoutOption,
     code_of,
-    language_for,
     variables,
 )
+from sbx.cli.script import language_for
 from sbx.cli.terminal import InputLines
 from sbx.errors import BadRequest, NotFound, SbxError, TooLarge
 from sbx.protocol.contexts import DEFAULT_CONTEXT

@@ -236,7 +236,7 @@ def error_from_json(data: Json) -> RunError:
         lambda: RunError(
             text_from_json(data["name"]),
             text_from_json(data["value"]),
-            text_from_json(data.get("traceback_ansi", data["traceback"])),
+            text_from_json(data.get("traceback_ansi") or data["traceback"]),
         ),
     )
 

@@ -1,6 +1,7 @@
 """The events of sandboxes, for those who may see them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from sbx.protocol.pages import Page
 from sbx.service.caller import Caller
@@ -39,7 +40,7 @@ class SandboxEvents:
 
     async def follow(
         self, caller: Caller, sandbox_id: str, *, after: int = 0
-    ) -> AsyncIterator[EventRow]:
+    ) -> AsyncGenerator[EventRow, None]:
         """Yield the events after this number as they come; end with the tombstone, or with the
         service."""
         row = await row_of(self._index, self._store, caller, sandbox_id)
@@ -53,14 +54,15 @@ class SandboxEvents:
             return
         sandbox.followers += 1
         try:
-            async for event in self._live(sandbox, after, within):
-                yield event
+            async with aclosing(self._live(sandbox, after, within)) as live:
+                async for event in live:
+                    yield event
         finally:
             sandbox.followers -= 1
 
     async def _live(
         self, sandbox: ServiceSandbox, after: int, within: str | None
-    ) -> AsyncIterator[EventRow]:
+    ) -> AsyncGenerator[EventRow, None]:
         while True:
             change = sandbox.changes.next
             await self._store.settled()

@@ -97,14 +97,16 @@ class ExpiringSandbox(SandboxRecord):
             self.emit("extended", by=by_s, expires_at=new)
 
     async def restore(self, row: SandboxRow, loaded: Policy, decided: Policy) -> bool:
-        """Replace the row of an expired session, and keep its files. Return False, and do nothing,
-        if it was deleted, was restored or left its grace period meanwhile."""
+        """Replace the row of an expired session, except its id and its workspace, and so keep its
+        files. Return False, and do nothing, if it was deleted, was restored or left its grace
+        period meanwhile."""
         async with self._lock:
             if self.row.deleted_at is not None or not self.expired or not self.in_grace:
                 return False
             if not self.over:
                 await self._end_expired()
-            row = replace(row, failure=self.row.failure if self.frozen else None)
+            kept, failure = self.row.workspace_id, self.row.failure if self.frozen else None
+            row = replace(row, id=self.id, workspace_id=kept, failure=failure, restored=True)
             await self.dependencies.store.write(partial(rows.restore, row=row))
             self.row = row
             self.set_policy(loaded, decided)

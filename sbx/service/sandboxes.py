@@ -161,8 +161,7 @@ class Sandboxes:
     ) -> SandboxView:
         loaded, decided = await _decided(self._runtime, row)
         if expired is not None:
-            kept = {"id": expired.id, "workspace_id": expired.row.workspace_id, "restored": True}
-            if await expired.restore(replace(row, **kept), loaded, decided):
+            if await expired.restore(row, loaded, decided):
                 return await expired.view()
             if expired.expired:
                 await self.end(expired, "expired")

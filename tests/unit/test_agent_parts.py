@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from sbx import settings_files
 from sbx.agent.agent import Budget
@@ -190,11 +191,12 @@ def test_the_providers_own_variables_are_found_and_go_to_the_provider_only(
 ) -> None:
     keys = {"OPENAI_API_KEY": "of-openai", "ANTHROPIC_API_KEY": "of-anthropic", "SBX_KEY": "ours"}
 
+    def text_of(key: SecretStr | None) -> str | None:
+        return None if key is None else key.get_secret_value()
+
     def found(**more: str) -> tuple[str | None, str | None]:
         settings = read_agent_settings(environment={**keys, **more}, directory=tmp_path)
-        both = (settings.api_key, settings.sandbox_api_key)
-        first, second = (key and key.get_secret_value() for key in both)
-        return first, second
+        return text_of(settings.api_key), text_of(settings.sandbox_api_key)
 
     assert found() == ("of-openai", "ours")
     assert found(MODEL_PROVIDER="anthropic") == ("of-anthropic", "ours")

@@ -1,6 +1,7 @@
 """Sandboxes: create, list, extend, stop, delete; and their events."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -158,8 +159,9 @@ async def events(
 async def _followed(
     service: ServiceDep, caller: CallerDep, sandbox_id: str, after: int
 ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-    async for event in service.events.follow(caller, sandbox_id, after=after):
-        yield event.seq, _event(event).model_dump(mode="json")
+    async with aclosing(service.events.follow(caller, sandbox_id, after=after)) as events:
+        async for event in events:
+            yield event.seq, _event(event).model_dump(mode="json")
 
 
 def _event(row: Any) -> SandboxEvent:
