@@ -4,18 +4,25 @@ FastAPI reads and parses the body of a route before it asks for the caller. A la
 occupy memory for a client without a key.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any, Literal, Self, TypeVar
+from urllib.parse import quote
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from sbx.errors import BadRequest
+from sbx.policy.problems import nearest
 from sbx.service.models import ConversationView
 
+# The ignored fields of the current request; the middleware sends them in a header.
+IGNORED: ContextVar[list[str] | None] = ContextVar("ignored", default=None)
+_IGNORED_MAX, _NAME_MAX = 20, 100
+_NARROWING = ("policy", "narrower", "env", "timeout", "limits")
 Model = TypeVar("Model", bound=BaseModel)
 RAW_BODY: dict[str, Any] = {
     "requestBody": {
@@ -23,6 +30,48 @@ RAW_BODY: dict[str, Any] = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
+
+
+class RequestBody(BaseModel):
+    """A body of our own routes. Raise BadRequest `unknown_field` for a field that it does not have:
+    a misspelled limit must not be dropped."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_unknown_field(cls, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            for name in data:
+                if name not in cls.model_fields:
+                    raise _unknown_field(str(name), cls.model_fields)
+        return data
+
+
+class ForeignBody(BaseModel):
+    """A body whose fields another product defines. The header `Sbx-Ignored` of the reply names
+    fields that it does not have. One that narrows raises BadRequest `unknown_field`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reports_unknown_fields(cls, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            for name in data:
+                if name in cls.model_fields:
+                    continue
+                if name in _NARROWING:
+                    raise _unknown_field(name, cls.model_fields)
+                if (ignored := IGNORED.get()) is not None and len(ignored) < _IGNORED_MAX:
+                    ignored.append(quote(str(name)[:_NAME_MAX], errors="replace"))
+        return data
+
+
+def _unknown_field(name: str, fields: Iterable[str]) -> BadRequest:
+    known = nearest(name, fields)
+    return BadRequest(
+        f"there is no field {name[:_NAME_MAX]!r} here",
+        code="unknown_field",
+        hint=f"did you mean {known}?" if known else f"the fields are {', '.join(fields)}",
+        details={"field": name[:_NAME_MAX], **({"nearest": known} if known else {})},
+    )
 
 
 class OkBody(BaseModel):

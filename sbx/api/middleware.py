@@ -17,6 +17,7 @@ from urllib.parse import unquote_to_bytes
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sbx.api.bodies import IGNORED
 from sbx.api.errors import broken, error_response
 from sbx.errors import BadRequest, InvalidPath, SbxError, TooLarge, out_of_files
 from sbx.telemetry.logs import bound
@@ -89,12 +90,17 @@ class RequestLimitsMiddleware:
         id_header = (b"x-request-id", request_id.encode("ascii"))
         began = time.monotonic()
         started = 0
+        ignored: list[str] = []
+        IGNORED.set(ignored)
 
         async def sending(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = message["status"]
                 message["headers"] = [*message.get("headers", ()), id_header]
+                if ignored:
+                    names = ", ".join(ignored).encode("ascii")
+                    message["headers"].append((b"sbx-ignored", names))
             await send(message)
 
         with bound(request=request_id):

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
+from sbx.api.bodies import RequestBody
 from sbx.protocol.changes import PREFIXES_MAX
 from sbx.service.projects.projects import Project
 
@@ -19,7 +20,7 @@ Json = dict[str, Any]
 # -- chat ------------------------------------------------------------------------------------------
 
 
-class NewChat(BaseModel):
+class NewChat(RequestBody):
     """`conversation_id`: null for a new one, which is part of every event. `model`: a name at the
     configured provider; `max_steps`: null for the configured number. `resume`, without a message:
     continue where an earlier run broke off."""
@@ -42,7 +43,7 @@ class NewChat(BaseModel):
         return self
 
 
-class CommandsChange(BaseModel):
+class CommandsChange(RequestBody):
     """`allowed`: commands need no approval, and Python may start processes. `changes`: whether
     changes of files need approvals; `ask_outside`: directories of the project in which they do not.
     An absent field stays as it is."""
@@ -113,7 +114,7 @@ class MessageList(BaseModel):
 # -- approvals -------------------------------------------------------------------------------------
 
 
-class ApprovalBody(BaseModel):
+class ApprovalBody(RequestBody):
     """`remember`: allow this exact command from now on, or every one that begins with `prefix`."""
 
     approved: bool
@@ -170,7 +171,7 @@ class RuleList(BaseModel):
 # -- projects --------------------------------------------------------------------------------------
 
 
-class NewProject(BaseModel):
+class NewProject(RequestBody):
     """`working_directory` of the service's host; with the sandbox off, tools act on that host."""
 
     name: Name
@@ -178,7 +179,7 @@ class NewProject(BaseModel):
     sandbox_enabled: bool = True
 
 
-class ProjectChange(BaseModel):
+class ProjectChange(RequestBody):
     """An absent field stays as it is."""
 
     name: Name | None = None
@@ -212,10 +213,10 @@ def project_body(project: Project) -> ProjectBody:
 # -- tools -----------------------------------------------------------------------------------------
 
 
-class Invocation(BaseModel):
+class Invocation(RequestBody):
     sandbox_session_id: Name
     conversation_id: Name
-    arguments: Json = {}
+    arguments: Json = Field(default_factory=dict)
 
 
 class Invoked(BaseModel):

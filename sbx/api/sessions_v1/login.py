@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, StringConstraints
 
 from sbx.api.auth import COOKIE, ServiceDep, caller
+from sbx.api.bodies import RequestBody
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import BadRequest, Denied
@@ -14,7 +15,7 @@ from sbx.errors import BadRequest, Denied
 router = APIRouter(prefix="/api/v1", tags=["login"])
 
 
-class Login(BaseModel):
+class Login(RequestBody):
     token: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = None
 
 
@@ -69,7 +70,7 @@ async def login(
     )
 
 
-class Logout(BaseModel):
+class Logout(RequestBody):
     """`end_session`: the sessions of the token expire now."""
 
     end_session: bool = False

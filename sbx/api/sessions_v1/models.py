@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints
 
-from sbx.api.bodies import ConversationBody, RunErrorBody
+from sbx.api.bodies import ConversationBody, RequestBody, RunErrorBody
 from sbx.protocol.events import run_to_json
 from sbx.protocol.languages import RunLanguage, full_name
 from sbx.protocol.runs import Cause, Run, Status
@@ -22,7 +22,7 @@ Unit = Literal["KB", "MB", "GB"]
 # -- sessions --------------------------------------------------------------------------------------
 
 
-class FileUploadConfig(BaseModel):
+class FileUploadConfig(RequestBody):
     """The limits of uploads, for one file and for one conversation. KB is 1024 bytes."""
 
     max_file_size: Count | None = None
@@ -37,7 +37,7 @@ class FileUploadConfig(BaseModel):
     ) = None
 
 
-class SessionConfig(BaseModel):
+class SessionConfig(RequestBody):
     """Absent fields are as in the settings of the operator; others may only narrow them."""
 
     session_id: Name | None = None
@@ -47,7 +47,7 @@ class SessionConfig(BaseModel):
     file_upload_config: FileUploadConfig | None = None
 
 
-class NewSession(BaseModel):
+class NewSession(RequestBody):
     user_id: Name
     agent_id: Name
     business_domain_id: Name | None = None
@@ -102,7 +102,7 @@ class SessionList(BaseModel):
     next_cursor: str | None
 
 
-class SessionExtension(BaseModel):
+class SessionExtension(RequestBody):
     extend_by: Annotated[int, Field(ge=-(1 << 50), le=1 << 50)]
 
 
@@ -150,7 +150,7 @@ class Prompt(BaseModel):
 # -- execution -------------------------------------------------------------------------------------
 
 
-class Execution(BaseModel):
+class Execution(RequestBody):
     """`timeout` in seconds; the default is the policy's run_timeout, the maximum its wall_time."""
 
     conversation_id: Name
@@ -175,7 +175,7 @@ class SessionRunBody(BaseModel):
     recorded: bool = True
 
 
-class Interruption(BaseModel):
+class Interruption(RequestBody):
     conversation_id: Name
 
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field, StringConstraints
 
 from sbx.api.auth import OperatorDep, OwnerDep, ServiceDep
-from sbx.api.bodies import REVOKED, revoked
+from sbx.api.bodies import REVOKED, RequestBody, revoked
 from sbx.api.errors import documented, iso
 from sbx.api.v1.bay.models import Limit, SandboxResponse, Time, iso_or_none
 from sbx.api.v1.bay.sandboxes import shown
@@ -20,7 +20,7 @@ _ERRORS = documented(404, 409)
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
 
-class NewKey(BaseModel):
+class NewKey(RequestBody):
     owner: Name
     name: Name | None = None
     operator: bool = False
@@ -54,7 +54,7 @@ class KeyList(BaseModel):
     items: list[KeyBody]
 
 
-class NewToken(BaseModel):
+class NewToken(RequestBody):
     """`ttl_s` in seconds; `owner` null: the caller's own."""
 
     owner: Name | None = None

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from sbx.api import sse
-from sbx.api.bodies import OkBody
+from sbx.api.bodies import OkBody, RequestBody
 from sbx.api.errors import documented
 from sbx.api.v1.dependencies import PREFIX, Target, TargetDep
 from sbx.api.v1.runs import StdinPiece
@@ -29,7 +29,7 @@ _OFFSET_MAX = 1 << 53
 Offset = Annotated[int, Query(ge=0, le=_OFFSET_MAX, description="A byte of the log.")]
 
 
-class NewCommand(BaseModel):
+class NewCommand(RequestBody):
     """`stdin_open`: its standard input may be written to while it runs; otherwise it is empty."""
 
     command: str

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, StringConstraints
 
-from sbx.api.bodies import InterruptReply, OkBody
+from sbx.api.bodies import InterruptReply, OkBody, RequestBody
 from sbx.api.errors import documented
 from sbx.api.v1.dependencies import PREFIX, TargetDep
 from sbx.api.v1.lifecycle import ReceiptBody
@@ -17,7 +17,7 @@ router = APIRouter(prefix=f"{PREFIX}/contexts", tags=["native"])
 _ERRORS = documented(404, 409, 429, 504)
 
 
-class NewContext(BaseModel):
+class NewContext(RequestBody):
     """`name`: any text of 1 to 128 characters without '/', '\\' and control characters."""
 
     name: Annotated[str, StringConstraints(max_length=1000)]

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from sbx.api import sse
 from sbx.api.auth import StackDep
-from sbx.api.bodies import RAW_BODY, OkBody, raw_body
+from sbx.api.bodies import RAW_BODY, OkBody, RequestBody, raw_body
 from sbx.api.downloads import SENT, PiecesResponse, attachment, files_response
 from sbx.api.errors import documented
 from sbx.api.slots import take_slot, upload_slot
@@ -60,11 +60,11 @@ class Deleted(BaseModel):
     deleted: bool
 
 
-class Directory(BaseModel):
+class Directory(RequestBody):
     path: str
 
 
-class MoveRequest(BaseModel):
+class MoveRequest(RequestBody):
     """`overwrite`: a file may replace a file."""
 
     source: _PathText
@@ -72,7 +72,7 @@ class MoveRequest(BaseModel):
     overwrite: bool = False
 
 
-class Replacement(BaseModel):
+class Replacement(RequestBody):
     """`count`: the number of times that `old` must occur; null: at least once."""
 
     path: _PathText
@@ -85,7 +85,7 @@ class ReplacedBody(BaseModel):
     replaced: int
 
 
-class Mode(BaseModel):
+class Mode(RequestBody):
     """`mode` as a number: 420 is 0644."""
 
     path: _PathText

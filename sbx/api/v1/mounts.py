@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, StringConstraints
 
 from sbx.api.auth import OperatorDep, ServiceDep
+from sbx.api.bodies import RequestBody
 from sbx.api.errors import documented
 from sbx.protocol.mounts import Mount
 
@@ -16,7 +17,7 @@ _ERRORS = documented(404, 409)
 Target = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
-class NewMount(BaseModel):
+class NewMount(RequestBody):
     """`source` is a directory of the service's host, by its absolute path. `target` is
     `/mnt/NAME`, or `/workspace/shared/NAME` to write to it; null: `/mnt` and the name of the
     directory."""

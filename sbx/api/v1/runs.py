@@ -16,6 +16,7 @@ from sbx.api.auth import CallerDep, ServiceDep, caller, service
 from sbx.api.bodies import (
     InterruptReply,
     OkBody,
+    RequestBody,
     RunErrorBody,
     body_of,
     disconnected,
@@ -36,7 +37,7 @@ _ERRORS = documented(404, 409, 429, 504)
 _STREAM = {"content": sse.DOCUMENTED}
 
 
-class NewRun(BaseModel):
+class NewRun(RequestBody):
     """`timeout` in seconds, null for the policy's; `interactive`: input() sends an event;
     `stream`: events as they come; `attended`: the run is interrupted if the client disconnects;
     `context`: the kernel of the conversation; `args`: the arguments of a script; `stdin_open`: a
@@ -55,7 +56,7 @@ class NewRun(BaseModel):
     description: Annotated[str, StringConstraints(max_length=100_000)] | None = None
     tags: Annotated[str, StringConstraints(max_length=4_000)] | None = None
     context: str = DEFAULT_CONTEXT
-    args: Annotated[list[str], Field(max_length=ARGUMENTS_MAX)] = []
+    args: list[str] = Field(default_factory=list, max_length=ARGUMENTS_MAX)
 
 
 class QuarantinedBody(BaseModel):

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, StringConstraints
 
 from sbx.aio import run_to_completion
-from sbx.api.bodies import OkBody, disconnected
+from sbx.api.bodies import OkBody, RequestBody, disconnected
 from sbx.api.errors import documented
 from sbx.api.v1.dependencies import PREFIX, TargetDep
 from sbx.api.v1.runs import RunBody
@@ -23,7 +23,7 @@ router = APIRouter(prefix=PREFIX, tags=["native"])
 _ERRORS = documented(404, 409, 413, 429, 504, 507)
 
 
-class NewDryRun(BaseModel):
+class NewDryRun(RequestBody):
     """`timeout` in seconds, null for the policy's; `cwd` as the code inside sees it."""
 
     command: Annotated[str, StringConstraints(max_length=1 << 20)]

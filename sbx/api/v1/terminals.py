@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, StringConstraints
 from starlette.websockets import WebSocketDisconnect
 
 from sbx.api.auth import authenticate, caller, check_origin, service
+from sbx.api.bodies import RequestBody
 from sbx.api.errors import broken, documented, error_response
 from sbx.api.slots import take_slot
 from sbx.api.v1.dependencies import PREFIX, Target, TargetDep
@@ -43,7 +44,7 @@ Rows = Annotated[int, Field(ge=1, le=ROWS_MAX)]
 Columns = Annotated[int, Field(ge=1, le=COLUMNS_MAX)]
 
 
-class NewTerminal(BaseModel):
+class NewTerminal(RequestBody):
     """bash runs `command` instead of an interactive shell. `cwd` is relative to /workspace, or
     absolute. `env` is added to the environment."""
 
@@ -54,7 +55,7 @@ class NewTerminal(BaseModel):
     env: dict[str, str] | None = None
 
 
-class Size(BaseModel):
+class Size(RequestBody):
     rows: Rows
     columns: Columns
 

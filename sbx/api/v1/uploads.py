@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field, StringConstraints
 
 from sbx.api.auth import StackDep
-from sbx.api.bodies import RAW_BODY, raw_body
+from sbx.api.bodies import RAW_BODY, RequestBody, raw_body
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.slots import upload_slot
@@ -30,7 +30,7 @@ class UploadList(BaseModel):
     items: list[Upload]
 
 
-class NewPartial(BaseModel):
+class NewPartial(RequestBody):
     """`size` in bytes. `upload`: it becomes an upload, and `path` is its name."""
 
     path: Annotated[str, StringConstraints(max_length=16_384)]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
-from sbx.api.bodies import InterruptReply
+from sbx.api.bodies import ForeignBody, InterruptReply
 from sbx.api.errors import iso
 from sbx.protocol.events import error_to_json, run_to_json
 from sbx.protocol.languages import RunLanguage
@@ -28,7 +28,7 @@ def iso_or_none(seconds: float | None) -> str | None:
 # -- sandboxes -------------------------------------------------------------------------------------
 
 
-class NewSandbox(BaseModel):
+class NewSandbox(ForeignBody):
     """`ttl` in seconds; null, 0 and less mean that it never expires. `policy` is our name of
     `profile`."""
 
@@ -74,7 +74,7 @@ class SandboxList(BaseModel):
     next_cursor: str | None
 
 
-class BayExtension(BaseModel):
+class BayExtension(ForeignBody):
     extend_by: Whole
 
 
@@ -100,7 +100,7 @@ class EventList(BaseModel):
 # -- runs ------------------------------------------------------------------------------------------
 
 
-class _Exec(BaseModel):
+class _Exec(ForeignBody):
     timeout: Annotated[int, Field(ge=1, le=300)] = 30
     include_code: bool = False
     description: Text | None = None
@@ -234,7 +234,7 @@ class FileContent(BaseModel):
     content: str
 
 
-class NewContent(BaseModel):
+class NewContent(ForeignBody):
     path: str
     content: str
 
@@ -291,7 +291,7 @@ class HistoryList(BaseModel):
     total: int
 
 
-class Annotation(BaseModel):
+class Annotation(ForeignBody):
     """An absent or null field stays as it is."""
 
     description: Text | None = None
@@ -302,7 +302,7 @@ class Annotation(BaseModel):
 # -- cargos ----------------------------------------------------------------------------------------
 
 
-class NewCargo(BaseModel):
+class NewCargo(ForeignBody):
     size_limit_mb: Annotated[int, Field(ge=1, le=65536)] | None = 1024
 
 
@@ -356,7 +356,7 @@ class ProfileList(BaseModel):
 Task = Literal["idle_session", "expired_sandbox", "orphan_cargo", "orphan_container"]
 
 
-class Collection(BaseModel):
+class Collection(ForeignBody):
     """The tasks to report; all tasks run in any case."""
 
     tasks: list[Task] | None = None
