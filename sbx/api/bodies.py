@@ -65,12 +65,12 @@ class ForeignBody(BaseModel):
 
 
 def _unknown_field(name: str, fields: Iterable[str]) -> BadRequest:
-    known = nearest(name, fields)
+    similar = nearest(name, fields)
     return BadRequest(
         f"there is no field {name[:_NAME_MAX]!r} here",
         code="unknown_field",
-        hint=f"did you mean {known}?" if known else f"the fields are {', '.join(fields)}",
-        details={"field": name[:_NAME_MAX], **({"nearest": known} if known else {})},
+        hint=f"did you mean {similar}?" if similar else f"the fields are {', '.join(fields)}",
+        details={"field": name[:_NAME_MAX], **({"nearest": similar} if similar else {})},
     )
 
 
