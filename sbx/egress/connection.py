@@ -27,6 +27,7 @@ from sbx.egress.rules import ClientHello, EgressDecision, ProxyRequest, RuleResu
 from sbx.egress.secrets import password
 from sbx.egress.stream import BudgetExceeded, ProxyStream, copy, together
 from sbx.egress.upstream import Upstream
+from sbx.policy.destinations import LOOPBACK, THIS_HOST
 
 _CONNECTED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _LINGER_MAX = 1024 * 1024
@@ -236,7 +237,9 @@ class ProxyConnection:
     async def _open(self, request: ProxyRequest, *, secure: bool) -> Upstream:
         addresses: tuple[str, ...] = (request.host,)
         try:
-            if not is_address(request.host):
+            if request.host in THIS_HOST:
+                addresses = LOOPBACK
+            elif not is_address(request.host):
                 addresses = await self._terms.resolver.resolve(request.host, request.port)
             await self._judged(replace(request, addresses=addresses, own=own(addresses)))
             sock = await connect(addresses, request.port, self._terms.patience.connect)

@@ -36,10 +36,10 @@ from sbx.isolation.launch_plan import (
 )
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.isolation.seccomp import Filters as Filters
-from sbx.policy import Policy
+from sbx.policy import Policy, destinations
 
 _PROXY = "http://127.0.0.1:3128"
-_NO_PROXY = "localhost,127.0.0.1,::1"
+_NO_PROXY = ("localhost", "127.0.0.1", "::1")  # the jail itself, unless the policy lists them
 _HOME_SIZE = 64 << 20
 _WEAKER_DATA_FACTOR = 2  # RLIMIT_DATA counts reserved stacks too: at 1 it stops 60 idle threads
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
@@ -352,7 +352,9 @@ def _way_to_the_proxy(policy: Policy, way_out: WayOut | None) -> dict[str, str]:
         return {}
     names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     variables = dict.fromkeys([*names, *map(str.lower, names)], _PROXY)
-    variables |= {"NO_PROXY": _NO_PROXY, "no_proxy": _NO_PROXY}
+    listed = {destinations.parse(entry).host for entry in policy.network.allow}
+    direct = ",".join(name for name in _NO_PROXY if name not in listed)
+    variables |= {"NO_PROXY": direct, "no_proxy": direct}
     if way_out is not None and way_out.certificates:
         variables |= dict.fromkeys(_TRUST, f"{WAY_OUT}/{CERTIFICATES}")
     return variables | dict(way_out.environment if way_out is not None else ())

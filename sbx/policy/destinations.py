@@ -1,13 +1,16 @@
 """Hosts in a policy: `example.org`, `*.example.org:8443`, `192.0.2.7`, `[2001:db8::7]:443`.
 
-A wildcard matches every name below a domain and not the domain itself. An entry without a port
-means the two default ports of the web. Names are compared as text, addresses by their value.
+`localhost` and `host.sbx` name the loopback of the host. A wildcard matches every name below a
+domain and not the domain itself. An entry without a port means the two default ports of the web.
+Names are compared as text, addresses by their value.
 """
 
 import ipaddress
 import re
 from typing import NamedTuple
 
+LOOPBACK = ("127.0.0.1", "::1")
+THIS_HOST = frozenset({"localhost", "host.sbx"})
 DEFAULT_PORTS = frozenset({80, 443})
 _DOMAIN = re.compile(
     r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
@@ -61,7 +64,7 @@ def _split(text: str) -> tuple[str, str]:
 
 def is_name(text: str) -> bool:
     """Return whether the text is a domain, or a wildcard for all names below one, in lower case."""
-    return len(text) <= 253 and _DOMAIN.fullmatch(text) is not None
+    return text in THIS_HOST or (len(text) <= 253 and _DOMAIN.fullmatch(text) is not None)
 
 
 def is_address(text: str) -> bool:

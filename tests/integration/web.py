@@ -37,7 +37,9 @@ class Web:
 
 @contextmanager
 def web(
-    pages: Mapping[str, bytes] | None = None, tls: ssl.SSLContext | None = None
+    pages: Mapping[str, bytes] | None = None,
+    tls: ssl.SSLContext | None = None,
+    address: str = ADDRESS,
 ) -> Iterator[Web]:
     """Served from a thread; a path that is not among the pages is greeted with its name."""
 
@@ -70,12 +72,13 @@ def web(
         def handle_error(self, *words: Any) -> None:
             pass  # a client that hangs up
 
-    server = Server((ADDRESS, 0), Handler)
+    server = Server((address, 0), Handler)
     if tls is not None:
         server.socket = tls.wrap_socket(
             server.socket, server_side=True, do_handshake_on_connect=False
         )
-    found = Web(server.server_address[1], "https" if tls else "http", pages=dict(pages or {}))
+    scheme = "https" if tls else "http"
+    found = Web(server.server_address[1], scheme, address, pages=dict(pages or {}))
     serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     serving.start()
     try:

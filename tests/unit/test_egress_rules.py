@@ -6,6 +6,7 @@ import pytest
 
 from sbx.egress.resolver import own
 from sbx.egress.rules import ClientHello, ProxyRequest, RuleResult, judge
+from sbx.policy import destinations
 from sbx.policy.tables import Network, NetworkRule
 
 NETWORK = Network(
@@ -246,3 +247,25 @@ def test_judge_knows_the_server_that_tls_names(
     host: str, sni: str | None, verdict: RuleResult
 ) -> None:
     assert judge(NETWORK, ProxyRequest("CONNECT", host, 443, hello=ClientHello(sni))) == verdict
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "is_allowed"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("localhost", "::1", True),
+        ("host.sbx", "127.0.0.1", True),
+        ("host.sbx", "10.0.0.9", False),
+        ("rebound.example", "127.0.0.1", False),  # its DNS must not lead to the host
+    ],
+)
+def test_a_listed_loopback_needs_no_second_entry(host: str, address: str, is_allowed: bool) -> None:
+    names = ("127.0.0.1", "localhost", "host.sbx", "rebound.example")
+    network = Network(mode="proxy", allow=names)
+    request = ProxyRequest("GET", host, 80, addresses=(address,))
+    assert judge(network, request).allowed is is_allowed
+
+
+@pytest.mark.parametrize("name", ["localhost", "host.sbx:8124", "localhost:1"])
+def test_names_of_the_host_are_destinations(name: str) -> None:
+    assert str(destinations.parse(name)) == name

@@ -456,6 +456,13 @@ def test_certificates_are_named_for_each_program_where_there_are_some() -> None:
     }
 
 
+def test_a_listed_loopback_goes_through_the_proxy() -> None:
+    network = NETWORKED.network.model_copy(update={"allow": ("127.0.0.1:8124", "host.sbx:1")})
+    policy = NETWORKED.model_copy(update={"network": network})
+    environment = dict(plan(policy, HOST, THERE, FILTERS).environment)
+    assert environment["NO_PROXY"] == environment["no_proxy"] == "localhost,::1"
+
+
 def test_what_the_policy_sets_itself_wins() -> None:
     policy = NETWORKED.model_copy(update={"env": {"NO_PROXY": "intranet.example"}})
     assert dict(plan(policy, HOST, THERE, FILTERS).environment)["NO_PROXY"] == "intranet.example"
