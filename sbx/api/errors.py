@@ -231,8 +231,16 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
     text = "; ".join(
         f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in problems[:3]
     )
-    ours = errors.BadRequest(f"the request has another shape: {text}", details={"errors": problems})
+    message = f"the request has another shape: {text}"
+    if any(each["loc"] == ["body"] and each["type"] in _NO_OBJECT for each in problems) and (
+        "json" not in request.headers.get("content-type", "")
+    ):
+        message = "the body is not JSON; send Content-Type: application/json"
+    ours = errors.BadRequest(message, details={"errors": problems})
     return _json(422, {**error_body(ours, _request_id(request)), "detail": problems}, {})
+
+
+_NO_OBJECT = ("json_invalid", "model_attributes_type", "model_type", "dict_type")
 
 
 def _problem(error: Mapping[str, Any]) -> dict[str, Any]:

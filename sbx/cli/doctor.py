@@ -1,7 +1,10 @@
 """`sbx doctor`: report the walls and the start paths that this host supports, with remedies for
 the missing ones. With --attack, test whether the walls stop attacks."""
 
+import shutil
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -47,7 +50,25 @@ def doctor(
         hints = [f"{label:>7}: {one_line(text)}\n" for label, text in check.hints()]
         write(STDOUT, "".join([*hints, "\n"] if hints else []))
         write(STDOUT, f"{one_line(check.live.sentence())}\n")
+        if (other := _other_sbx()) is not None:
+            output.note(
+                f"the first sbx on PATH is {other}, another program (Docker has one of this name):"
+                " run ours as sbx-runtime, or put its directory first"
+            )
     return Exit.OK if check.ok else Exit.REFUSED
+
+
+def _other_sbx() -> Path | None:
+    """Return the program that a shell runs as `sbx`, if it is not of this installation."""
+    first = shutil.which("sbx")
+    if first is None or Path(first).parent == Path(sys.executable).parent:
+        return None
+    try:
+        with open(first, "rb") as program:
+            is_ours = b"sbx.cli" in program.read(4096)  # the script of another environment
+    except OSError:
+        return None
+    return None if is_ours else Path(first)
 
 
 def _attack(*, as_json: bool) -> int:

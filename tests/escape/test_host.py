@@ -73,9 +73,9 @@ async def test_a_home_of_the_host_shows_nothing_but_the_way_to_the_interpreter(
         assert set(await tell(box, f"os.listdir({parent!r})")) == expected
 
 
-async def test_accounts_inside_are_two_and_none_is_of_the_host(box: AsyncSandbox) -> None:
+async def test_accounts_inside_are_three_and_none_is_of_the_host(box: AsyncSandbox) -> None:
     found = await tell(box, "import pwd; [entry.pw_name for entry in pwd.getpwall()]")
-    assert found == ["sandbox", "nobody"]
+    assert found == ["root", "sandbox", "nobody"]
 
 
 async def test_the_root_directory_holds_only_what_the_plan_put_there(box: AsyncSandbox) -> None:

@@ -413,7 +413,7 @@ async def test_chats_go_with_their_conversation_or_session_when_they_are_deleted
 
 async def test_chats_of_an_expired_session_are_found_by_whoever_comes_back(tmp_path: Path) -> None:
     clock = FakeClock()
-    async with open_service(tmp_path, clock, tombstones_kept=100_000) as service:
+    async with open_service(tmp_path, clock, tombstones_kept=100_000, files_grace=0) as service:
         first = await session(service)
         for number in range(2):
             chat = replace(CHAT, id=f"chat-{number}", conversation_id=f"talk-{number}")
@@ -435,7 +435,7 @@ async def test_chats_of_an_expired_session_are_found_by_whoever_comes_back(tmp_p
 @pytest.mark.full_tier
 async def test_chats_of_an_expired_session_end_with_its_tombstone(tmp_path: Path) -> None:
     clock = FakeClock()
-    async with open_service(tmp_path, clock, tombstones_kept=1000) as service:
+    async with open_service(tmp_path, clock, tombstones_kept=1000, files_grace=0) as service:
         await fill(service.store, replace(CHAT, sandbox_id=await session(service)))
         clock.advance(7200)
         await service.reaper.collect()

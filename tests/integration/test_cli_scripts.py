@@ -1,11 +1,13 @@
 """`sbx run FILE`: a script has its arguments, its name, the modules beside it and its lines."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from command import in_process
 
+from sbx.cli.doctor import _other_sbx
 from sbx.cli.script import PythonScript, cells_of, language_for, modules_beside
 from sbx.errors import BadRequest
 
@@ -121,3 +123,21 @@ def test_only_the_modules_that_it_imports_are_copied(script: Path, tmp_path: Pat
 def test_cells_of_a_notebook_are_its_code() -> None:
     cells = [{"cell_type": "code", "source": " \n"}, {"cell_type": "code", "source": ["1\n", "2"]}]
     assert cells_of(json.dumps({"cells": cells}), "n") == ["1\n2"]
+
+
+def test_a_missing_module_names_the_way_to_get_it() -> None:
+    ended = in_process("run", "-c", "import no_such_module_anywhere")
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("no such package: see sbx env create\n")
+
+
+def test_doctor_names_another_sbx_that_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sbx"
+    program.write_text("#!/bin/sh\necho docker\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert _other_sbx() == program
+    program.write_text("#!/usr/bin/python3\nfrom sbx.cli import main\n")
+    assert _other_sbx() is None

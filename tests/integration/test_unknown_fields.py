@@ -63,3 +63,13 @@ async def test_known_fields_are_no_news(client: httpx.AsyncClient) -> None:
     body = {"user_id": new_user(), "agent_id": "a", "config": {"ttl": 60}}
     reply = await client.post(f"{API}/sessions", json=body)
     assert (reply.status_code, "sbx-ignored" in reply.headers) == (201, False)
+
+
+async def test_a_body_that_is_no_json_says_so(client: httpx.AsyncClient) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        reply = await client.post(
+            f"{API}/sessions", content=b'{"user_id": "u"}', headers={"content-type": kind}
+        )
+        assert code_of(reply) == (422, "validation_error")
+        message = reply.json()["error"]["message"]
+        assert message == "the body is not JSON; send Content-Type: application/json"
