@@ -8,7 +8,6 @@ request.
 Hosts here are canonical (hosts.py), and so are those of a policy.
 """
 
-import ipaddress
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -143,21 +142,11 @@ def _leads(pattern: str, path: str) -> bool:
 _OWN = "an address of the machine itself"
 
 
-def _is_listed_loopback(address: str, host: str) -> bool:
-    """Return whether `allow` lists this loopback address, or a name of it: the entry can mean
-    nothing else, so that it needs no other one in `allow_private`. `host` is in `allow`."""
-    return ipaddress.ip_address(address).is_loopback and (
-        host == address or host in destinations.THIS_HOST
-    )
-
-
 def _by_addresses(network: Network, request: ProxyRequest) -> RuleResult | None:
     """Refuse all addresses if one is not allowed: a name that leads to the Internet and into a
     private network is an attack or a mistake."""
     for address in request.addresses or ():
         kind = reserved(address) or (_OWN if address in request.own else None)
-        if _is_listed_loopback(address, request.host):
-            continue
         if kind is not None and not is_exempt(address, request.host, network.allow_private):
             leads = "is" if address == request.host else f"leads to {address},"
             return RuleResult(

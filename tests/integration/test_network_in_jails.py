@@ -90,7 +90,7 @@ async def test_an_allowed_host_is_reached_and_another_is_not(
 async def test_a_listed_loopback_of_the_host_is_reached(runtime: Runtime, name: str) -> None:
     """NO_PROXY sent each client to the loopback of the jail, where nothing listens."""
     with web(address="127.0.0.1") as here, web(address="127.0.0.1") as other:
-        policy = networked(f"{name}:{here.port}", allow_private=())
+        policy = networked(f"{name}:{here.port}", allow_private=(name,))
         async with await runtime.create(policy) as box:
             assert await got(box, f"http://{name}:{here.port}/a") == "hello from /a"
             curl = await box.shell(f"curl -sS http://{name}:{here.port}/b")
