@@ -4,7 +4,7 @@ FastAPI reads and parses the body of a route before it asks for the caller. A la
 occupy memory for a client without a key.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
@@ -38,40 +38,35 @@ class RequestBody(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_no_unknown_field(cls, data: Any) -> Any:
+    def _looks_for_unknown_fields(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
             for name in data:
                 if name not in cls.model_fields:
-                    raise _unknown_field(str(name), cls.model_fields)
+                    cls._meet_unknown(str(name))
         return data
 
+    @classmethod
+    def _meet_unknown(cls, name: str) -> None:
+        fields = cls.model_fields
+        similar = nearest(name, fields)
+        raise BadRequest(
+            f"{name[:_NAME_MAX]!r} is not a field of this body",
+            code="unknown_field",
+            hint=f"did you mean {similar}?" if similar else f"the fields are {', '.join(fields)}",
+            details={"field": name[:_NAME_MAX], **({"nearest": similar} if similar else {})},
+        )
 
-class ForeignBody(BaseModel):
+
+class ForeignBody(RequestBody):
     """A body whose fields another product defines. The header `Sbx-Ignored` of the reply names
     fields that it does not have. One that narrows raises BadRequest `unknown_field`."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _reports_unknown_fields(cls, data: Any) -> Any:
-        if isinstance(data, Mapping):
-            for name in data:
-                if name in cls.model_fields:
-                    continue
-                if name in _NARROWING:
-                    raise _unknown_field(name, cls.model_fields)
-                if (ignored := IGNORED.get()) is not None and len(ignored) < _IGNORED_MAX:
-                    ignored.append(quote(str(name)[:_NAME_MAX], errors="replace"))
-        return data
-
-
-def _unknown_field(name: str, fields: Iterable[str]) -> BadRequest:
-    similar = nearest(name, fields)
-    return BadRequest(
-        f"there is no field {name[:_NAME_MAX]!r} here",
-        code="unknown_field",
-        hint=f"did you mean {similar}?" if similar else f"the fields are {', '.join(fields)}",
-        details={"field": name[:_NAME_MAX], **({"nearest": similar} if similar else {})},
-    )
+    def _meet_unknown(cls, name: str) -> None:
+        if name in _NARROWING:
+            super()._meet_unknown(name)
+        if (ignored := IGNORED.get()) is not None and len(ignored) < _IGNORED_MAX:
+            ignored.append(quote(name[:_NAME_MAX], errors="replace"))
 
 
 class OkBody(BaseModel):

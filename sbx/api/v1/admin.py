@@ -102,7 +102,7 @@ def _own(caller: Caller, owner: str | None) -> str:
     """Return the named owner. Raise Denied `forbidden` for another one, except to an operator."""
     if owner not in (None, caller.owner) and not caller.operator:
         raise Denied(
-            "a key manages the tokens of its own owner only",
+            "a key may manage the tokens of its owner, and these are of another",
             code="forbidden",
             hint="leave owner out, or call as an operator",
         )
