@@ -110,10 +110,10 @@ def run(
 ) -> int:
     """Run code in a new sandbox, and stream its output.
 
-    A Python FILE has sys.argv, __file__ and the modules beside it. A notebook (.ipynb) runs cell
-    by cell. The value of the last expression is shown, as in a notebook. input() reads from the
-    terminal; without a terminal, it raises an error. Ctrl-C interrupts the run. If it does not end
-    within half a second, or at a second Ctrl-C, it is killed. Colours reach a terminal. Other
+    A Python FILE has sys.argv, __file__ and the modules of its directory. A notebook (.ipynb) runs
+    cell by cell. The value of the last expression is shown, as in a notebook. input() reads from
+    the terminal; without a terminal, it raises an error. Ctrl-C interrupts the run. If it does not
+    end within half a second, or at a second Ctrl-C, it is killed. Colours reach a terminal. Other
     control characters are printed as \\x1b; --json has the exact text.
     """
     if as_json and as_events:
@@ -153,8 +153,8 @@ def run(
     )
     printer = output.printer(as_json=as_json, as_events=as_events)
     options = {"workspace": workspace, "uploads": uploads, "env": environment}
-    beside = None if path is None or notebook else PythonScript.of(path, text, workspace)
-    work = _Work(spec, cells, beside, upload or (), figures, out)
+    script_file = None if path is None or notebook else PythonScript.of(path, text, workspace)
+    work = _Work(spec, cells, script_file, upload or (), figures, out)
     asks = not (as_json or as_events)
     return exits.for_run(asyncio.run(_run_once(work, printer, policy, options, asks=asks)))
 
@@ -217,9 +217,10 @@ async def _run_once(
                 saved = await save_files(where, out, copied) if out is not None else None
             finally:
                 signals.ignore()
-        if asks and result.quarantined and box.policy.host_executables == "ask":
+        quarantined = [item for each in results for item in each.quarantined]
+        if asks and quarantined and box.policy.host_executables == "ask":
             store = settings.protection.quarantines
-            offer([quarantine.get(store, item.id)[0] for item in result.quarantined], store)
+            offer([quarantine.get(store, item.id)[0] for item in quarantined], store)
         for each in results:
             for path in directory.save(each) if directory is not None else ():
                 output.note(f"figure: {path}")

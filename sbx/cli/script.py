@@ -1,4 +1,4 @@
-"""A file of `sbx run`: its language, the modules beside it that it imports, and notebooks.
+"""A file of `sbx run`: its language, the modules of its directory that it imports, and notebooks.
 
 A Python file runs as a script does: with sys.argv, __file__, imports from its directory, and
 tracebacks that name its lines. It is copied to /workspace together with the modules that it
@@ -71,7 +71,10 @@ def cells_of(notebook: str, name: str) -> list[str]:
     try:
         cells = json.loads(notebook)["cells"]
         sources = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
-        return ["".join(source) for source in sources if "".join(source).strip()]
+        code = ["".join(source) for source in sources if "".join(source).strip()]
+        if not code:
+            raise ValueError("it has no code")
+        return code
     except (ValueError, KeyError, TypeError) as error:
         raise BadRequest(
             f"{name} is not a notebook of the format 4: {error}",
@@ -83,27 +86,26 @@ def cells_of(notebook: str, name: str) -> list[str]:
 # -- scripts in Python -----------------------------------------------------------------------------
 
 
-def modules_beside(script: Path, code: str) -> list[Path]:
-    """Return the files beside the script that it imports, directly or by one of them: modules, and
-    whole packages. Raise BadRequest `too_many_modules`."""
-    top, modules, pending = script.parent, dict[Path, None](), [code]
-    size = 0
+def modules_of(script: Path, code: str) -> dict[Path, bytes]:
+    """Return the files in the directory of the script that it imports, directly or by one of them:
+    modules, and whole packages. Raise BadRequest `too_many_modules`."""
+    top, modules, pending = script.parent, dict[Path, bytes](), [code]
     while pending:
         for name in _imported(pending.pop()):
             for path in _files_of(top, name):
                 if path in modules:
                     continue
-                modules[path] = None
-                size += path.stat().st_size
+                modules[path] = path.read_bytes()
+                size = sum(map(len, modules.values()))
                 if len(modules) > _MODULES_MAX or size > _MODULES_SIZE_MAX:
                     raise BadRequest(
                         f"{script} imports more than {_MODULES_MAX} files or "
-                        f"{_MODULES_SIZE_MAX >> 20} MiB of modules beside it",
+                        f"{_MODULES_SIZE_MAX >> 20} MiB of modules of its directory",
                         code="too_many_modules",
                         hint="mount its directory with --workspace",
                     )
-                pending.append(path.read_text("utf-8", "replace"))
-    return list(modules)
+                pending.append(modules[path].decode("utf-8", "replace"))
+    return modules
 
 
 def _imported(code: str) -> Iterator[str]:
@@ -141,8 +143,8 @@ class PythonScript:
             relative = inside.relative_to(top) if inside.is_relative_to(top) else file.name
             return cls(f"{_WORKSPACE}/{relative}", {})
         files = {file.name: code.encode()}
-        for module in modules_beside(file, code):
-            files[str(module.relative_to(file.parent))] = module.read_bytes()
+        for module, content in modules_of(file, code).items():
+            files[str(module.relative_to(file.parent))] = content
         return cls(f"{_WORKSPACE}/{file.name}", files)
 
     async def begin(self, box: "AsyncSandbox", args: Sequence[str]) -> None:

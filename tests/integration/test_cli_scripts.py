@@ -8,7 +8,7 @@ import pytest
 from command import in_process
 
 from sbx.cli.doctor import _other_sbx
-from sbx.cli.script import PythonScript, cells_of, language_for, modules_beside
+from sbx.cli.script import PythonScript, cells_of, language_for, modules_of
 from sbx.errors import BadRequest
 
 SCRIPT = """import sys
@@ -108,7 +108,7 @@ def test_what_is_no_script_is_refused(file: str, code: str) -> None:
 
 
 def test_only_the_modules_that_it_imports_are_copied(script: Path, tmp_path: Path) -> None:
-    names = {str(path.relative_to(tmp_path)) for path in modules_beside(script, SCRIPT)}
+    names = {str(path.relative_to(tmp_path)) for path in modules_of(script, SCRIPT)}
     assert names == {"helper.py", "other.py", "pkg/__init__.py", "pkg/deep.py"}
     plan = PythonScript.of(script, SCRIPT, None)
     assert (plan.path, set(plan.files)) == ("/workspace/s.py", {*names, "s.py"})
@@ -116,13 +116,15 @@ def test_only_the_modules_that_it_imports_are_copied(script: Path, tmp_path: Pat
     for number in range(501):
         (tmp_path / "pkg" / f"m{number}.py").write_text("")
     with pytest.raises(BadRequest) as many:
-        modules_beside(script, SCRIPT)
+        modules_of(script, SCRIPT)
     assert many.value.code == "too_many_modules"
 
 
 def test_cells_of_a_notebook_are_its_code() -> None:
     cells = [{"cell_type": "code", "source": " \n"}, {"cell_type": "code", "source": ["1\n", "2"]}]
     assert cells_of(json.dumps({"cells": cells}), "n") == ["1\n2"]
+    with pytest.raises(BadRequest, match="it has no code"):
+        cells_of(json.dumps({"cells": cells[:1]}), "n")
 
 
 def test_a_missing_module_names_the_way_to_get_it() -> None:
