@@ -35,6 +35,7 @@ from sbx.aio import run_to_completion
 from sbx.errors import BadRequest, Broken, Conflict, SbxError
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, AgentRunStart, Json, Reason, StepEnd
 from sbx.protocol.files import Upload
+from sbx.telemetry import spans
 from sbx.telemetry.host_paths import without_host_paths
 from sbx.workspace.uploads import uploads_told
 
@@ -212,8 +213,9 @@ class Agent:
                 return "aborted"
             if self._budget.spent(answers.usage):
                 return "budget"
-            response = await answers.next(self._compaction)
-            results = await results_of(response, calls, thread)
+            with spans.span("sbx.agent.step", step=number, run=request.run_id):
+                response = await answers.next(self._compaction)
+                results = await results_of(response, calls, thread)
             emit(StepEnd(number, response.usage.to_dict()))
             await _result(request.on_step(Step(number, response, results)))
             if answers.final or await _result(request.completion_check(response)):

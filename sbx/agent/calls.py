@@ -51,6 +51,7 @@ from sbx.aio import run_to_completion
 from sbx.errors import SbxError, TooLarge, Unavailable
 from sbx.protocol.agent import AgentEvent, Json, ToolApproval, ToolEnd, ToolOutput, ToolStart
 from sbx.protocol.approvals import ABORT, ApprovalDecision
+from sbx.telemetry import spans
 
 HERE = AgentContext("local", "default")
 CALLS_MAX = 128  # per answer
@@ -202,10 +203,12 @@ class AgentToolCalls:
         return action
 
     async def _run_action(self, call: "_Call", action: _Action) -> ToolResult:
-        try:
-            result = await action()
-        except SbxError as error:
-            result = failed(error)
+        with spans.span("sbx.tool", tool=call.call.name, tool_call=call.call.id):
+            try:
+                result = await action()
+            except SbxError as error:
+                result = failed(error)
+            spans.annotate(is_error=result.is_error)
         if not call.open:  # it failed before its start
             self._emit_start(call)
         self._emit_end(call, result)
@@ -325,7 +328,9 @@ class AgentToolCalls:
         return pending
 
     async def _await_decision(self, call: "_Call", pending: Pending) -> ApprovalDecision:
-        decision = await pending.decision()
+        with spans.span("sbx.approval", tool_call=call.call.id):
+            decision = await pending.decision()
+            spans.annotate(approved=decision.approved, by=decision.by)
         self._emit_decision(call, decision)
         return decision
 

@@ -22,6 +22,7 @@ from sbx.agent.models import Model, TextDelta
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
 from sbx.errors import BadRequest, Denied, Unavailable
 from sbx.protocol import agent as events
+from sbx.telemetry import spans
 
 BROKEN_OFF = "\n[broken off here]"
 GO_ON = "Your answer was cut off, it was too long. Go on exactly where it stopped."
@@ -121,6 +122,15 @@ class ModelAnswers:
 
     async def _ask(self) -> Response:
         system, messages = await self._prompt(), self._messages()
+        with spans.span("sbx.model", model=self._model.name):
+            response = await self._answer(system, messages)
+            spans.annotate(
+                input_tokens=response.usage.input_tokens,
+                output_tokens=response.usage.output_tokens,
+            )
+        return response
+
+    async def _answer(self, system: str, messages: Sequence[Message]) -> Response:
         before = self.content = self.content if self._cut_off else ""
         response = None
         try:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fastapi import FastAPI, Response
+from fastapi.telemetry import TelemetryConfig
 from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
@@ -51,6 +52,17 @@ class _NotAllowed(Response):
         await errors.error_response(error, scope["state"]["request_id"])(scope, receive, send)
 
 
+# One span for each request, if the process has a provider (sbx/telemetry/spans.py). Metrics are
+# those of sbx/telemetry/metrics.py, and records of errors would contain what users sent.
+_TELEMETRY: TelemetryConfig = {
+    "tracing": True,
+    "operation_spans": False,
+    "metrics": False,
+    "logs": False,
+    "auto_configure": False,
+}
+
+
 class _App(FastAPI):
     """FastAPI, with the security schemes in its document but without a dependency per call."""
 
@@ -87,6 +99,7 @@ def create_app(
         docs_url=None,  # these pages load scripts of other hosts
         redoc_url=None,
         redirect_slashes=False,
+        telemetry=_TELEMETRY,
     )
     app.state.service = service
     app.state.settings = settings

@@ -28,6 +28,7 @@ from sbx.client.address import Address
 from sbx.client.errors import error_of
 from sbx.client.http_connection import ConnectionLost, HttpConnection, connect
 from sbx.client.replies import HttpReply, StreamedReply, connection_lost, read_events, too_late
+from sbx.protocol.trace_context import trace_headers
 
 CHUNK = 256 << 10
 _CONNECT_S = 5.0
@@ -268,7 +269,7 @@ class HttpClient:
         more = framing
         if body:
             more += "content-type: application/json\r\n"
-        for name, value in (headers or {}).items():
+        for name, value in {**trace_headers(), **(headers or {})}.items():
             if "\r" in value or "\n" in value or not value.isascii():
                 raise errors.BadRequest(f"the header {name} cannot carry {value[:80]!r}")
             more += f"{name}: {value}\r\n"

@@ -23,6 +23,7 @@ from sbx.service.lifecycle import State
 from sbx.service.models import SandboxView, SessionIdentity
 from sbx.service.service import Service
 from sbx.service.session_rules import FileRules, SessionRules, widened
+from sbx.telemetry import spans
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +124,20 @@ class Sessions:
                 hint="leave session_id out, or give this one",
                 details={"field": "config.session_id", "session_id": key},
             )
+        with spans.span(
+            "sbx.ensure",
+            session_id=key,
+            user_id=ask.user_id,
+            agent_id=ask.agent_id,
+            business_domain_id=ask.business_domain_id,
+        ):
+            view, action = await self._ensured(caller, ask, key)
+            spans.annotate(action=action)
+            return view, action
+
+    async def _ensured(
+        self, caller: Caller, ask: SessionAsk, key: str
+    ) -> tuple[SandboxView, Ensured]:
         decision = self._decided(caller, ask)
         async with self._turn(caller, key):
             view = await self._living(caller, key)

@@ -19,6 +19,7 @@ from sbx.agent.models import TextDelta
 from sbx.agent.models.failures import STREAM_BROKEN, Failures, bad_answer, stream_broken
 from sbx.agent.tools.tool import ToolDefinition
 from sbx.errors import BadRequest, Unavailable, needs_extra
+from sbx.protocol.trace_context import trace_headers
 
 if TYPE_CHECKING:
     import httpx2
@@ -173,7 +174,10 @@ class SdkModel(ABC):
 
     def _put(self, question: "_Question", takes_images: bool) -> Awaitable[Any]:
         request = self._request(question.system, question.messages, question.tools, takes_images)
-        return self._create({**request, "stream": question.is_streamed})
+        request["stream"] = question.is_streamed
+        if continued := trace_headers():
+            request["extra_headers"] = {**continued, **request.get("extra_headers", {})}
+        return self._create(request)
 
     async def _attempt(self, question: "_Question", deadline: float) -> Answer:
         building = self._building()

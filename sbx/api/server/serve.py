@@ -46,7 +46,7 @@ from sbx.linux.descriptors import raise_nofile_limit
 from sbx.service.agents import Agents
 from sbx.service.projects.link import ProjectProcess
 from sbx.service.service import Service
-from sbx.telemetry import logs, metrics
+from sbx.telemetry import logs, metrics, spans
 
 _log = logging.getLogger(__name__)
 _REPLIES_S = 5.0
@@ -115,6 +115,7 @@ def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None
             privileges.drop(settings, account, writable=writable, shown=shown)
             undo.pop_all()  # from here on the service ends it
         gc.freeze()  # a full collection would stop the loop for 140 ms, to walk all modules
+        ending.enter_context(spans.exporting())  # its thread has no more rights than the service
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(
                 _serve(
