@@ -3,11 +3,13 @@
 from typing import Any
 
 from fastapi import FastAPI, Response
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.telemetry import TelemetryConfig
 from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import PlainTextResponse
+from starlette.responses import HTMLResponse, PlainTextResponse
+from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from sbx import __version__
@@ -96,7 +98,7 @@ def create_app(
         title="sbx",
         version=__version__,
         description="Sandboxes for code that agents write.",
-        docs_url=None,  # these pages load scripts of other hosts
+        docs_url=None,  # FastAPI's own pages load scripts of other hosts: see _mount_docs
         redoc_url=None,
         redirect_slashes=False,
         telemetry=_TELEMETRY,
@@ -107,6 +109,7 @@ def create_app(
     app.state.cors_origins = frozenset(origins)
     errors.install(app)
     _mount(app)
+    _mount_docs(app)
     if origins:
         app.add_middleware(
             _Cors,
@@ -151,3 +154,20 @@ def _mount(app: FastAPI) -> None:
         """Return metrics for Prometheus, only to the operator."""
         content, media_type = exposition()
         return Response(content, media_type=media_type)
+
+
+def _mount_docs(app: FastAPI) -> None:
+    """Serve Swagger UI at /docs, with files of a package, so that it needs no network. All URLs are
+    relative, as a reverse proxy may add a prefix. The page keeps no key after it is closed."""
+    files = StaticFiles(packages=[("fastapi_swagger", "resources")])
+    app.mount("/docs/files", files)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return get_swagger_ui_html(
+            openapi_url="openapi.json",
+            title=f"{app.title} {app.version}",
+            swagger_js_url="docs/files/swagger-ui-bundle.js",
+            swagger_css_url="docs/files/swagger-ui.css",
+            swagger_favicon_url="docs/files/favicon-32x32.png",
+        )

@@ -210,7 +210,13 @@ async def _on_http(request: Request, error: Exception) -> Response:
     if isinstance(error.__cause__, errors.SbxError):
         return await _on_ours(request, error.__cause__)
     code = _CODE_OF_STATUS.get(error.status_code, "http_error")
-    body = error_body(errors.SbxError(str(error.detail), code=code), _request_id(request))
+    ours = errors.SbxError(str(error.detail), code=code)
+    if error.status_code == 404:
+        ours = errors.NotFound(
+            f"there is no endpoint {request.method} {request.url.path[:200]}",
+            hint="the endpoints are listed at /docs and in /openapi.json",
+        )
+    body = error_body(ours, _request_id(request))
     headers = dict(error.headers or {})
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_allowed(request))
@@ -232,10 +238,15 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
         f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in problems[:3]
     )
     message = f"the request has another shape: {text}"
-    if any(each["loc"] == ["body"] and each["type"] in _NO_OBJECT for each in problems) and (
+    first = problems[0]
+    if first["loc"] == ["body"] and first["type"] == "missing":
+        message = "a JSON body is required, for example {}"
+    elif any(each["loc"] == ["body"] and each["type"] in _NO_OBJECT for each in problems) and (
         "json" not in request.headers.get("content-type", "")
     ):
         message = "the body is not JSON; send Content-Type: application/json"
+    elif first["type"] == "json_invalid":
+        message = f"the body is not valid JSON, at character {first['loc'][-1]}"
     ours = errors.BadRequest(message, details={"errors": problems})
     return _json(422, {**error_body(ours, _request_id(request)), "detail": problems}, {})
 
