@@ -53,6 +53,7 @@ Connect = Annotated[
     str | None,
     typer.Option(
         "--connect",
+        envvar="SBX_SOCKET",
         help="Use a sandbox in a service: its socket, or http://HOST:PORT. Default: "
         "SANDBOX_DOMAIN, else a sandbox in this process.",
         metavar="ADDR",

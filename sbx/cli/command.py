@@ -36,7 +36,7 @@ def list_commands(
     sandbox_id: connect.Id,
     conversation: connect.Conversation = "default",
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """List the running commands and the recently ended ones, the newest first."""
@@ -61,7 +61,7 @@ def show_command(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the command has ended.")] = False,
     conversation: connect.Conversation = "default",
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Show the state of a command. With --wait, exit with its exit code."""
@@ -88,7 +88,7 @@ def show_logs(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each piece as a line of JSON.")
     ] = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Print the output of a command: stdout and stderr, in their order.
@@ -135,7 +135,7 @@ def write_to_command(
     ] = False,
     conversation: connect.Conversation = "default",
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Feed the standard input of a command that was started with -i."""
@@ -162,7 +162,7 @@ def stop_command(
     ] = 2.0,
     conversation: connect.Conversation = "default",
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Stop a command with SIGTERM, then SIGKILL. A command that has ended does not change."""

@@ -17,13 +17,13 @@ T = TypeVar("T")
 _PAGE = 200
 _SANDBOXES_MAX = 10_000
 
-Socket = Annotated[
+Address = Annotated[
     str | None,
     typer.Option(
-        "--socket",
+        "--connect",
         envvar="SBX_SOCKET",
         help="The service's socket, or http://HOST:PORT for a service on TCP.",
-        metavar="PATH",
+        metavar="ADDR",
     ),
 ]
 Key = Annotated[

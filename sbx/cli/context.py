@@ -24,7 +24,7 @@ def list_contexts(
     sandbox_id: connect.Id,
     conversation: connect.Conversation = "default",
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """List the contexts of a conversation, `default` first."""
@@ -45,7 +45,7 @@ def create_context(
     name: Annotated[str, typer.Argument(help="A name that you choose.", metavar="NAME")],
     conversation: connect.Conversation = "default",
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Create a context and start its kernel."""
@@ -59,7 +59,7 @@ def restart_context(
     name: Name,
     conversation: connect.Conversation = "default",
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Stop the kernel of a context with its runs, and start a new kernel without variables."""
@@ -77,7 +77,7 @@ def delete_context(
     name: Name,
     conversation: connect.Conversation = "default",
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Delete a context and stop its kernel with its runs. The files stay."""

@@ -74,7 +74,7 @@ def cp(
     ] = False,
     conversation: connect.Conversation = "default",
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Copy files into a sandbox, or out of it.

@@ -35,7 +35,7 @@ def create(
         str | None, typer.Option(help="An existing workspace for its files.", metavar="ID")
     ] = None,
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Create a sandbox, and print its id.

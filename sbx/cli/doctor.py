@@ -31,7 +31,8 @@ def doctor(
 
     With --attack, run some hundred attacks in sandboxes of the shipped policies instead. This takes
     less than a minute. No attack harms this host, even if its wall is missing. The exit code is 0
-    if all attacks were stopped, 1 if one escaped, and 3 if not all could be tried.
+    if all attacks were stopped, 1 if one escaped, and 3 if not all could be tried, also because
+    this host cannot enforce a policy.
     """
     import asyncio  # lazy imports keep `sbx --help` fast
 

@@ -77,7 +77,7 @@ def execute(
     ] = False,
     as_json: ResultOption = False,
     as_events: EventsOption = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Run code in a sandbox, and stream its output.

@@ -14,7 +14,7 @@ def extend(
         str, typer.Argument(help="The time to add: 3600, 90s, 10min, 2h.", metavar="TIME")
     ],
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Extend the lifetime of a sandbox."""

@@ -20,7 +20,7 @@ def gc(
         list[GcTask] | None, typer.Option(help="Report only this task; all tasks run. Repeatable.")
     ] = None,
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Collect idle, expired and orphaned resources now. The service also does so periodically."""

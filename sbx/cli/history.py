@@ -43,7 +43,7 @@ def history(
     ] = 20,
     offset: Annotated[int, typer.Option(help="Skip this number of runs.", metavar="N", min=0)] = 0,
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """List the ended runs of a sandbox, the last one first, or show one run in full."""

@@ -14,7 +14,7 @@ _Document = Mapping[str, Any]
 def inspect(
     sandbox_id: connect.Id,
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Show one sandbox in full: its conversations, host pids, and the receipt of its walls.

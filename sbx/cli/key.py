@@ -25,7 +25,7 @@ def create_key(
         bool, typer.Option("--operator", help="Allow the actions of the operator, too.")
     ] = False,
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Create a key and print it. It is shown only this once."""
@@ -38,7 +38,7 @@ def create_key(
 
 @app.command("list")
 def list_keys(
-    as_json: connect.Json = False, socket: connect.Socket = None, key: connect.Key = None
+    as_json: connect.Json = False, socket: connect.Address = None, key: connect.Key = None
 ) -> int:
     """List every key, without its secret."""
     columns: Columns = {
@@ -56,7 +56,7 @@ def list_keys(
 def revoke_key(
     key_id: Annotated[str, typer.Argument(help="The id, from sbx key list.", metavar="ID")],
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Revoke a key."""

@@ -33,7 +33,7 @@ def logs(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each event and each run as a line of JSON.")
     ] = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Show the events of a sandbox and its ended runs with their output, in order of time."""

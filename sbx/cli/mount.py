@@ -24,7 +24,7 @@ def mount(
         typer.Option("--write", help="Let code inside write to it, at /workspace/shared/NAME."),
     ] = False,
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Mount a directory of the host into a live sandbox, and print its path inside.
@@ -51,7 +51,7 @@ def unmount(
         str, typer.Argument(help="The path inside, from sbx mount.", metavar="TARGET")
     ],
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Unmount a directory. Files in it that are open stay open."""

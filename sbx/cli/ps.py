@@ -24,7 +24,7 @@ def ps(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the ids.")] = False,
     all_owners: AllOwners = False,
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """List your sandboxes.

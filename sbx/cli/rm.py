@@ -20,7 +20,7 @@ def rm(
     everything: Annotated[bool, typer.Option("--all", help="All of your sandboxes.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --all: do not ask.")] = False,
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Delete sandboxes and their files. A sandbox that is already gone is not an error."""

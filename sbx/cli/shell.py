@@ -75,7 +75,7 @@ def shell(
             "attaching.",
         ),
     ] = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Work at a terminal inside a sandbox.

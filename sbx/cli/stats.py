@@ -39,7 +39,7 @@ def stats(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each update as one line of JSON.")
     ] = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Show the usage of sandboxes: CPU, memory, processes, disk, network.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def stop(
     ids: connect.Ids,
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Stop the kernels of sandboxes. Files stay, and variables are lost.

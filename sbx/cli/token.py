@@ -41,7 +41,7 @@ def create_token(
         ),
     ] = None,
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Create a token that reaches the sessions of one user, and print it."""
@@ -62,7 +62,7 @@ def create_token(
 
 @app.command("list")
 def list_tokens(
-    as_json: connect.Json = False, socket: connect.Socket = None, key: connect.Key = None
+    as_json: connect.Json = False, socket: connect.Address = None, key: connect.Key = None
 ) -> int:
     """List every token, without the token itself."""
     columns: Columns = {
@@ -81,7 +81,7 @@ def list_tokens(
 def revoke_token(
     token_id: Annotated[str, typer.Argument(help="The id, from sbx token list.", metavar="ID")],
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Revoke a token."""

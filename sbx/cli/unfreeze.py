@@ -7,7 +7,7 @@ from sbx.cli.terminal import STDOUT, one_line, write
 def unfreeze(
     sandbox_id: connect.Id,
     as_json: connect.Json = False,
-    socket: connect.Socket = None,
+    socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Unfreeze a sandbox that was frozen because code in it used a honeytoken.

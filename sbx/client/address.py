@@ -1,6 +1,7 @@
 """The address of a service: the path of a Unix socket, or a TCP address."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -8,6 +9,7 @@ from urllib.parse import urlsplit
 from sbx.errors import BadRequest
 from sbx.protocol.addresses import default_socket
 
+_TCP = re.compile(r"[^/]+:[0-9]{1,5}")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -33,6 +35,8 @@ def address_of(connect: str | os.PathLike[str] | None) -> Address:
     text = os.fspath(connect)
     scheme, separator, rest = text.partition("://")
     if not separator:
+        if _TCP.fullmatch(text) and not Path(text).exists():
+            raise _invalid(text, f"for a service on TCP, write http://{text}")
         return _socket(text)
     if scheme == "unix":
         return _socket(rest)
@@ -57,9 +61,7 @@ def _socket(path: str) -> Address:
     return Address(str(Path(path).expanduser()), "sbx", str(Path(path).expanduser()))
 
 
-def _invalid(text: str) -> BadRequest:
-    return BadRequest(
-        f"{text!r} is not an address of a service",
-        code="invalid_address",
-        hint="give the path of its socket, or http://HOST:PORT",
-    )
+def _invalid(
+    text: str, hint: str = "give the path of its socket, or http://HOST:PORT"
+) -> BadRequest:
+    return BadRequest(f"{text!r} is not an address of a service", code="invalid_address", hint=hint)

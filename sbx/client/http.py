@@ -8,6 +8,7 @@ the connection is lost during the exchange, the client repeats only methods that
 
 import asyncio
 import os
+import stat
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -86,6 +87,7 @@ class HttpClient:
             try:
                 connection.send(head, body)
                 content = await _read(connection, limit, still_there)
+                self._check_service(connection)
             except ConnectionLost as lost:
                 if not repeatable or attempt >= self._tries:
                     raise self._lost(lost) from lost
@@ -124,6 +126,7 @@ class HttpClient:
                 async with asyncio.timeout(limit):
                     connection.send(head, body)
                     await connection.head()
+                    self._check_service(connection)
                     if connection.status >= 400:
                         raise error_of(connection.status, await connection.read())
             except TimeoutError:
@@ -161,6 +164,7 @@ class HttpClient:
                 await asyncio.wait([sending])
             async with asyncio.timeout(self.timeout_s):
                 content = await connection.read()
+            self._check_service(connection)
         except TimeoutError:
             raise too_late(self.timeout_s) from None
         except ConnectionLost as lost:
@@ -280,7 +284,27 @@ class HttpClient:
 
     # -- errors ------------------------------------------------------------------------------------
 
+    def _check_service(self, connection: HttpConnection) -> None:
+        """Raise for the reply of another server. Each reply of sbx has the id of its request; a
+        proxy before it may answer 5xx without one."""
+        if b"x-request-id" in connection.headers or connection.status >= 500:
+            return
+        raise errors.Unavailable(
+            f"the server at {self.address.shown} is not an sbx service",
+            code="foreign_service",
+            hint="check the address: --connect, SBX_SOCKET or connect=",
+            details={"address": self.address.shown},
+        )
+
     def _unreachable(self, error: Exception) -> errors.Unavailable:
+        path = self.address.path
+        if path is not None and os.path.exists(path) and not stat.S_ISSOCK(os.stat(path).st_mode):
+            return errors.Unavailable(
+                f"{path} is not a socket",
+                code="service_unreachable",
+                hint="give the socket of a service, or http://HOST:PORT",
+                details={"address": self.address.shown},
+            )
         return errors.Unavailable(
             f"no service answers at {self.address.shown}: {error or 'it takes too long'}",
             code="service_unreachable",

@@ -53,11 +53,12 @@ class AttackReport:
 
     @property
     def complete(self) -> bool:
-        """Whether each policy that runs here, including `default`, completed a trial, and no attack
-        has an unclear result."""
+        """Whether each policy completed a trial, and no attack has an unclear result. A policy that
+        this host cannot enforce was not tried."""
         completed = {trial.policy for trial in self.trials if trial.error is None}
         started = {trial.policy for trial in self.trials}
-        return "default" in completed and completed == started and not self.unclear
+        whole = "default" in completed and completed == started and not self.refused
+        return whole and not self.unclear
 
     def _ended(self, end: Outcome) -> list[tuple[AttackRunner, AttackResult]]:
         return [(trial, result) for trial in self.trials for result in trial.ended(end)]

@@ -22,7 +22,7 @@ def curl(served: Service, *words: str) -> str:
 
 def test_a_persons_first_ten_minutes(tmp_path: Path) -> None:
     socket = tmp_path / "not-yet.sock"
-    first = in_process("ps", "--socket", socket)  # before anything is started
+    first = in_process("ps", "--connect", socket)  # before anything is started
     assert first.returncode == 3
     assert "sbx serve" in first.stderr
 
@@ -89,7 +89,7 @@ def test_a_sandbox_is_there_after_a_restart(tmp_path: Path) -> None:
         with service(top=top) as served:
             box = served.quick("create").stdout.strip()
             served.quick("exec", box, "-c", "open('kept.txt', 'w').write('here'); x = 1")
-        assert in_process("ps", "--socket", served.socket).returncode == 3
+        assert in_process("ps", "--connect", served.socket).returncode == 3
         assert not os.path.exists(served.socket)
         with service(top=top) as served:
             assert served.quick("ps", "--status", "idle", "-q").stdout.strip() == box

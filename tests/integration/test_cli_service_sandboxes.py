@@ -266,7 +266,7 @@ def test_without_a_service_each_command_names_the_socket_and_sbx_serve(
     words: list[str], tmp_path: Path
 ) -> None:
     socket = tmp_path / "none.sock"
-    sentence = refusal(in_process(*words, "--socket", socket), 3)
+    sentence = refusal(in_process(*words, "--connect", socket), 3)
     assert str(socket) in sentence
     assert "sbx serve" in sentence
 

@@ -58,6 +58,8 @@ def test_a_siege_is_complete_when_each_policy_was_attacked_and_all_is_clear() ->
     assert not siege(trial("default", HELD), failed).complete
     assert siege(trial("default", HELD), failed, trial("strict", HELD)).complete
     assert not siege().complete
+    refused = PolicyCheck("strict", False, cause="no cgroups")
+    assert not AttackReport((trial("default", HELD),), (refused,), 1.0).complete
 
 
 def test_what_escaped_comes_first_and_what_cannot_run_here_is_named() -> None:

@@ -21,7 +21,7 @@ from sbx.protocol.runs import Run, RunEnd, Status, Stdout
 
 # None: hang up
 Answer = bytes | None | Callable[[asyncio.StreamWriter], Awaitable[None]]
-OK = b'HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n{"status":"ok"}'
+OK = b'HTTP/1.1 200 OK\r\nx-request-id: 1\r\ncontent-length: 15\r\n\r\n{"status":"ok"}'
 BUSY = b"HTTP/1.1 503 Busy\r\nretry-after: 0\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -77,7 +77,7 @@ async def client_for(script: Script, **more: float) -> AsyncIterator[Client]:
 
 def body(status: int, document: object, *headers: str) -> bytes:
     content = json.dumps(document).encode()
-    head = [f"HTTP/1.1 {status} X", f"content-length: {len(content)}", *headers]
+    head = [f"HTTP/1.1 {status} X", "x-request-id: 1", f"content-length: {len(content)}", *headers]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + content
 
 
@@ -176,16 +176,17 @@ async def test_nobody_there_says_how_to_start_one(tmp_path: Path) -> None:
     [
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n{{{",
+        b"HTTP/1.1 200 OK\r\nx-request-id: 1\r\ncontent-length: 3\r\n\r\n{{{",
         b"HTTP/1.1 502 Bad\r\ncontent-length: 6\r\n\r\n<html>",
         b"HTTP/1.1 200 OK\r\n" + b"x: " + b"y" * 300_000 + b"\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]",
+        b"HTTP/1.1 200 OK\r\nx-request-id: 1\r\ncontent-length: 2\r\n\r\n[]",
     ],
 )
 async def test_what_is_no_service_is_an_error_of_ours(answer: bytes) -> None:
     async with client_for(Script(*[answer] * 4), retries=0) as client:
         with pytest.raises((Broken, Unavailable)) as raised:
             await client.health()
-    assert raised.value.code in ("foreign_reply", "connection_lost")
+    assert raised.value.code in ("foreign_reply", "foreign_service", "connection_lost")
 
 
 async def test_an_upload_that_is_refused_on_the_way_is_not_sent_to_its_end() -> None:
@@ -221,7 +222,10 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+STREAM = (
+    b"HTTP/1.1 200 OK\r\nx-request-id: 1\r\ncontent-type: text/event-stream\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
 START = event(1, {"type": "run_start", "run_id": "run-1"})
 END = {"type": "run_end", "run": run_to_json(Run("run-1", Status.OK, stdout="ab"))}
 
