@@ -2,8 +2,8 @@
 
 The file name is the name of the policy: `lab.toml` is the policy lab. The shipped policies are
 found first. Then come the user's own: first in the directories passed as `search`, then in those of
-the environment variable SBX_POLICIES (separated as in PATH; earlier directories win). No other file
-may use a shipped name, so that `default` always means the policy of this project.
+the environment variable SBX_POLICY_DIRS (separated as in PATH; earlier directories win). No other
+file may use a shipped name, so that `default` always means the policy of this project.
 """
 
 import os
@@ -17,7 +17,7 @@ from sbx.policy.problems import Problem, nearest, shown
 ALIASES = {"python-default": "default"}
 
 
-SEARCH_VARIABLE = "SBX_POLICIES"
+SEARCH_VARIABLE = "SBX_POLICY_DIRS"
 
 
 class ProblemsError(Exception):
@@ -35,7 +35,7 @@ def reference(text: str) -> str | Path:
 def directories(search: Sequence[Path] = ()) -> tuple[Path, ...]:
     """Return the directories of policies, whether or not they exist; the shipped directory is
     first."""
-    return (shipped_directory(), *search, *map(Path, _named_directories()))
+    return (shipped_directory(), *dict.fromkeys((*search, *map(Path, _named_directories()))))
 
 
 def shipped_directory() -> Path:
@@ -145,6 +145,8 @@ def _not_found(name: str, search: Sequence[Path]) -> NotFound:
         hint = "a string is the name of a policy; pass a pathlib.Path for a file"
     else:
         hint = f"the policies are {', '.join(names)}; {SEARCH_VARIABLE} names more directories"
+        if missing := [part for part in _named_directories() if not os.path.lexists(part)]:
+            hint = f"{SEARCH_VARIABLE} names {missing[0]}, which does not exist"
     return NotFound(
         f"policy {shown(name)} does not exist" + (f"; did you mean {near}?" if near else ""),
         code="policy_not_found",

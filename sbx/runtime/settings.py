@@ -87,6 +87,11 @@ def _absolute(value: Any) -> tuple[Path, ...]:
     return (path,) if path.is_absolute() else ()
 
 
+def _directories(value: Any) -> Any:
+    """Split the directories of a variable, which are separated as in PATH. In TOML it is a list."""
+    return [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
+
+
 def _pairs(value: Any) -> Any:
     """Convert `alias=policy,alias=policy` of a variable. In TOML it is a table already."""
     if not isinstance(value, str):
@@ -135,7 +140,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SBX_", frozen=True, extra="forbid")
 
     data_dir: Path | None = None
-    policy_dirs: tuple[Path, ...] = Field(
+    policy_dirs: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_directories)] = Field(
         default_factory=lambda: (user_config_path("sbx") / "policies",)
     )
     policy_aliases: Annotated[Mapping[str, str], NoDecode, BeforeValidator(_pairs)] = {}

@@ -275,7 +275,7 @@ def asking(places: Path) -> dict[str, str]:
     (policies / "asking.toml").write_text(
         'schema = 1\nextends = "default"\nhost_executables = "ask"\n'
     )
-    return {"SBX_POLICY_DIRS": json.dumps([str(policies)])}
+    return {"SBX_POLICY_DIRS": str(policies)}
 
 
 @pytest.mark.full_tier

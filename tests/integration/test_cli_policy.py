@@ -15,7 +15,7 @@ from sbx.cli.app import _COMMANDS
 def test_list_names_the_shipped_ones_and_ones_own(tmp_path: Path) -> None:
     (tmp_path / "lab.toml").write_text('schema = 1\nextends = "strict"\ndescription = "[red]x"\n')
     (tmp_path / "typo.toml").write_text("schema = 1\nmemory = 3\n")
-    env = {"SBX_POLICIES": str(tmp_path)}
+    env = {"SBX_POLICY_DIRS": str(tmp_path)}
     answer = json.loads(in_process("policy", "list", "--json", stdin=b"", **env).stdout)["policies"]
     found = {one["name"]: one for one in answer}
     assert list(found)[:5] == ["data-science", "default", "networked", "notebook", "strict"]

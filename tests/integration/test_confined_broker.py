@@ -447,7 +447,7 @@ def test_a_service_starts_kernels_by_every_path_with_what_its_policies_show() ->
             f'[[filesystem.mount]]\nsource = "{top}/nowhere"\ntarget = "/srv/nowhere"\n'
         )
         with (
-            service(top, env={"SBX_POLICIES": str(policies)}) as started,
+            service(top, env={"SBX_POLICY_DIRS": str(policies)}) as started,
             started.client() as client,
         ):
             assert _path(client, "default", "print(6 * 7)") in ("fork", "pool")

@@ -64,7 +64,7 @@ class WheelsHost:
             "PIP_FIND_LINKS": str(self.wheels),
             "PIP_NO_CACHE_DIR": "1",
             "SBX_ENVIRONMENTS": str(self.environments),
-            "SBX_POLICY_DIRS": json.dumps([str(self.policies)]),
+            "SBX_POLICY_DIRS": str(self.policies),
         }
 
     @property
@@ -623,8 +623,7 @@ def test_a_service_that_gave_up_root_uses_those_that_were_there_at_its_start(
     wheels_host: WheelsHost,
 ) -> None:
     wheels_host.policy("early", "small")
-    variables = {**wheels_host.variables, "SBX_POLICIES": str(wheels_host.policies)}
-    del variables["SBX_POLICY_DIRS"]
+    variables = wheels_host.variables
     with (
         short_directory() as top,
         service(top, env=variables) as started_service,

@@ -128,7 +128,7 @@ def test_a_service_that_gave_up_root_opens_it_for_jails_of_other_uids(
         token.chmod(0o600)
         source = f"file:{token}" if start == "fork" else "env:REAL_CRM"
         write_policy(top / "policies", site, source=source, pool=pool)
-        env = {"SBX_POLICIES": str(top / "policies"), "REAL_CRM": TOKEN}
+        env = {"SBX_POLICY_DIRS": str(top / "policies"), "REAL_CRM": TOKEN}
         with service(top, env=env) as found, found.client() as client:
             box = client.post("/v1/sandboxes", json={"profile": "net"}).json()["id"]
             code = (

@@ -40,7 +40,7 @@ def test_own_policy_is_found_in_search_and_in_the_environment(
 ) -> None:
     write("lab", 'description = "mine"')
     assert load("lab", search=[tmp_path]).description == "mine"
-    monkeypatch.setenv("SBX_POLICIES", os.pathsep.join(["/nonexistent", "", str(tmp_path)]))
+    monkeypatch.setenv("SBX_POLICY_DIRS", os.pathsep.join(["/nonexistent", "", str(tmp_path)]))
     assert load("lab").description == "mine"
     assert [info.name for info in available()][-1] == "lab"
 
@@ -57,9 +57,19 @@ def test_empty_entry_of_the_environment_is_not_the_working_directory(
 ) -> None:
     write("lab", "")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SBX_POLICIES", os.pathsep)
+    monkeypatch.setenv("SBX_POLICY_DIRS", os.pathsep)
     with pytest.raises(NotFound):
         load("lab")
+
+
+def test_a_missing_directory_of_the_environment_is_named_once_a_policy_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBX_POLICY_DIRS", f"{tmp_path}:/nonexistent")
+    assert load("default").name == "default"
+    with pytest.raises(NotFound) as raised:
+        load("lab")
+    assert raised.value.hint == "SBX_POLICY_DIRS names /nonexistent, which does not exist"
 
 
 def test_unknown_policy_names_the_nearest_and_all() -> None:
@@ -355,8 +365,8 @@ def test_policy_of_the_environment_is_known_by_that(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: Callable[[Path], None]
 ) -> None:
     write("mine", "")
-    monkeypatch.setenv("SBX_POLICIES", str(tmp_path))
+    monkeypatch.setenv("SBX_POLICY_DIRS", str(tmp_path))
     found = load("mine")
     assert unchanged("mine") is found
-    monkeypatch.setenv("SBX_POLICIES", "")
+    monkeypatch.setenv("SBX_POLICY_DIRS", "")
     assert unchanged("mine") is None

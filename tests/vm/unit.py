@@ -47,7 +47,7 @@ def install() -> None:
     if not (SETTINGS / "policies").exists():
         attacks.write_policy(SETTINGS / "policies")
     start_s = os.environ.get("SBX_START_TIMEOUT", "120")
-    words = (f"SBX_POLICIES={SETTINGS}/policies", f"SBX_START_TIMEOUT={start_s}")
+    words = (f"SBX_POLICY_DIRS={SETTINGS}/policies", f"SBX_START_TIMEOUT={start_s}")
     (SETTINGS / "environment").write_text("\n".join((*words, "")))
     said = command(sys.executable, "-I", "-m", "sbx", "serve", "--print-unit", KIND)
     (UNITS / "sbx.service").write_text(said)

@@ -45,7 +45,6 @@ from sbx.service.session_rules import TYPES
 
 PREFIX = "SBX_"
 _OTHER_NAMES = {
-    "policy_dirs": ("SBX_POLICIES",),
     "api_key": ("BAY_API_KEY",),
 }
 _NO_SETTINGS = {  # variables of sbx that are not among these settings
@@ -297,15 +296,15 @@ def _variables_of(field: str) -> tuple[str, ...]:
 
 
 def _parsed(field: str, text: str) -> Any:
-    """Return the value of a variable. A list is JSON, or has colons (directories) or commas."""
-    if "tuple" not in str(ServiceSettings.model_fields[field].annotation):
-        return text
+    """Return the value of a variable. A list is JSON, or has commas."""
+    if field == "policy_dirs" or "tuple" not in str(ServiceSettings.model_fields[field].annotation):
+        return text  # its own validator splits the directories
     if text.lstrip().startswith("["):
         try:
             return json.loads(text)
         except ValueError:
             return text  # the validation refuses it, with the name of the setting
-    return text.split(os.pathsep if field == "policy_dirs" else ",")
+    return text.split(",")
 
 
 def _of_users_toml(config: Path | None) -> list[_Layer]:
