@@ -28,7 +28,7 @@ _GROUPS = {
         "rm", "extend", "context", "command",
     ),
     "Operate a service": (
-        "serve", "key", "token", "mount", "unmount", "unfreeze", "gc", "audit", "store",
+        "serve", "key", "token", "mount", "unmount", "unfreeze", "gc", "audit", "metrics", "store",
     ),
 }  # fmt: skip
 _COMMANDS = tuple(name for names in _GROUPS.values() for name in names)

@@ -175,6 +175,11 @@ class SandboxRecord:
         assert self._policies is not None
         return self._policies
 
+    @property
+    def policy_name(self) -> str:
+        """Return the name of the policy; before it is loaded, the name of the request for it."""
+        return self._policies[0].name if self._policies is not None else self.row.profile
+
     def set_policy(self, loaded: Policy, decided: Policy) -> None:
         self._policies = loaded, _within_workspace(decided, self.workspace)
 

@@ -261,10 +261,17 @@ class RunHandle:
         """Report the run to metrics and spans, and an unusual end to the log."""
         receipt = self._context.receipt
         path = receipt.path if receipt is not None else ""
-        metrics.ran(self.kind, run.status.value, run.duration_s, cause=run.cause, path=path)
+        status, policy = run.status.value, self._context.policy.name
+        metrics.ran(self.kind, status, policy, run.duration_s, cause=run.cause, path=path)
         ids = {"sandbox": self.sandbox_id, "conversation": self.conversation, "run": self.run_id}
         spans.record(
-            "sbx.run", run.duration_s, kind=self.kind, status=run.status.value, path=path, **ids
+            "sbx.run",
+            run.duration_s,
+            kind=self.kind,
+            status=status,
+            policy=policy,
+            path=path,
+            **ids,
         )
         if run.status not in (Status.OK, Status.ERROR):
             with logs.bound(**ids):

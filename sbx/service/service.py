@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -185,13 +186,23 @@ class Service:
         reaping = asyncio.create_task(self.reaper.run())
         stack.push_async_callback(_cancelled, reaping)
         metrics.watch(
-            kernels=lambda: float(sum(sandbox.kernels for sandbox in self.sandboxes.every())),
-            sandboxes=lambda: float(len(self.sandboxes.every())),
+            kernels=self._kernels,
+            sandboxes=lambda: Counter(
+                (each.state.value, each.policy_name) for each in self.sandboxes.every()
+            ),
             idle=lambda: float(self.runtime.idle),
             starts=lambda: self.runtime.starts,
             reserve=lambda: float(reserve.allocated),
             unrecorded=lambda: float(self.pending.count + self.audit.waiting),
         )
+
+    def _kernels(self) -> dict[tuple[str, ...], float]:
+        """Return the number of live kernels by policy."""
+        kernels: dict[tuple[str, ...], float] = {}
+        for sandbox in self.sandboxes.every():
+            policy = (sandbox.policy_name,)
+            kernels[policy] = kernels.get(policy, 0) + sandbox.kernels
+        return kernels
 
     def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
         """Await this before any part of the service is closed, the last one first."""

@@ -4,7 +4,7 @@ Every function here may be called anywhere and at any time, and never raises. Un
 called, the functions do nothing and import nothing, so that a program that embeds sbx has no cost.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from sbx.telemetry.starts import StartCounts
 if TYPE_CHECKING:
     from sbx.telemetry.prometheus import Collectors
 
+Labelled = Mapping[tuple[str, ...], float]  # the values of a gauge, by the values of its labels
 _PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -43,20 +44,21 @@ def exposition() -> tuple[bytes, str]:
 
 def watch(
     *,
-    kernels: Callable[[], float] | None = None,
+    kernels: Callable[[], Labelled] | None = None,
     idle: Callable[[], float] | None = None,
-    sandboxes: Callable[[], float] | None = None,
+    sandboxes: Callable[[], Labelled] | None = None,
     starts: Callable[[], StartCounts] | None = None,
     reserve: Callable[[], float] | None = None,
     unrecorded: Callable[[], float] | None = None,
 ) -> None:
     """Set the functions that return the gauges.
 
-    They are live kernels, kernels ready in pools, sandboxes, kernel starts, bytes of the reserve,
-    and records that wait in memory. Each call replaces the functions of an earlier call.
+    They are live kernels by policy, kernels ready in pools, sandboxes by status and policy, kernel
+    starts, bytes of the reserve, and records that wait in memory. Each call replaces the functions
+    of an earlier call.
     """
     if (by := _Counting.by) is not None:
-        gauges = {
+        gauges: dict[str, Callable[[], float | Labelled] | None] = {
             "kernels": kernels,
             "kernels_idle": idle,
             "sandboxes": sandboxes,
@@ -79,12 +81,12 @@ def acquired(path: str, seconds: float) -> None:
 
 
 def ran(
-    kind: str, status: str, seconds: float, *, cause: str | None = None, path: str = ""
+    kind: str, status: str, policy: str, seconds: float, *, cause: str | None = None, path: str = ""
 ) -> None:
     """Count a run that ended. `path` is the way in which its kernel was started."""
     if (by := _Counting.by) is not None:
         by.runs.labels(kind, path or "unknown").observe(seconds)
-        by.ends.labels(kind, status).inc()
+        by.ends.labels(kind, status, policy).inc()
         if status == "killed":
             by.kills.labels(cause or "crashed").inc()
 

@@ -23,12 +23,13 @@ _ACQUIRE = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5
 _RUN = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
 _REQUEST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120)
 _WATCHED = {
-    "kernels": "Live kernels.",
+    "kernels": "Live kernels, by policy.",
     "kernels_idle": "Kernels that wait in pools, ready for the next request.",
-    "sandboxes": "Sandboxes that are neither deleted nor expired.",
+    "sandboxes": "Sandboxes that are not deleted, by status and policy.",
     "disk_reserve_bytes": "Space reserved for records on a full disk; less while the disk is full.",
     "unrecorded": "Ends of runs, revocations and audit lines in memory that could not be written.",
 }
+_LABELS = {"kernels": ("policy",), "sandboxes": ("status", "policy")}
 
 
 class Collectors:
@@ -55,7 +56,10 @@ class Collectors:
             registry=registry,
         )
         self.ends = Counter(
-            "sbx_runs", "Runs that ended, by status.", ["kind", "status"], registry=registry
+            "sbx_runs",
+            "Runs that ended, by kind, status and policy.",
+            ["kind", "status", "policy"],
+            registry=registry,
         )
         self.kills = Counter(
             "sbx_kills", "Runs that were killed, by cause.", ["cause"], registry=registry
@@ -101,7 +105,7 @@ class Collectors:
 
     def watch(
         self,
-        gauges: Mapping[str, Callable[[], float] | None],
+        gauges: Mapping[str, Callable[[], float | Mapping[tuple[str, ...], float]] | None],
         *,
         starts: Callable[[], StartCounts] | None,
     ) -> None:
@@ -117,7 +121,7 @@ class _Watched:
     """Gauges that are read at each collection. A gauge that fails is left out."""
 
     def __init__(self) -> None:
-        self.gauges: dict[str, Callable[[], float]] = {}
+        self.gauges: dict[str, Callable[[], float | Mapping[tuple[str, ...], float]]] = {}
         self.starts: Callable[[], StartCounts] | None = None
 
     def describe(self) -> Iterable[Metric]:
@@ -130,7 +134,11 @@ class _Watched:
             except Exception:  # noqa: BLE001  # boundary: the other gauges remain available
                 _log.warning("the number of %s is not available", name, exc_info=True)
                 continue
-            yield GaugeMetricFamily(f"sbx_{name}", _WATCHED[name], value)
+            values = value if isinstance(value, Mapping) else {(): value}
+            family = GaugeMetricFamily(f"sbx_{name}", _WATCHED[name], labels=_LABELS.get(name, ()))
+            for labels, each in values.items():
+                family.add_metric(labels, each)
+            yield family
         if self.starts is not None:
             yield from _of_starts(self.starts())
 

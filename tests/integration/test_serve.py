@@ -126,7 +126,7 @@ def test_whoever_owns_the_socket_runs_code_and_sees_the_metrics(served: Service)
         assert client.delete(f"/v1/sandboxes/{sandbox_id}").status_code == 204
     assert 'sbx_acquire_seconds_count{path="cold"} 1.0' in metrics
     assert "sbx_run_seconds_count" in metrics
-    assert "sbx_kernels 1.0" in metrics
+    assert 'sbx_kernels{policy="default"} 1.0' in metrics
     assert "sbx_kernels_idle 0.0" in metrics
 
 

@@ -28,8 +28,8 @@ def test_nothing_is_counted_or_imported_before_it_is_turned_on() -> None:
     script = """
 import sys
 from sbx.telemetry import metrics
-metrics.acquired("pool", 0.1), metrics.ran("python", "ok", 0.1), metrics.queued()
-metrics.watch(kernels=lambda: 1)
+metrics.acquired("pool", 0.1), metrics.ran("python", "ok", "default", 0.1), metrics.queued()
+metrics.watch(kernels=lambda: {("default",): 1})
 print(metrics.exposition()[0], [m for m in sys.modules if "prometheus" in m])
 """
     said = subprocess.run(
@@ -45,8 +45,8 @@ print(metrics.exposition()[0], [m for m in sys.modules if "prometheus" in m])
 @pytest.mark.usefixtures("counting")
 def test_everything_the_runtime_tells_is_counted_by_its_labels() -> None:
     metrics.acquired("pool", 0.0015)
-    metrics.ran("python", "ok", 0.3, path="pool")
-    metrics.ran("shell", "killed", 2.0, cause="memory")
+    metrics.ran("python", "ok", "default", 0.3, path="pool")
+    metrics.ran("shell", "killed", "strict", 2.0, cause="memory")
     metrics.queued()
     metrics.queued()
     metrics.unqueued()
@@ -65,7 +65,7 @@ def test_everything_the_runtime_tells_is_counted_by_its_labels() -> None:
     found = metric_values()
     assert found['sbx_acquire_seconds_bucket{le="0.002",path="pool"}'] == 1
     assert found['sbx_run_seconds_count{kind="python",path="pool"}'] == 1
-    assert found['sbx_runs_total{kind="shell",status="killed"}'] == 1
+    assert found['sbx_runs_total{kind="shell",policy="strict",status="killed"}'] == 1
     assert found['sbx_kills_total{cause="memory"}'] == 1
     assert found["sbx_queue_waiting"] == 1
     assert found["sbx_queue_refused_total"] == 1
@@ -82,18 +82,20 @@ def test_everything_the_runtime_tells_is_counted_by_its_labels() -> None:
 
 @pytest.mark.usefixtures("counting")
 def test_gauges_are_asked_at_each_look_and_one_that_fails_is_left_out() -> None:
-    live = [1.0]
+    live: dict[tuple[str, ...], float] = {("default",): 1.0}
 
     def fails() -> float:
         raise OSError("gone")
 
-    metrics.watch(kernels=lambda: live[0], idle=fails, sandboxes=lambda: 7)
+    boxes: metrics.Labelled = {("ready", "default"): 7, ("idle", "strict"): 2}
+    metrics.watch(kernels=lambda: live, idle=fails, sandboxes=lambda: boxes)
     metrics.watch(starts=lambda: StartCounts().with_served("fork").with_failed("pool", "why"))
-    assert metric_values()["sbx_kernels"] == 1
-    live[0] = 3
+    assert metric_values()['sbx_kernels{policy="default"}'] == 1
+    live["default",] = 3
     found = metric_values()
-    assert found["sbx_kernels"] == 3
-    assert found["sbx_sandboxes"] == 7
+    assert found['sbx_kernels{policy="default"}'] == 3
+    assert found['sbx_sandboxes{policy="default",status="ready"}'] == 7
+    assert found['sbx_sandboxes{policy="strict",status="idle"}'] == 2
     assert "sbx_kernels_idle" not in found
     assert found['sbx_kernel_starts_total{path="fork"}'] == 1
     assert found['sbx_kernel_start_failures_total{path="pool"}'] == 1

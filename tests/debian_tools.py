@@ -1,0 +1,18 @@
+"""Programs of Debian packages that scripts/test unpacks next to its caches, without installing."""
+
+import os
+import shutil
+from pathlib import Path
+
+_DIRECTORIES = {
+    "prometheus": "prometheus/usr/bin",
+    "promtool": "prometheus/usr/bin",
+    "go": "go/usr/lib/go-*/bin",
+}
+
+
+def debian_tool(name: str) -> str | None:
+    """Return the path of a program, or None if this host does not have it."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbx-checks"
+    unpacked = sorted(map(str, cache.glob(_DIRECTORIES[name])))
+    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(unpacked))
