@@ -213,7 +213,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     ours = errors.SbxError(str(error.detail), code=code)
     if error.status_code == 404:
         ours = errors.NotFound(
-            f"there is no endpoint {request.method} {request.url.path[:200]}",
+            f"unknown endpoint: {request.method} {request.url.path[:200]}",
             hint="the endpoints are listed at /docs and in /openapi.json",
         )
     body = error_body(ours, _request_id(request))

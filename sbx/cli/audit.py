@@ -31,7 +31,8 @@ def verify(
 ) -> int:
     """Check that no line of the audit log was changed, added, moved or removed.
 
-    If the key is available, check the signatures, too. The service does not need to run. A
+    This includes the rotated files, audit-*.jsonl. If the key is available, check the signatures,
+    too. The service does not need to run. A
     truncated end is visible only by comparison with an earlier head, so keep the heads that this
     command prints.
     """
@@ -46,6 +47,9 @@ def verify(
                 "ok": result.ok,
                 "count": result.count,
                 "broken_at": result.broken_at,
+                "broken_in": None if result.broken_in is None else str(result.broken_in),
+                "files": result.files,
+                "earlier": result.earlier,
                 "head": result.head,
                 "torn": result.torn,
                 "signed": result.signed,
@@ -55,13 +59,17 @@ def verify(
     elif result.ok:
         checked = "signed" if key is not None else "with signatures that were not checked (no key)"
         signed = f"{result.signed} {checked}"
+        if result.files > 1:
+            signed += f", in {result.files} files"
+        if result.earlier:
+            signed += f", after {result.earlier} lines in older files that are not here"
         write(
             STDOUT,
             f"{one_line(str(path))}: ok, {result.count} lines, {signed}, head {result.head}\n",
         )
     else:
         output.failure(
-            f"{path}: the chain is broken at line {result.broken_at}",
+            f"{result.broken_in}: the chain is broken at line {result.broken_at}",
             "that line, or one before it, was changed, moved or removed after it was written; "
             "or it was signed with another key",
         )

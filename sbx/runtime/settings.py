@@ -132,8 +132,9 @@ class Settings(BaseSettings):
     and live kernels, in all and per owner; workspaces per owner, in addition to those of sandboxes;
     runs that may wait in a conversation; the idle time-out of a kernel; the interval of garbage
     collection (0: only on request); the time for which files outlive the expiry of their sandbox,
-    and tombstones their sandbox; the runs in the history of a sandbox; the bytes of available
-    memory below which idle kernels are ended (None: a tenth of all memory, at most 1 GiB).
+    and tombstones their sandbox; the runs in the history of a sandbox; the bytes of a file of the
+    audit log, and the time for which it gets lines; the bytes of available memory below which idle
+    kernels are ended (None: a tenth of all memory, at most 1 GiB).
     Raise BadRequest `invalid_settings` with the name of the wrong setting.
     """
 
@@ -174,6 +175,8 @@ class Settings(BaseSettings):
     files_grace: Annotated[float, Field(ge=0)] = 7 * 86400.0
     tombstones_kept: Annotated[float, Field(ge=0)] = 30 * 86400.0
     history_max: _Count = 10_000
+    audit_size_max: Annotated[int, Field(ge=1)] = 64 << 20
+    audit_rotation: Literal["never", "day", "month"] = "month"
     memory_reserve: Annotated[int, Field(ge=0)] | None = None
 
     @field_validator("policy_aliases")

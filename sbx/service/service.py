@@ -45,6 +45,7 @@ from sbx.store import sandboxes as rows
 from sbx.store.pending import PendingWrites
 from sbx.telemetry import metrics
 from sbx.telemetry.audit import Audit
+from sbx.telemetry.audit_chain import Rotation
 from sbx.telemetry.host_paths import hide_below
 from sbx.workspace import DataDirectory
 from sbx.workspace.secret_files import secret_at
@@ -128,7 +129,11 @@ class Service:
         stack.push_async_callback(self.pending.close)
         key = await asyncio.to_thread(secret_at, data / "audit_key")
         self.audit = await Audit.open(
-            data / "audit.jsonl", clock=clock.now, key=key, on_full=reserve.give_up
+            data / "audit.jsonl",
+            clock=clock.now,
+            key=key,
+            on_full=reserve.give_up,
+            rotation=Rotation(settings.audit_size_max, settings.audit_rotation),
         )
         stack.push_async_callback(self.audit.close)
         self.recording = Recording(reserve, self.audit, self.pending)

@@ -13,11 +13,15 @@ A line that cannot be written (a full disk) is kept in memory and retried until 
 audited action has already happened, and its caller gets the result of the action. The number of
 waiting lines is bounded. A lost line is logged, and counted by a line `audit.missed`. `refused` is
 True while lines wait, so that new work can be refused before it begins.
+
+A log that is due for rotation is renamed to `audit-NUMBER-DAY.jsonl`, and a new file continues its
+chain.
 """
 
 import asyncio
 import errno
 import hashlib
+import json
 import logging
 import os
 import re
@@ -33,11 +37,14 @@ from sbx.errors import Closed, Unavailable, is_disk_full
 from sbx.telemetry import metrics
 from sbx.telemetry.audit_chain import (
     FIRST,
+    ROTATED,
     SIGNED,
     TORN,
     WHOLE_LINE,
+    Rotation,
     format_line,
     is_signed,
+    rotated_files,
     to_json,
     translate_errors,
 )
@@ -47,6 +54,7 @@ _WORD_MAX = 256  # characters of each of `who`, `what` and `object`
 _WINDOW = 1024 * 1024  # bytes at the end of the log in which the last whole line is looked for
 _NOTES_MAX = 1000  # notes that wait to be written
 _RETRY_S = 0.5
+_NUMBER = re.compile(r"-([0-9]{6,18})-[0-9]{8}\.")
 _NOTED_AFTER_S = 0.05  # so that notes do not compete for the CPU with work that just started
 
 
@@ -64,8 +72,12 @@ class Audit:
         clock: Callable[[], float],
         key: bytes | None,
         on_full: Callable[[], bool] | None = None,
+        rotation: Rotation | None = None,
     ) -> None:
         self._path = path
+        self._rotation = rotation
+        self._began_at: float | None = None  # the time of the first line of the file
+        self._stuck = False  # the last rotation failed
         self._key = key
         self._on_full = on_full
         self.refused = False  # lines wait, because the last one could not be written
@@ -87,13 +99,16 @@ class Audit:
         clock: Callable[[], float] = time.time,
         key: bytes | None = None,
         on_full: Callable[[], bool] | None = None,
+        rotation: Rotation | None = None,
     ) -> Self:
         """Open the log at `path`, or create it (mode 0600). With a `key` every line is signed.
+        Without a `rotation` it stays one file.
 
         `on_full` is called, in any thread, when a line meets a full disk. It frees space and
         returns whether to try the line again. Raise Unavailable `audit_unusable`, `no_space`.
         """
-        log = cls(path, await asyncio.to_thread(_opened, path), clock, key, on_full)
+        fd = await asyncio.to_thread(_opened, path)
+        log = cls(path, fd, clock, key, on_full, rotation)
         if key is not None:
             try:
                 await asyncio.to_thread(log._begin_to_sign)
@@ -227,10 +242,65 @@ class Audit:
 
     def _append_once(self, entry: dict[str, Any]) -> None:
         head = self._head or self._mend()
+        if self._rotation is not None and self._rotation.is_due(
+            os.fstat(self._fd).st_size, self._first_at(), entry["at"]
+        ):
+            head = self._rotate(head)
         self._head = None  # until the whole line is written
         line, new_head = format_line(entry, head, self._key)
         _write(self._fd, line)
         self._head = new_head
+
+    def _first_at(self) -> float | None:
+        """Return the time of the first line of the file, or None for an empty one."""
+        if self._began_at is None and (entry := _first_entry(self._fd)) is not None:
+            self._began_at = float(entry["at"])
+        return self._began_at
+
+    def _rotate(self, head: str) -> str:
+        """Begin a new file, and return the hash for its next line. If that fails, the old file
+        stays in use. The next start completes a rotation that was killed between the renames."""
+        complete, next_path = (
+            self._path.with_name(self._next_name()),
+            self._path.with_suffix(".next"),
+        )
+        fd = None
+        try:
+            os.fsync(self._fd)
+            next_path.unlink(missing_ok=True)
+            fd = _opened(next_path)
+            line, next_head = self._link(complete.name, self._fd, head)
+            _write(fd, line)
+            os.rename(self._path, complete)
+            os.rename(next_path, self._path)
+        except (OSError, Unavailable) as error:
+            if fd is not None:
+                os.close(fd)
+            if not self._stuck:
+                _log.warning("the audit log cannot be rotated: %s", error)
+            self._stuck = True
+            return head
+        os.close(self._fd)
+        self._fd, self._began_at, self._stuck = fd, None, False
+        return next_head
+
+    def _next_name(self) -> str:
+        """Return a name after those of all complete files, also of those that were moved away."""
+        first = _first_entry(self._fd)
+        names = [path.name for path in rotated_files(self._path)]
+        if first is not None and first["what"] == ROTATED:
+            names.append(first["details"]["file"])
+        numbers = [int(match[1]) for name in names if (match := _NUMBER.search(name))]
+        day = time.strftime("%Y%m%d", time.gmtime(self._clock()))
+        return f"{self._path.stem}-{max(numbers, default=0) + 1:06}-{day}{self._path.suffix}"
+
+    def _link(self, name: str, fd: int, head: str) -> tuple[bytes, str]:
+        """Return the first line of the file after the file `name`, which is open as `fd`."""
+        first = _first_entry(fd)
+        earlier = first["details"]["count"] if first and first["what"] == ROTATED else 0
+        details = {"file": name, "head": head, "count": earlier + _count_lines(fd)}
+        entry = self._entry("sbx", ROTATED, "audit", details)
+        return format_line(entry, head, self._key)
 
     def _begin_to_sign(self) -> None:
         """Sign the last line of a log that has a key, even if nothing has happened since."""
@@ -249,6 +319,8 @@ class Audit:
         """Return the hash for the next line. End a torn line first, and add a line that reports
         it."""
         size = os.fstat(self._fd).st_size
+        if not size and (complete := rotated_files(self._path)):
+            return self._continue(complete[-1])
         tail = os.pread(self._fd, _WINDOW, max(0, size - _WINDOW))
         matches = list(WHOLE_LINE.finditer(tail if tail.endswith(b"\n") else tail + b"\n"))
         head = matches[-1][1].decode() if matches else FIRST
@@ -263,6 +335,20 @@ class Audit:
         line, head = format_line(entry | {"details": details}, head, self._key)
         _write(self._fd, line)
         return head
+
+    def _continue(self, complete: Path) -> str:
+        """Begin an empty file after the last complete one, whose rotation was interrupted."""
+        fd = os.open(complete, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            size = os.fstat(fd).st_size
+            tail = os.pread(fd, _WINDOW, max(0, size - _WINDOW))
+            matches = list(WHOLE_LINE.finditer(tail))
+            head = matches[-1][1].decode() if matches else FIRST
+            line, next_head = self._link(complete.name, fd, head)
+        finally:
+            os.close(fd)
+        _write(self._fd, line)
+        return next_head
 
     def _end(self) -> None:
         if lost := len(self._waiting) + self._missed:
@@ -289,6 +375,23 @@ def _data(details: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _cut(word: str) -> str:
     return word if len(word) <= _WORD_MAX else f"{word[: _WORD_MAX - 1]}…"
+
+
+def _first_entry(fd: int) -> dict[str, Any] | None:
+    """Return the first line of a file, or None if it has none that is whole."""
+    match = WHOLE_LINE.match(os.pread(fd, _WINDOW, 0))
+    if match is None:
+        return None
+    entry: dict[str, Any] = json.loads(match[0])
+    return entry
+
+
+def _count_lines(fd: int) -> int:
+    count = offset = 0
+    while piece := os.pread(fd, _WINDOW, offset):
+        count += piece.count(b"\n")
+        offset += len(piece)
+    return count
 
 
 def _opened(path: Path) -> int:

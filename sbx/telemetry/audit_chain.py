@@ -11,41 +11,36 @@ hash of the line before it and the line's own bytes up to `,"sig"`. An attacker 
 therefore cannot write a valid new chain, whichever copy of the log is checked. Lines from before
 the key was set have no signature. The first signed line follows as soon as the log is opened with a
 key, and every later line has a signature.
+
+A log that is rotated consists of several files, `audit-*.jsonl` in the order of their names and
+then `audit.jsonl`. The chain continues from each file to the next: the first line of a file is
+`audit.rotated` and has the head, the name and the line count of what came before it. The oldest
+files may be moved away. The check then begins with the oldest one that is left, and reports the
+number of lines before it.
 """
 
+import glob
 import hashlib
 import hmac
 import json
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from sbx.errors import Unavailable, is_disk_full
 
 FIRST = "0" * 64
-
-
 TORN = "audit.torn"
-
-
 SIGNED = "audit.signed"
-
-
+ROTATED = "audit.rotated"
 _LINE_MAX = 16 * 1024  # bytes; details that would make a line longer are left out
-
-
 _SEAM = b',"hash":"'
-
-
 _END = b'"}\n'
-
-
 _SIGNATURE = re.compile(rb',"sig":"([0-9a-f]{64})"$')  # no text in a line has a quote unescaped
-
-
 WHOLE_LINE = re.compile(rb'^\{.*,"hash":"([0-9a-f]{64})"\}\n', re.MULTILINE)
 
 
@@ -56,7 +51,9 @@ class Verified:
     `count` is the number of whole lines up to the end or up to `broken_at`, the first line (from 1)
     at which the chain is broken. `head` is the hash of the last valid line. `torn` is the number of
     lines that a full disk or a power cut tore, each reported by the next line. `signed` is the
-    number of lines with a signature. With a key, all signatures were checked.
+    number of lines with a signature. With a key, all signatures were checked. `files` is the number
+    of files, `broken_in` the one with `broken_at`, and `earlier` the number of lines in older files
+    that are no longer there.
     """
 
     count: int
@@ -65,19 +62,68 @@ class Verified:
     head: str
     torn: int
     signed: int = 0
+    files: int = 1
+    broken_in: Path | None = None
+    earlier: int = 0
+
+
+class Rotation(NamedTuple):
+    """When a log gets a new file: before it has more than `size_max` bytes, and when the UTC day or
+    month of its first line is over."""
+
+    size_max: int = 64 << 20
+    period: Literal["never", "day", "month"] = "month"
+
+    def is_due(self, size: int, began_at: float | None, now: float) -> bool:
+        """Return whether a file of `size` bytes whose first line is of `began_at` is complete."""
+        if began_at is None:
+            return False
+        if size >= self.size_max:
+            return True
+        if self.period == "never":
+            return False
+        digits = {"day": "%Y-%m-%d", "month": "%Y-%m"}[self.period]
+        begun, today = (time.strftime(digits, time.gmtime(at)) for at in (began_at, now))
+        return begun < today
+
+
+def rotated_files(path: Path) -> list[Path]:
+    """Return the complete files of the log at `path`, the oldest first."""
+    return sorted(path.parent.glob(f"{glob.escape(path.stem)}-*{path.suffix}"))
 
 
 def verify(path: Path, key: bytes | None = None) -> Verified:
-    """Check the whole chain, in bounded memory. This is safe while the service writes.
+    """Check the whole chain, with the rotated files of the log, in bounded memory. This is safe
+    while the service writes.
 
     With the `key` of the log, also check the signatures: the last line must have one. Raise
     Unavailable `audit_unusable` if the log cannot be read.
     """
+    while True:
+        complete = rotated_files(path)
+        # A rotation that was killed between its renames leaves complete files only.
+        files = complete if complete and not path.exists() else [*complete, path]
+        try:
+            result = _verify(files, key)
+        except Unavailable:
+            if rotated_files(path) == complete:
+                raise
+            continue
+        if rotated_files(path) == complete:  # else the log was rotated meanwhile
+            return result
+
+
+def _verify(files: Sequence[Path], key: bytes | None) -> Verified:
     chain = _Chain(key)
-    with translate_errors(path), path.open("rb") as log:
-        while chain.broken_at is None and (piece := log.readline(2 * _LINE_MAX)):
-            chain.add(piece)
-    return chain.ended()
+    for file in files:
+        chain.begin_file()
+        with translate_errors(file), file.open("rb") as log:
+            while chain.broken_at is None and (piece := log.readline(2 * _LINE_MAX)):
+                chain.add(piece)
+        if chain.broken_at is not None:
+            break
+    result = chain.ended()
+    return replace(result, files=len(files), broken_in=None if result.ok else file)
 
 
 class _Chain:
@@ -93,6 +139,13 @@ class _Chain:
         self._rest_from: int | None = None  # the number of the first torn piece
         self._rest = hashlib.sha256()
         self._last = b""
+        self._earlier = 0
+
+    def begin_file(self) -> None:
+        """Count lines from 1 again. Torn pieces at the end of a file are never completed."""
+        if self._rest_from is not None:
+            self.broken_at = self._rest_from
+        self._lines = 0
 
     def add(self, piece: bytes) -> None:
         self._lines += 1
@@ -103,6 +156,8 @@ class _Chain:
             self._rest.update(piece)
             return
         body = piece[: match.start(1) - len(_SEAM)]
+        if self._is_first() and (before := _before(body)) is not None:
+            self._head, self._earlier = before
         digest = _chain_hash(self._head, body)
         if (
             digest != match[1].decode()
@@ -117,6 +172,9 @@ class _Chain:
         if self._rest_from is not None:
             self._torn += 1
             self._rest_from, self._rest = None, hashlib.sha256()
+
+    def _is_first(self) -> bool:
+        return self._lines == 1 and self._count == 0 and self._rest_from is None
 
     def _has_valid_signature(self, body: bytes) -> bool:
         """Return whether the signature is valid. After the first signature, every line must have
@@ -151,7 +209,22 @@ class _Chain:
         if self._key is not None and self._count and not self._signed and self.broken_at is None:
             self.broken_at = self._last_whole_at
         ok = self.broken_at is None
-        return Verified(self._count, ok, self.broken_at, self._head, self._torn, self._signed)
+        return Verified(
+            *(self._count, ok, self.broken_at, self._head, self._torn, self._signed),
+            earlier=self._earlier,
+        )
+
+
+def _before(body: bytes) -> tuple[str, int] | None:
+    """Return the head and the count of the lines before a file that begins with this line."""
+    try:
+        entry = json.loads(body + b"}")
+        details = entry["details"]
+        if entry["what"] == ROTATED:
+            return str(details["head"]), int(details["count"])
+    except (ValueError, KeyError, TypeError):
+        pass
+    return None
 
 
 def format_line(entry: dict[str, Any], head: str, key: bytes | None) -> tuple[bytes, str]:

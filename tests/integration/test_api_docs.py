@@ -58,5 +58,5 @@ async def test_an_unknown_path_names_the_list_of_endpoints(client: httpx.AsyncCl
     reply = await client.get("/v1/sandbox")
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (404, "not_found")
-    assert error["message"] == "there is no endpoint GET /v1/sandbox"
+    assert error["message"] == "unknown endpoint: GET /v1/sandbox"
     assert error["hint"] == "the endpoints are listed at /docs and in /openapi.json"

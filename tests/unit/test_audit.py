@@ -16,7 +16,7 @@ import pytest
 from sbx.errors import Closed, Unavailable
 from sbx.telemetry import audit, audit_chain
 from sbx.telemetry.audit import Audit
-from sbx.telemetry.audit_chain import verify
+from sbx.telemetry.audit_chain import Rotation, rotated_files, verify
 
 
 @pytest.fixture
@@ -335,3 +335,153 @@ async def test_a_note_that_cannot_be_told_costs_none_of_those_behind_it(path: Pa
     assert answer["fails"] == answer["endless"] == {"untold": True}
     assert answer["behind"] == {"answer": 1}
     assert verify(path, KEY).ok
+
+
+# -- rotation --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rotation", "size", "began_at", "now", "due"),
+    [
+        (Rotation(100, "never"), 99, 0.0, 1e9, False),
+        (Rotation(100, "never"), 100, 0.0, 1e9, True),
+        (Rotation(100, "never"), 100, None, 1e9, False),  # no line yet
+        (Rotation(100, "day"), 1, 86399.0, 86400.0, True),
+        (Rotation(100, "day"), 1, 86400.0, 2 * 86400.0 - 1, False),
+        (Rotation(100, "month"), 1, 0.0, 30 * 86400.0, False),
+        (Rotation(100, "month"), 1, 0.0, 31 * 86400.0, True),
+        (Rotation(100, "month"), 1, 31 * 86400.0, 0.0, False),  # the clock was set back
+    ],
+)
+def test_a_file_is_complete_by_its_size_or_when_its_day_or_month_is_over(
+    rotation: Rotation, size: int, began_at: float | None, now: float, due: bool
+) -> None:
+    assert rotation.is_due(size, began_at, now) is due
+
+
+async def rotated(path: Path, count: int, *, key: bytes | None = KEY) -> list[Path]:
+    """Write so many lines, three in each file and the line that links it. Return all files."""
+    log = await Audit.open(path, clock=lambda: 1000.0, key=key, rotation=Rotation(700, "never"))
+    for number in range(count):
+        await log.record("uid:7", f"action-{number}", "sandbox-1")
+    await log.close()
+    return [*rotated_files(path), path]
+
+
+async def test_the_chain_goes_through_all_files(path: Path) -> None:
+    files = await rotated(path, 20)
+    assert len(files) > 4
+    assert [file.name for file in files[:2]] == [
+        "audit-000001-19700101.jsonl",
+        "audit-000002-19700101.jsonl",
+    ]
+    lines = [json.loads(line) for file in files for line in file.read_bytes().splitlines()]
+    links = [line for line in lines if line["what"] == audit_chain.ROTATED]
+    assert [line["what"] for line in lines if line not in links] == [
+        audit_chain.SIGNED,
+        *(f"action-{number}" for number in range(20)),
+    ]
+    assert [link["details"]["file"] for link in links] == [file.name for file in files[:-1]]
+    verified = verify(path, KEY)
+    assert (verified.ok, verified.count, verified.signed) == (True, len(lines), len(lines))
+    assert (verified.files, verified.earlier, verified.broken_in) == (len(files), 0, None)
+    assert all(file.stat().st_size < 1100 for file in files)
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
+
+
+async def test_a_log_that_is_opened_again_continues_its_numbers(path: Path) -> None:
+    first = await rotated(path, 8)
+    for file in first[:-1]:
+        file.unlink()  # moved away
+    second = await rotated(path, 8)
+    assert second[0].name == f"audit-{len(first):06}-19700101.jsonl"
+    verified = verify(path, KEY)
+    assert (verified.ok, verified.earlier > 0) == (True, True)
+
+
+async def test_the_oldest_files_may_be_moved_away_and_are_reported(path: Path) -> None:
+    files = await rotated(path, 20)
+    whole = verify(path, KEY).count
+    removed = sum(file.read_bytes().count(b"\n") for file in files[:2])
+    for file in files[:2]:
+        file.unlink()
+    verified = verify(path, KEY)
+    assert (verified.ok, verified.earlier, verified.count) == (True, removed, whole - removed)
+
+
+async def test_a_file_that_is_missing_between_two_breaks_the_chain(path: Path) -> None:
+    files = await rotated(path, 20)
+    files[1].unlink()
+    verified = verify(path, KEY)
+    assert (verified.ok, verified.broken_at, verified.broken_in) == (False, 1, files[2])
+
+
+async def test_a_changed_or_cut_line_of_a_complete_file_is_found_there(path: Path) -> None:
+    files = await rotated(path, 20)
+    content = files[1].read_bytes()
+    files[1].write_bytes(content.replace(b"uid:7", b"uid:8", 1))
+    verified = verify(path, KEY)
+    assert (verified.ok, verified.broken_in) == (False, files[1])
+    files[1].write_bytes(b"".join(content.splitlines(keepends=True)[:-1]))
+    verified = verify(path, KEY)
+    assert (verified.broken_at, verified.broken_in) == (1, files[2])
+    files[1].write_bytes(content[:-20])
+    assert not verify(path, KEY).ok
+
+
+async def test_a_beginning_that_somebody_invents_has_no_signature(path: Path) -> None:
+    """Whoever removes lines could claim that they were moved away, but not sign that claim."""
+    files = await rotated(path, 6)
+    for file in files[:-1]:
+        file.unlink()
+    rest = path.read_bytes().splitlines(keepends=True)[2:]
+    entry = {"at": 1.0, "who": "sbx", "what": audit_chain.ROTATED, "object": "audit"}
+    head = json.loads(path.read_bytes().splitlines()[1])["hash"]
+    details = {"file": "audit-000001-19700101.jsonl", "head": head, "count": 5}
+    line, _ = audit_chain.format_line(entry | {"details": details}, head, b"another key")
+    path.write_bytes(b"".join([line, *rest]))
+    assert not verify(path, KEY).ok
+
+
+async def test_a_rotation_that_was_killed_between_its_renames_is_completed(path: Path) -> None:
+    files = await rotated(path, 5)
+    before = verify(path, KEY).count
+    path.rename(files[0].with_name("audit-000009-19700101.jsonl"))
+    assert (verify(path, KEY).ok, verify(path, KEY).count) == (True, before)
+    await write(path, "after", key=KEY)
+    verified = verify(path, KEY)
+    links = (audit_chain.ROTATED, audit_chain.SIGNED, "after")
+    whats = tuple(json.loads(line)["what"] for line in path.read_bytes().splitlines())
+    assert (verified.ok, verified.count, whats) == (True, before + 3, links)
+
+
+async def test_a_log_that_cannot_be_rotated_grows(path: Path) -> None:
+    log = await Audit.open(path, key=KEY, rotation=Rotation(300, "never"))
+    path.with_suffix(".next").mkdir()  # no file can have this name
+    for _ in range(5):
+        assert await log.record("uid:7", "a", "b")
+    path.with_suffix(".next").rmdir()
+    await log.record("uid:7", "a", "b")
+    await log.close()
+    verified = verify(path, KEY)
+    assert (verified.ok, verified.files) == (True, 2)
+
+
+async def test_a_check_while_the_log_is_rotated_finds_nothing(path: Path) -> None:
+    log = await Audit.open(path, key=KEY, rotation=Rotation(2000, "never"))
+    ended = asyncio.Event()
+
+    async def write_on() -> None:
+        for _ in range(400):
+            await log.record("uid:7", "a", "b")
+        ended.set()
+
+    writing = asyncio.create_task(write_on())
+    checks = 0
+    while not ended.is_set():
+        assert (await asyncio.to_thread(verify, path, KEY)).ok
+        checks += 1
+    await writing
+    await log.close()
+    assert checks > 1
+    assert verify(path, KEY).files > 10

@@ -79,6 +79,8 @@ NOT_IN_WORKING_DIRECTORY: Mapping[str, str] = {
     "listen": "on which network address the service can be reached",
     "api_key": "which key gives the operator's rights",
     "cors_origins": "which web pages may call the service",
+    "audit_size_max": "how the audit log is divided into files",
+    "audit_rotation": "how the audit log is divided into files",
     "history_max": "how much of the record of a sandbox is kept",
     "tombstones_kept": "how long the record of a sandbox is kept",
 }
