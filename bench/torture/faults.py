@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from random import Random
+from typing import Any
 
 import psutil
 
@@ -240,7 +241,9 @@ def _limit(pid: int, soft: int, hard: int) -> None:
     command = [program, "--pid", str(pid), f"--nofile={soft}:{hard}"]
     with suppress(psutil.NoSuchProcess):
         user, group = psutil.Process(pid).uids().real, psutil.Process(pid).gids().real
-        as_root = {"user": user, "group": group, "extra_groups": []} if os.geteuid() == 0 else {}
+        as_root: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            as_root = {"user": user, "group": group, "extra_groups": []}
         ended = subprocess.run(command, check=False, capture_output=True, text=True, **as_root)
         if ended.returncode and psutil.pid_exists(pid):
             raise Impossible(f"its limits cannot be set: {ended.stderr.strip()[-200:]}")

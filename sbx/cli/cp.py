@@ -155,9 +155,9 @@ def _check_file(path: str) -> None:
 
 async def _is_directory(client: "Client", source: CopyTarget, conversation: str) -> bool:
     if source.sandbox_id is None:
-        import asyncio  # a lazy import keeps `sbx --help` fast
+        import aiofiles.os  # a lazy import keeps `sbx --help` fast
 
-        return await asyncio.to_thread(os.path.isdir, source.path)
+        return await aiofiles.os.path.isdir(source.path)
     where = client.sandbox(source.sandbox_id).conversation(conversation)
     return (await where.files.stat(source.path or ".")).kind == "directory"
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import aiofiles.os
+
 from sbx.errors import BadRequest, Conflict
 from sbx.protocol.files import FileEntry
 
@@ -69,12 +71,12 @@ async def get_tree(
     tally = CopyCount()
     placed = [(entry, below(target, base, entry)) for entry in listing]
     arrivals = Arrivals([relative_to(base, entry) for entry in listing], target)
-    _make(target)
+    await aiofiles.os.makedirs(target, exist_ok=True)
     for entry, local in placed:  # sorted by path: a directory comes before its entries
         if not (with_host_executables or arrivals.permits(relative_to(base, entry))):
             continue
         if entry.kind == "directory":
-            _make(local)
+            await aiofiles.os.makedirs(local, exist_ok=True)
         elif entry.kind == "file":
             tally.size += await where.files.download(entry.path, local)
             tally.files += 1
@@ -87,10 +89,6 @@ async def get_tree(
 def relative_to(base: str, entry: FileEntry) -> str:
     """Return the path of an entry relative to `base`."""
     return entry.path.removeprefix(f"{base}/")
-
-
-def _make(directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
 
 
 def below(target: Path, base: str, entry: FileEntry) -> Path:

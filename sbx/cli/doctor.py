@@ -45,7 +45,10 @@ def doctor(
         output.document(check.to_dict())
     else:
         user = "root" if check.root else "an unprivileged user"
-        write(STDOUT, f"Linux {check.linux} on {check.machine}, as {user}\n\n")
+        write(STDOUT, f"Linux {check.linux} on {check.machine}, as {user}\n")
+        if check.resources is not None:
+            write(STDOUT, f"{check.resources.sentence()}\n")
+        write(STDOUT, "\n")
         _print_tables(check.tables())
         # Outside of the tables, a remedy is one line, which can be copied.
         hints = [f"{label:>7}: {one_line(text)}\n" for label, text in check.hints()]

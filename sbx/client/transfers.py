@@ -8,11 +8,16 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+import aiofiles
+import aiofiles.os
+from aiofiles.threadpool.binary import AsyncBufferedReader
 
 from sbx import errors
 from sbx.client.http import CHUNK, HttpClient, query
@@ -42,7 +47,7 @@ class UploadTarget:
 async def _send_in_pieces(
     wire: HttpClient,
     target: UploadTarget,
-    file: IO[bytes],
+    file: AsyncBufferedReader,
     size: int,
     on_progress: OnProgress | None,
 ) -> Any:
@@ -63,7 +68,12 @@ class _Sending:
     """One upload in pieces."""
 
     def __init__(
-        self, wire: HttpClient, at: str, file: IO[bytes], size: int, on_progress: OnProgress | None
+        self,
+        wire: HttpClient,
+        at: str,
+        file: AsyncBufferedReader,
+        size: int,
+        on_progress: OnProgress | None,
     ) -> None:
         self.at = at
         self._wire = wire
@@ -75,7 +85,7 @@ class _Sending:
     async def run(self) -> Any:
         offset = 0
         while offset < self._size:
-            piece = await asyncio.to_thread(self._file.read, min(PIECE, self._size - offset))
+            piece = await self._file.read(min(PIECE, self._size - offset))
             if not piece:
                 raise errors.Conflict(
                     "the file became shorter while it was read", code="file_changed"
@@ -159,13 +169,10 @@ async def send_file(
     wire: HttpClient, at: str, source: Path, target: UploadTarget, on_progress: OnProgress | None
 ) -> Any:
     """Send a file of this host in one request, or a large one in pieces. Return the reply."""
-    file, size = await asyncio.to_thread(_open, source)
-    try:
+    async with _opened(source) as (file, size):
         if size >= RESUMABLE_MIN:
             return await _send_in_pieces(wire, target, file, size, on_progress)
         return (await wire.send("PUT", at, _read(file, size, on_progress), size=size)).json()
-    finally:
-        await asyncio.to_thread(file.close)
 
 
 async def fetch_file(wire: HttpClient, at: str, to: Path, on_progress: OnProgress | None) -> int:
@@ -173,31 +180,28 @@ async def fetch_file(wire: HttpClient, at: str, to: Path, on_progress: OnProgres
     partial = to.with_name(f".{to.name[:200]}.{secrets.token_hex(6)}.part")
     async with reading(wire, at) as reply:
         try:
-            file = await asyncio.to_thread(open, partial, "xb")
-            try:
+            async with aiofiles.open(partial, "xb") as file:
                 done = 0
                 async for piece in _larger(reply.chunks()):
-                    await asyncio.to_thread(file.write, piece)
+                    await file.write(piece)
                     done += len(piece)
                     if on_progress is not None:
                         on_progress(done, reply.size)
-            finally:
-                await asyncio.to_thread(file.close)
-            await asyncio.to_thread(os.replace, partial, to)
+            await aiofiles.os.replace(partial, to)
         except OSError as error:
             raise _local(error, to) from error
         finally:
             with suppress(OSError):
-                await asyncio.to_thread(partial.unlink)
+                await aiofiles.os.unlink(partial)
     return done
 
 
 async def _read(
-    file: IO[bytes], size: int, on_progress: OnProgress | None
+    file: AsyncBufferedReader, size: int, on_progress: OnProgress | None
 ) -> AsyncGenerator[bytes, None]:
     """Yield exactly `size` bytes, because the request announces this length."""
     done = 0
-    while done < size and (piece := await asyncio.to_thread(file.read, min(CHUNK, size - done))):
+    while done < size and (piece := await file.read(min(CHUNK, size - done))):
         yield piece
         done += len(piece)
         if on_progress is not None:
@@ -224,22 +228,27 @@ async def pieces_of(data: bytes) -> AsyncGenerator[bytes, None]:
         yield bytes(view[start : start + CHUNK])
 
 
-def _open(path: Path) -> tuple[IO[bytes], int]:
-    """Open a file and return its size. Raise NotFound, InvalidPath, Denied."""
+@asynccontextmanager
+async def _opened(path: Path) -> AsyncIterator[tuple[AsyncBufferedReader, int]]:
+    """Open a file, and yield it with its size. Raise NotFound, InvalidPath, Denied."""
     try:
-        if not path.is_file():
-            path.stat()
+        status = await aiofiles.os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
             raise errors.InvalidPath(
                 f"{path} is not a regular file",
                 hint="name a file",
                 details={"field": "path", "reason": "not_a_file"},
             )
-        file = path.open("rb")
-        return file, os.fstat(file.fileno()).st_size
+        file = await aiofiles.open(path, "rb")
+        size = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise _local(error, path) from error
     except ValueError as error:  # a NUL
         raise errors.InvalidPath(str(error), details={"reason": "null_byte"}) from error
+    try:
+        yield file, size
+    finally:
+        await file.close()
 
 
 def _local(error: OSError, path: Path) -> errors.SbxError:

@@ -7,9 +7,11 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from sbx import errors
 from sbx.environments.directory import Environments
@@ -25,6 +27,8 @@ from sbx.runtime.settings import Settings
 
 _GUEST_NEEDS = ("IPython", "ipykernel", "comm", "matplotlib_inline")
 _LIVE_POLICY = "default"
+_MEMORY_MIN = 512 << 20  # bytes
+_LOAD_MAX = 4.0  # for each CPU
 # In this order, no check pays for the zygote of another.
 _PATHS: Mapping[str, Mapping[str, Any]] = {
     "cold": {"pool": {"start": "cold"}},
@@ -112,6 +116,38 @@ class CheckResult:
 
 
 @dataclass(frozen=True, slots=True)
+class HostResources:
+    """`cpus` that this process may use, memory in bytes, and the load of the last minute."""
+
+    cpus: int
+    memory_total: int
+    memory_available: int
+    load: float
+
+    @classmethod
+    def read(cls) -> "HostResources":
+        memory = psutil.virtual_memory()
+        cpus = len(psutil.Process().cpu_affinity() or ()) or 1
+        return cls(cpus, memory.total, memory.available, psutil.getloadavg()[0])
+
+    def sentence(self) -> str:
+        available, total = self.memory_available / (1 << 30), self.memory_total / (1 << 30)
+        memory = f"{available:.1f} of {total:.1f} GiB of memory available"
+        return f"{self.cpus} CPUs, {memory}, load {self.load:.1f}"
+
+    def hints(self) -> list[tuple[str, str]]:
+        """Return the shortages, each with a label."""
+        hints = []
+        if self.memory_available < _MEMORY_MIN:
+            text = "less than 512 MiB of memory is available: kernels may be killed"
+            hints.append(("memory", text))
+        if self.load > _LOAD_MAX * self.cpus:
+            text = f"the load is {self.load:.0f} on {self.cpus} CPUs: starts and runs take longer"
+            hints.append(("load", text))
+        return hints
+
+
+@dataclass(frozen=True, slots=True)
 class HostCheck:
     linux: str
     machine: str
@@ -120,6 +156,7 @@ class HostCheck:
     verdicts: tuple[PolicyCheck, ...]
     paths: tuple[Live, ...]
     languages: tuple[CheckResult, ...] = ()
+    resources: HostResources | None = None
 
     @property
     def live(self) -> Live:
@@ -137,6 +174,7 @@ class HostCheck:
             "linux": self.linux,
             "machine": self.machine,
             "root": self.root,
+            "resources": asdict(self.resources) if self.resources is not None else None,
             "layers": [
                 {
                     "name": layer.name,
@@ -190,7 +228,7 @@ class HostCheck:
 
     def hints(self) -> list[tuple[str, str]]:
         """Return the causes and the remedies, each with a label."""
-        hints: list[tuple[str, str]] = []
+        hints = self.resources.hints() if self.resources is not None else []
         for layer in self.layers:
             if not layer.available:
                 hints.append(("missing", f"{layer.name}: {layer.cause or layer.detail}"))
@@ -231,6 +269,7 @@ async def examine() -> HostCheck:
             verdicts=tuple(verdict(policy, capabilities) for policy in shipped()),
             paths=tuple([await _live(runtime, path) for path in _PATHS]),
             languages=await asyncio.to_thread(_languages, Environments(settings.environments)),
+            resources=HostResources.read(),
         )
 
 

@@ -1,13 +1,12 @@
-"""The memory shortage of this host: proc_meminfo(5), and PSI (Documentation/accounting/psi)."""
+"""The memory shortage of this host: psutil, and PSI (Documentation/accounting/psi)."""
 
-_KIB = 1024
+import psutil
 
 
 def available() -> tuple[int, int]:
     """Return (the bytes that programs could use without swapping, the bytes in total)."""
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        fields = dict(line.split(":", 1) for line in lines)
-    return tuple(int(fields[name].split()[0]) * _KIB for name in ("MemAvailable", "MemTotal"))  # type: ignore[return-value]
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
 
 
 def stalled() -> float:

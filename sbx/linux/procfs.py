@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import Literal, NamedTuple
 
 _KIB = 1024
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def status(pid: int) -> dict[str, str]:
@@ -151,19 +150,6 @@ def activity(pid: int) -> tuple[bytes, ...]:
     finally:
         os.close(fd)
     return fields[7], fields[11], fields[12], fields[17]
-
-
-def spent(pid: int) -> tuple[float, int]:
-    """Return (CPU seconds, number of threads) of a process; zeros if it has ended.
-
-    The CPU seconds include the children that the process has waited for.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read(1024).rpartition(b")")[2].split()
-    except OSError:
-        return 0.0, 0
-    return sum(int(ticks) for ticks in fields[11:15]) / _TICKS, int(fields[17])
 
 
 def traffic(pid: int) -> dict[str, tuple[int, int]]:

@@ -153,7 +153,7 @@ def _children_with(word: str, parent: psutil.Process) -> list[psutil.Process]:
 
 def _words(process: psutil.Process) -> list[str]:
     try:
-        return process.cmdline()  # type: ignore[no-any-return]
+        return process.cmdline()
     except psutil.NoSuchProcess:  # or it is a zombie
         return []
 

@@ -60,6 +60,7 @@ def test_it_ends_with_all_it_started_and_serves_again(served: Service, top: Path
     _, alive = psutil.wait_procs(family, timeout=END_S)
     assert not alive
     assert "the broker did not answer" in served.log
+    assert "its state: stopped" in served.log
     assert "Traceback" not in served.log
     with service(top) as again, again.client() as client:
         assert "kept" in run(client, sandbox_id, "import os; print(os.listdir())")

@@ -1,6 +1,8 @@
 """What doctor concludes of hosts that this one is not."""
 
-from sbx.doctor.host_check import host_ids, verdict
+import os
+
+from sbx.doctor.host_check import HostResources, host_ids, verdict
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.policy import load
 
@@ -43,3 +45,20 @@ def test_a_container_that_maps_few_ids_is_told_from_a_host() -> None:
     assert not host_ids([few, few], 1_900_000_000, 100).available
     assert not host_ids([whole, few], 60_000, 10_000).available
     assert host_ids([f"0 0 1\n{few}", few], 60_000, 5_000).available
+
+
+def test_a_shortage_of_memory_or_cpu_is_a_hint() -> None:
+    ample = HostResources(cpus=2, memory_total=8 << 30, memory_available=4 << 30, load=1.5)
+    assert ample.sentence() == "2 CPUs, 4.0 of 8.0 GiB of memory available, load 1.5"
+    assert ample.hints() == []
+    short = HostResources(cpus=2, memory_total=8 << 30, memory_available=100 << 20, load=9.0)
+    assert short.hints() == [
+        ("memory", "less than 512 MiB of memory is available: kernels may be killed"),
+        ("load", "the load is 9 on 2 CPUs: starts and runs take longer"),
+    ]
+
+
+def test_the_resources_of_this_host_are_read() -> None:
+    resources = HostResources.read()
+    assert resources.cpus == len(os.sched_getaffinity(0))
+    assert 0 < resources.memory_available < resources.memory_total

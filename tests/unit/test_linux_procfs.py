@@ -40,16 +40,9 @@ def test_address_that_is_not_mapped_is_a_fault(address: int) -> None:
 
 def test_process_that_is_gone_uses_nothing() -> None:
     assert procfs.activity(GONE) == ()
-    assert procfs.spent(GONE) == (0.0, 0)
     assert procfs.resident(GONE) == procfs.proportional(GONE) == procfs.shared(GONE) == 0
     assert procfs.tmpfs_used(GONE, "/tmp") == 0
     assert procfs.unlinked(GONE, 0, time.monotonic() + 60) == {}
-
-
-def test_process_that_lives_has_used_time_and_has_threads() -> None:
-    seconds, threads = procfs.spent(os.getpid())
-    assert seconds > 0
-    assert threads == len(os.listdir("/proc/self/task"))
 
 
 def test_removed_file_that_is_open_is_found_in_its_file_system(tmp_path: Path) -> None:

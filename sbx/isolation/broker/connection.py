@@ -200,7 +200,8 @@ class BrokerConnection:
 
     def _is_silent(self) -> None:
         """Kill the broker: jails end with it, and with their sockets."""
-        _log.error("the broker does not reply, and is killed")
+        state = process.state(self._process.pid) if self._process is not None else "unknown"
+        _log.error("the broker does not reply, and is killed; its state: %s", state)
         self._hang_up(process.broker_silent)
         if self._process is not None:
             watchdog.kill(self._process, self._watchdog)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from sbx import errors
 from sbx.isolation import cgroups
 from sbx.isolation.broker import spawn, watchdog
@@ -156,6 +158,20 @@ def broker_silent(message: str = "the broker does not answer") -> errors.Unavail
         hint="try again; a service whose broker stays silent ends, so that it is started again",
         details={"retry_after_s": RETRY_AFTER_S},
     )
+
+
+def state(pid: int) -> str:
+    """Return what the log reports about a process that does not answer."""
+    try:
+        broker = psutil.Process(pid)
+        with broker.oneshot():
+            used, memory = broker.cpu_times(), broker.memory_info()
+            return (
+                f"{broker.status()}, {used.user + used.system:.1f} s of CPU,"
+                f" {memory.rss >> 20} MiB, load of the host {psutil.getloadavg()[0]:.1f}"
+            )
+    except psutil.Error:
+        return "ended"
 
 
 def revive(raw: Mapping[str, Any]) -> errors.SbxError:

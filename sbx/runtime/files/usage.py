@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from sbx.errors import BadRequest, SbxError
 from sbx.isolation.broker.client import JailsUsage
 from sbx.linux import procfs
@@ -123,6 +125,21 @@ class UsageReader:
 
 def _count(pids: list[int]) -> tuple[float, int, int]:
     """Return CPU seconds, memory (parts of shared pages), and threads of these processes."""
-    spent = [procfs.spent(pid) for pid in pids]
+    spent = [_spent(pid) for pid in pids]
     memory = sum(procfs.proportional(pid) for pid in pids)
     return sum(cpu_s for cpu_s, _ in spent), memory, sum(threads for _, threads in spent)
+
+
+def _spent(pid: int) -> tuple[float, int]:
+    """Return (CPU seconds, number of threads) of a process; zeros if it has ended.
+
+    The CPU seconds include the children that the process has waited for.
+    """
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            threads = process.num_threads()
+    except psutil.Error:
+        return 0.0, 0
+    return times.user + times.system + times.children_user + times.children_system, threads
