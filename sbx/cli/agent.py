@@ -1,14 +1,14 @@
 """`sbx agent`: give an agent one task, in a new sandbox."""
 
 import sys
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import agent_options, exits, output
+from sbx.cli import agent_options, exits, narrowing, output
 from sbx.cli.run import check_names
 from sbx.errors import BadRequest
 
@@ -37,6 +37,10 @@ def agent(
         ),
     ] = None,
     policy: agent_options.Policy = None,
+    memory: narrowing.Memory = None,
+    cpus: narrowing.Cpus = None,
+    network_allow: narrowing.NetworkAllow = None,
+    env: narrowing.Env = None,
     model: agent_options.ModelName = None,
     max_steps: agent_options.MaxSteps = None,
     max_tokens: Annotated[
@@ -89,6 +93,9 @@ def agent(
         max_tokens=max_tokens,
         max_seconds=max_seconds,
         as_json=as_json,
+        sandbox=narrowing.sandbox_options(
+            memory=memory, cpus=cpus, network_allow=network_allow, env=env
+        ),
     )
     check_names(request.files)
     printer = AgentLinePrinter() if as_json else AgentPrinter()
@@ -122,6 +129,7 @@ class AgentTask:
     max_tokens: int | None
     max_seconds: float | None
     as_json: bool = False
+    sandbox: Mapping[str, Any] = field(default_factory=dict)
 
 
 async def _do(
@@ -141,7 +149,7 @@ async def _do(
     budget = Budget(tokens=task.max_tokens, seconds=task.max_seconds)
     with CancelOnSignal() as ending:
         try:
-            async with own_sandbox(task.settings) as sandbox:
+            async with own_sandbox(task.settings, task.sandbox) as sandbox:
                 for path in task.files:
                     await sandbox.uploads.put(path)
                 agent = Agent(sandbox, model, budget=budget)

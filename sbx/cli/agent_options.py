@@ -1,10 +1,10 @@
 """The options of `sbx agent`, `sbx chat` and `sbx mcp`: the model and the sandbox of an agent."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -142,10 +142,17 @@ def _recorded(model: "Model", path: Path) -> "Model":
 
 
 @asynccontextmanager
-async def own_sandbox(settings: "AgentSettings") -> "AsyncIterator[ToolSandbox]":
-    """Yield a new sandbox and delete it on exit. Raise as `Runtime.create` or `Client.create`."""
+async def own_sandbox(
+    settings: "AgentSettings", options: Mapping[str, Any]
+) -> "AsyncIterator[ToolSandbox]":
+    """Yield a new sandbox and delete it on exit. `options` are those of
+    `narrowing.sandbox_options`. Raise as `Runtime.create` or `Client.create`."""
     policy, domain = settings.sandbox_image, settings.sandbox_domain
-    opened = _here(policy) if domain is None else _there(policy, domain, key_of(settings))
+    opened = (
+        _here(policy, options)
+        if domain is None
+        else _there(policy, options, domain, key_of(settings))
+    )
     async with opened as sandbox:
         yield sandbox
 
@@ -157,25 +164,27 @@ def key_of(settings: "AgentSettings") -> str | None:
 
 
 @asynccontextmanager
-async def _here(policy: str) -> "AsyncIterator[ToolSandbox]":
+async def _here(policy: str, options: Mapping[str, Any]) -> "AsyncIterator[ToolSandbox]":
     from sbx.policy import reference
     from sbx.runtime.runtime import Runtime
     from sbx.runtime.settings import Settings
 
     # A zygote pays off from the second kernel on. This runtime starts a single kernel.
     async with Runtime(Settings(fast_path=False)) as runtime:
-        box = await runtime.create(reference(policy))
+        box = await runtime.create(reference(policy), **options)
         yield box.conversation(_CONVERSATION)
 
 
 @asynccontextmanager
-async def _there(policy: str, connect: str, key: str | None) -> "AsyncIterator[ToolSandbox]":
+async def _there(
+    policy: str, options: Mapping[str, Any], connect: str, key: str | None
+) -> "AsyncIterator[ToolSandbox]":
     import asyncio  # a lazy import keeps `sbx --help` fast
 
     from sbx.client import Client
 
     async with Client(connect, key=key) as client:
-        box = await client.create(policy)
+        box = await client.create(policy, **options)
         try:
             yield box.conversation(_CONVERSATION)
         finally:

@@ -25,7 +25,7 @@ _GROUPS = {
     "This host": ("doctor", "policy", "env", "config", "version"),
     "Sandboxes of a service": (
         "create", "ps", "exec", "shell", "cp", "logs", "history", "inspect", "stats", "stop",
-        "rm", "extend", "context", "command",
+        "rm", "extend", "context", "command", "project",
     ),
     "Operate a service": (
         "serve", "key", "token", "mount", "unmount", "unfreeze", "gc", "audit", "metrics", "store",

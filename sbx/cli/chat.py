@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sbx.cli import agent_options, exits, output
+from sbx.cli import agent_options, exits, narrowing, output
 from sbx.cli.terminal import STDOUT, one_line, write
 from sbx.errors import BadRequest
 
@@ -57,6 +57,10 @@ def chat(
         ),
     ] = False,
     policy: agent_options.Policy = None,
+    memory: narrowing.Memory = None,
+    cpus: narrowing.Cpus = None,
+    network_allow: narrowing.NetworkAllow = None,
+    env: narrowing.Env = None,
     model: agent_options.ModelName = None,
     max_steps: agent_options.MaxSteps = None,
     connect: agent_options.Connect = None,
@@ -133,6 +137,9 @@ def chat(
         key=agent_options.key_of(settings),
         approval_timeout_s=settings.approval_timeout,
         changes=_mode(changes),
+        sandbox=narrowing.sandbox_options(
+            memory=memory, cpus=cpus, network_allow=network_allow, env=env
+        ),
         ask_outside=None if ask_outside is None else checked_prefixes(filter(None, ask_outside)),
     )
     if rm:

@@ -10,11 +10,12 @@ Only one process at a time uses a directory of conversations.
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.history import MessageHistory, StoredHistory, repair_history
@@ -47,8 +48,9 @@ class ChatSelection:
 
     `resume` is the id of a conversation, "" for the last used one, or None for a new one. `project`
     is the path of a directory, without symlinks. `sandboxed` is whether its sandbox is on.
-    `changes` and `ask_outside` select the changes of files that need approval; None keeps the
-    stored setting.
+    `sandbox` has the options of `narrowing.sandbox_options`, for the sandbox of a new conversation
+    and for that of a project. `changes` and `ask_outside` select the changes of files that need
+    approval; None keeps the stored setting.
     """
 
     directory: Path
@@ -61,6 +63,7 @@ class ChatSelection:
     approval_timeout_s: float
     changes: ChangesMode | None = None
     ask_outside: tuple[str, ...] | None = None
+    sandbox: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +145,15 @@ async def removed(options: ChatSelection) -> None:
 async def _opened_here(options: ChatSelection) -> AsyncIterator[ChatConversation]:
     async with _service_at(options.directory) as service:
         row = await _row_of(service.store, options, _HERE)
+        if row.project_id is None and options.project is None:
+            _refuse_other_limits(options)
         row = await chats.ensure(service.store, await _placed(service, row, options))
         approvals = await _approvals_of(service.store, options)
         changes = await _changes_of(service.store, row, options)
         history = _history_of(service.store, row)
         try:
             async with AsyncExitStack() as stack:
-                sandbox, sandboxed = await _sandbox(service, row, stack)
+                sandbox, sandboxed = await _sandbox(service, row, options.sandbox, stack)
                 asks = isinstance(sandbox, ProjectSession) and sandbox.asks_about_host_executables
                 yield ChatConversation(row, sandbox, history, approvals, sandboxed, changes, asks)
         finally:
@@ -178,7 +183,7 @@ async def _service_at(directory: Path) -> AsyncIterator[Service]:
 async def _placed(service: Service, row: ChatRow, options: ChatSelection) -> ChatRow:
     """Return the row with its sandbox and its project. Create them if they do not exist."""
     if row.sandbox_id is None:
-        row = replace(row, sandbox_id=await _sandbox_of(service, options.policy))
+        row = replace(row, sandbox_id=await _sandbox_of(service, options))
     if options.project is None:
         return row
     project = await _project_at(service, options.project, sandboxed=options.sandboxed)
@@ -190,16 +195,28 @@ async def _placed(service: Service, row: ChatRow, options: ChatSelection) -> Cha
     return replace(row, project_id=project.id)
 
 
-async def _sandbox_of(service: Service, policy: str) -> str:
-    """Return the id of the sandbox of all conversations with this policy. Create it if needed."""
+async def _sandbox_of(service: Service, options: ChatSelection) -> str:
+    """Return the id of the sandbox of all conversations with this policy and these options. Create
+    it if needed."""
     caller, cursor = _caller(service), None
+    policy, narrowed = options.policy, options.sandbox if options.project is None else {}
+    _, decided = await service.runtime.decide(policy, **narrowed)
     while True:
         page = await service.sandboxes.list(caller, limit=_LIST_MAX, cursor=cursor)
         for view in page.items:
-            if view.profile == policy:
+            if view.profile == policy and view.policy == decided:
                 return view.id
         if (cursor := page.next_cursor) is None:
-            return (await service.sandboxes.create(caller, profile=policy)).id
+            return (await service.sandboxes.create(caller, profile=policy, **narrowed)).id
+
+
+def _refuse_other_limits(options: ChatSelection) -> None:
+    """Raise BadRequest for limits of a sandbox that exists."""
+    if options.resume is not None and options.sandbox:
+        raise BadRequest(
+            "the sandbox of a stored conversation keeps its limits and variables",
+            hint="omit --memory, --cpus, --env and --network-allow, or begin a new conversation",
+        )
 
 
 async def _project_at(service: Service, directory: Path, *, sandboxed: bool) -> Project:
@@ -219,7 +236,7 @@ async def _project_at(service: Service, directory: Path, *, sandboxed: bool) -> 
 
 
 async def _sandbox(
-    service: Service, row: ChatRow, stack: AsyncExitStack
+    service: Service, row: ChatRow, options: Mapping[str, Any], stack: AsyncExitStack
 ) -> tuple[ToolSandbox, bool]:
     """Return the agent's sandbox, and whether its restrictions are on. It is in use until the stack
     is closed."""
@@ -239,6 +256,7 @@ async def _sandbox(
             name,
             policy=(await use.view()).profile,
             uploads=conversation,
+            **options,
         )
     )
     if isinstance(box, ProjectSession):
@@ -270,9 +288,10 @@ async def _opened_there(options: ChatSelection) -> AsyncIterator[ChatConversatio
         )
     async with _store(options.directory) as store, _client(options) as client:
         if options.resume is None:
-            box = await client.create(options.policy)
+            box = await client.create(options.policy, **options.sandbox)
             row = await chats.ensure(store, await _row_of(store, options, box.id))
         else:
+            _refuse_other_limits(options)
             row = await _row_of(store, options, "")
             box = client.sandbox(row.agent_id)
         history = _history_of(store, row)

@@ -1,15 +1,11 @@
 """`sbx create`: create a sandbox in a running service."""
 
-import tomllib
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
-from sbx.cli import connect, exits, output
-from sbx.cli.run import variables
+from sbx.cli import connect, exits, narrowing, output
 from sbx.cli.terminal import scrub
-from sbx.errors import BadRequest
 
 
 def create(
@@ -20,14 +16,14 @@ def create(
         str | None,
         typer.Option(help="The lifetime: 3600, 90s, 2h. Default: until sbx rm.", metavar="TIME"),
     ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(help="An environment variable. Repeatable.", metavar="NAME=VALUE"),
-    ] = None,
+    memory: narrowing.Memory = None,
+    cpus: narrowing.Cpus = None,
+    network_allow: narrowing.NetworkAllow = None,
+    env: narrowing.Env = None,
     narrow: Annotated[
         list[str] | None,
         typer.Option(
-            help="Narrow the policy, such as limits.memory_max=256MiB. Repeatable.",
+            help="Narrow another key of the policy, such as limits.tasks_max=8. Repeatable.",
             metavar="KEY=VALUE",
         ),
     ] = None,
@@ -42,13 +38,14 @@ def create(
 
     It uses almost no resources until the first run, which starts a kernel.
     """
-    request: dict[str, Any] = {"profile": policy}
+    request: dict[str, Any] = {
+        "profile": policy,
+        **narrowing.sandbox_options(
+            memory=memory, cpus=cpus, network_allow=network_allow, env=env, narrow=narrow or ()
+        ),
+    }
     if ttl is not None:
         request["ttl"] = connect.whole_seconds(ttl, "--ttl")
-    if env:
-        request["env"] = variables(env)
-    if narrow:
-        request["narrower"] = narrower(narrow)
     if workspace_id is not None:
         request["cargo_id"] = workspace_id
 
@@ -57,27 +54,3 @@ def create(
     )
     output.outcome(box, scrub(box["id"]), as_json=as_json)
     return exits.Exit.OK
-
-
-def narrower(pairs: Sequence[str]) -> dict[str, Any]:
-    """Parse `a.b=value` pairs into nested tables. A value is parsed as TOML, or else it is text."""
-    tables: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        *above, last = name.strip().split(".")
-        if not equals or not last:
-            raise BadRequest(
-                f"--narrow {pair}: the value is missing",
-                hint="write it as limits.memory_max=256MiB",
-            )
-        try:
-            value: Any = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        table = tables
-        for part in above:
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
-                raise BadRequest(f"--narrow {pair}: {part} already has a value")
-        table[last] = value
-    return tables

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from sbx.cli import command, connect, exits, output, terminal
+from sbx.cli.narrowing import variables
 from sbx.cli.run import (
     CodeOption,
     EventsOption,
@@ -18,7 +19,6 @@ from sbx.cli.run import (
     ShellOption,
     TimeoutOption,
     code_of,
-    variables,
 )
 from sbx.cli.script import language_for
 from sbx.cli.terminal import InputLines

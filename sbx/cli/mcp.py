@@ -1,8 +1,9 @@
 """`sbx mcp`: the tools for clients of the Model Context Protocol."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from sbx.cli import agent_options, exits
+from sbx.cli import agent_options, exits, narrowing
 
 if TYPE_CHECKING:
     from sbx.agent.settings import AgentSettings
@@ -10,6 +11,10 @@ if TYPE_CHECKING:
 
 def mcp(
     policy: agent_options.Policy = None,
+    memory: narrowing.Memory = None,
+    cpus: narrowing.Cpus = None,
+    network_allow: narrowing.NetworkAllow = None,
+    env: narrowing.Env = None,
     connect: agent_options.Connect = None,
     key: agent_options.Key = None,
 ) -> int:
@@ -25,15 +30,18 @@ def mcp(
     import asyncio
 
     settings = agent_options.settings(policy=policy, connect=connect, key=key)
-    asyncio.run(_serve(settings))
+    options = narrowing.sandbox_options(
+        memory=memory, cpus=cpus, network_allow=network_allow, env=env
+    )
+    asyncio.run(_serve(settings, options))
     return exits.Exit.OK
 
 
-async def _serve(settings: "AgentSettings") -> None:
+async def _serve(settings: "AgentSettings", options: Mapping[str, Any]) -> None:
     from sbx.agent.mcp import serve
     from sbx.agent.tools.registry import Tools
     from sbx.cli.signals import CancelOnSignal
 
     with CancelOnSignal():
-        async with agent_options.own_sandbox(settings) as sandbox:
+        async with agent_options.own_sandbox(settings, options) as sandbox:
             await serve(sandbox, Tools())

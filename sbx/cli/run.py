@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import exits, output
+from sbx.cli import exits, narrowing, output
 from sbx.cli.script import NOTEBOOK, PythonScript, cells_of, language_for
 from sbx.errors import BadRequest, NotFound, TooLarge
 from sbx.protocol.languages import ALIASES, LANGUAGES
@@ -86,10 +86,10 @@ def run(
             metavar="DIR",
         ),
     ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(help="An environment variable. Repeatable.", metavar="NAME=VALUE"),
-    ] = None,
+    memory: narrowing.Memory = None,
+    cpus: narrowing.Cpus = None,
+    network_allow: narrowing.NetworkAllow = None,
+    env: narrowing.Env = None,
     figures: Annotated[
         Path | None,
         typer.Option(
@@ -123,7 +123,9 @@ def run(
             "--upload copies files in and --uploads mounts a directory: they exclude each other",
             hint="put the files into that directory",
         )
-    environment = variables(env or [])
+    narrowed = narrowing.sandbox_options(
+        memory=memory, cpus=cpus, network_allow=network_allow, env=env
+    )
     check_names(upload or [])
     text, from_stdin = code_of(file, code)
     script = language_for(language, file, text, shell=shell)
@@ -152,7 +154,7 @@ def run(
         answers=not (from_stdin or as_json or as_events) and os.isatty(0),
     )
     printer = output.printer(as_json=as_json, as_events=as_events)
-    options = {"workspace": workspace, "uploads": uploads, "env": environment}
+    options = {"workspace": workspace, "uploads": uploads, **narrowed}
     script_file = None if path is None or notebook else PythonScript.of(path, text, workspace)
     work = _Work(spec, cells, script_file, upload or (), figures, out)
     asks = not (as_json or as_events)
@@ -294,19 +296,6 @@ def code_of(file: str | None, code: str | None) -> tuple[str, bool]:
             code="invalid_code",
             hint="save it as UTF-8",
         ) from None
-
-
-def variables(pairs: list[str]) -> dict[str, str]:
-    """Parse the `--env NAME=VALUE` options. Raise BadRequest."""
-    environment = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise BadRequest(
-                f"--env {pair}: the value is missing", hint="write it as --env NAME=VALUE"
-            )
-        environment[name] = value
-    return environment
 
 
 def check_names(files: Sequence[Path]) -> None:

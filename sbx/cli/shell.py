@@ -84,7 +84,7 @@ def shell(
     the shell running; exit ends it. Several clients may attach to the same terminal. The exit code
     is that of the shell or command.
     """
-    from sbx.cli.run import variables
+    from sbx.cli.narrowing import variables
 
     leaves = _key(detach_key)
     opening: dict[str, Any] = {"command": command, "cwd": cwd, "env": variables(env or [])}

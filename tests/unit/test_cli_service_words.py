@@ -7,7 +7,7 @@ import pytest
 
 from sbx.cli import connect, output
 from sbx.cli.cp import CopyTarget, _as_upload
-from sbx.cli.create import narrower
+from sbx.cli.narrowing import narrower
 from sbx.cli.terminal import END_OF_INPUT, STDIN, InputLines, one_line
 from sbx.errors import BadRequest
 
