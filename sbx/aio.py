@@ -176,6 +176,17 @@ class _Workers(ThreadPoolExecutor):
             return done
 
 
+def _shortened(error: errors.SbxError) -> errors.SbxError:
+    """Remove the frames below the call, some 20 of sbx and asyncio, from the traceback that a user
+    reads. With SBX_DEBUG, and for a bug of sbx, they stay."""
+    if not isinstance(error, errors.Broken) and not os.environ.get("SBX_DEBUG"):
+        shown: BaseException | None = error
+        while shown is not None:
+            shown.__traceback__ = None
+            shown = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
+    return error
+
+
 class Loop:
     """An event loop in a separate thread. A forked child does not have this thread: calls there
     raise Broken `used_after_fork`."""
@@ -199,6 +210,8 @@ class Loop:
         future = self._begun(work)
         try:
             return future.result()
+        except errors.SbxError as error:
+            raise _shortened(error) from error.__cause__
         except BaseException:
             if not future.done():
                 future.cancel()

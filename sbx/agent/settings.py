@@ -45,6 +45,9 @@ _SHOULD: Mapping[str, str] = {
 }
 
 
+_EXAMPLES = {"MODEL_NAME": " (such as gpt-4o-mini)", "API_KEY": " (such as sk-…)"}
+
+
 class AgentSettings(BaseModel):
     """The validated values. `read_agent_settings` reads the sources. Times are in seconds.
 
@@ -195,7 +198,8 @@ def _wrong(name: str, what: str, *, code: str) -> BadRequest:
     return BadRequest(
         f"the setting {name} {what}: it should be {_SHOULD.get(name, 'left out, it is unknown')}",
         code=code,
-        hint=f"set {name} or {_PREFIX}{name} in the environment, or {name.lower()} in the table"
+        hint=f"set {name}{_EXAMPLES.get(name, '')} or {_PREFIX}{name} in the environment, or"
+        f" {name.lower()} in the table"
         f" [{TABLE}] of {settings_files.config_directory() / settings_files.NAME}",
         details={"setting": name},
     )

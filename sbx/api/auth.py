@@ -124,4 +124,8 @@ def check_origin(request: HTTPConnection) -> None:
 
 
 def _unauthorized(message: str) -> Denied:
-    return Denied(message, code="unauthorized", hint="send: Authorization: Bearer <key>")
+    return Denied(
+        message,
+        code="unauthorized",
+        hint="send Authorization: Bearer <key>; commands of sbx read SBX_KEY or --key",
+    )

@@ -44,7 +44,7 @@ class AgentLinePrinter:
 @dataclass(slots=True)
 class _Call:
     name: str
-    streamed: bool = False  # some of its output was shown already
+    streamed: str = ""  # the output that was shown already
 
 
 class AgentPrinter:
@@ -124,7 +124,7 @@ class AgentPrinter:
     def _output(self, call_id: str, text: str) -> None:
         self._apart(fresh_line=False)
         if (call := self._calls.get(call_id)) is not None:
-            call.streamed = True
+            call.streamed += text
         for line in text.splitlines(keepends=True):
             self._err.write(line if self._within else _MARGIN + line)
             self._within = not line.endswith("\n")
@@ -136,8 +136,11 @@ class AgentPrinter:
 
     def _tool_end(self, event: ToolEnd) -> None:
         call = self._calls.pop(event.tool_call_id, _Call("the tool"))
-        if event.result and (event.is_error or not call.streamed):
-            self.block(event.result, mark="|", most=_RESULT_MAX, last=event.is_error)
+        result = event.result
+        if call.streamed:  # show only what the live output did not have, such as a traceback
+            result = _without(result, call.streamed) if event.is_error else ""
+        if result:
+            self.block(result, mark="|", most=_RESULT_MAX, last=event.is_error)
         how = "failed" if event.is_error else "done"
         took = f"{event.duration_ms / 1000:.2f} s"
         self.head(f"{call.name} {how}", took, failed=event.is_error)
@@ -194,3 +197,9 @@ def _in_colours(lines: list[str], language: str) -> list[str]:
     with console.capture() as caught:
         console.print(text, soft_wrap=True, end="")
     return caught.get().rstrip("\n").split("\n")
+
+
+def _without(result: str, streamed: str) -> str:
+    """Return the lines of a result that are not among those that were streamed."""
+    seen = {*streamed.splitlines(), "[stdout]", "[stderr]"}
+    return "\n".join(line for line in result.splitlines() if line not in seen)

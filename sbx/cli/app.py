@@ -32,7 +32,7 @@ _GROUPS = {
     ),
 }  # fmt: skip
 _COMMANDS = tuple(name for names in _GROUPS.values() for name in names)
-_ALIASES = {"ls": "ps"}
+_ALIASES = {"ls": "ps", "list": "ps"}
 _MODULES = {"exec": "exec_", "unmount": "mount"}
 # The extra of each command that needs more packages than the core has.
 _EXTRAS = {
@@ -126,6 +126,8 @@ def _parser(command: str) -> TyperGroup:
 def run_command(arguments: Sequence[str] | None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if words[0] == "help":
+        words = [*words[1:2], "--help"]
     words[0] = _ALIASES.get(words[0], words[0])
     as_json = "--json" in words or "--events" in words
     if not os.environ.get("SBX_DEBUG"):
@@ -142,7 +144,7 @@ def run_command(arguments: Sequence[str] | None) -> int:
         output.error(error, as_json=as_json)
         return exits.for_error(error)
     except typer.TyperException as error:
-        output.error(_usage(error), as_json=as_json)
+        output.error(_usage(error, words[0]), as_json=as_json)
         return exits.Exit.USAGE
     except (KeyboardInterrupt, typer.Abort):
         return exits.Exit.INTERRUPTED
@@ -153,10 +155,11 @@ def run_command(arguments: Sequence[str] | None) -> int:
         return exits.Exit.BROKEN
 
 
-def _usage(error: typer.TyperException) -> errors.BadRequest:
+def _usage(error: typer.TyperException, command: str) -> errors.BadRequest:
     message = error.format_message().removesuffix(".")
+    words = f"sbx {command} --help" if command in _COMMANDS else "sbx --help"
     return errors.BadRequest(
-        message[:1].lower() + message[1:], code="usage", hint="sbx --help, sbx COMMAND --help"
+        message[:1].lower() + message[1:], code="usage", hint=f"{words} shows the usage"
     )
 
 

@@ -107,7 +107,8 @@ def for_each(
         output.document({word: done, "failed": failures})
     else:
         for sandbox_id, error in failed:
-            output.failure(f"{sandbox_id}: {error.message}", error.hint)
+            named = sandbox_id in error.message
+            output.failure(error.message if named else f"{sandbox_id}: {error.message}", error.hint)
     return exits.for_error(failed[0][1]) if failed else exits.Exit.OK
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -62,7 +62,8 @@ def logs(
             polling.cancel()
             await asyncio.gather(polling, return_exceptions=True)
 
-    connect.ask(socket, key, shown)
+    with suppress(KeyboardInterrupt) if follow else nullcontext():  # the way to end it
+        connect.ask(socket, key, shown)
     return exits.Exit.OK
 
 

@@ -129,8 +129,9 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(head, overflow="fold")
+    for column, head in enumerate(heads):
+        # An id in the first column can be copied only if it is not wrapped.
+        table.add_column(head, overflow="fold", no_wrap=column == 0)
     for row in rows:
         table.add_row(*(Text(one_line(cell), _STYLES.get(cell, "")) for cell in row))
     coloured = colours(STDOUT)
@@ -177,8 +178,8 @@ def span(length_s: float) -> str:
     """Return a duration in the largest unit that fits twice, to limit the rounding error."""
     for unit_s, unit in _DURATIONS:
         if length_s >= 2 * unit_s:
-            return f"{int(length_s // unit_s)} {unit}"
-    return f"{int(length_s)} s"
+            return f"{round(length_s / unit_s)} {unit}"
+    return f"{round(length_s)} s"
 
 
 def milliseconds(value: object) -> str:

@@ -93,6 +93,8 @@ def check(
     else:
         for file, problems in checked:
             _print(file, problems)
+            for text in _missing_here(file) if not problems else ():
+                output.note(f"{file}: {text}")
     return Exit.USAGE if any(problems for _, problems in checked) else Exit.OK
 
 
@@ -107,6 +109,26 @@ def _problems(file: Path) -> list["Problem"]:
         return [Problem("no such file", file, hint=hint)]
     except SbxError as error:  # the problem is in a directory of policies, not in this file
         return [Problem(error.message, hint=error.hint)]
+
+
+def _missing_here(file: Path) -> list[str]:
+    """Return what this host lacks for a valid policy; another host may have it."""
+    from sbx.doctor.host_check import lacking
+    from sbx.environments.directory import Environments
+    from sbx.policy import load
+    from sbx.runtime.settings import Settings
+
+    policy = load(file, search=_search())
+    name = policy.environment
+    if name is not None:
+        try:
+            Environments(Settings().environments).interpreter(name, policy.name)
+        except SbxError as error:
+            return [f"{error.message}; {error.hint}"]
+        return []
+    if policy.interpreter is not None:
+        return []
+    return [f"preload: {module} is not installed here" for module in lacking(policy.preload)]
 
 
 def _print(file: Path, problems: list["Problem"]) -> None:

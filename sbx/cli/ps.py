@@ -7,7 +7,9 @@ import typer
 
 from sbx.cli import connect, exits, output
 from sbx.cli.terminal import STDOUT, scrub, write
+from sbx.errors import BadRequest
 
+_STATES = ("idle", "starting", "ready", "failed", "expired")
 AllOwners = Annotated[
     bool, typer.Option("--all-owners", help="List the sandboxes of all owners; for the operator.")
 ]
@@ -32,6 +34,10 @@ def ps(
     idle: no kernel is running; the files are kept, and the next run starts a kernel. ready: a
     kernel is live.
     """
+    if status is not None and status not in _STATES:
+        raise BadRequest(
+            f"--status must be one of {', '.join(_STATES)}, not {status[:80]}", code="usage"
+        )
     boxes = connect.ask(
         socket, key, lambda client: connect.list_sandboxes(client, status, all_owners=all_owners)
     )

@@ -23,7 +23,7 @@ def rm(
     socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
-    """Delete sandboxes and their files. A sandbox that is already gone is not an error."""
+    """Delete sandboxes and their files. A sandbox that was deleted before is not an error."""
     if everything == bool(ids):
         raise BadRequest(
             "--all and ids exclude each other"

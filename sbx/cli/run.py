@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from sbx.cli.run_driver import RunSpec, SignalHandler, Step
     from sbx.protocol.runs import Run
     from sbx.runtime.conversation import Conversation
+    from sbx.runtime.sandbox import AsyncSandbox
 
 _READ_MAX = 64 << 20  # far above the limit of a cell; ends the read of a file such as /dev/zero
 _GRACE_S = 0.4  # from Ctrl-C to SIGKILL: the jail must be gone within a second
 _KILLED_S = 0.5  # from SIGKILL until the command stops waiting for the run's last event
 _PYTHON = "python"
+_REFUSED_SHOWN = 3
 
 FileArgument = Annotated[
     str | None, typer.Argument(help="A file of code; - for stdin.", metavar="FILE")
@@ -217,6 +219,8 @@ async def _run_once(
                         break
                 copied = work.script.copied if work.script is not None else ()
                 saved = await save_files(where, out, copied) if out is not None else None
+                if asks:
+                    _note_about(box)
             finally:
                 signals.ignore()
         quarantined = [item for each in results for item in each.quarantined]
@@ -231,6 +235,19 @@ async def _run_once(
                 output.note(f"saved: {path}")
             report_left_out(saved.left_out, "pack them inside, and save the archive")
         return result
+
+
+def _note_about(box: "AsyncSandbox") -> None:
+    """Report what the code inside may not have seen: requests that the policy refused, and modules
+    that could not be preloaded."""
+    if (receipt := box.receipt) is not None:
+        for module, reason in receipt.preload_failed.items():
+            output.note(f"preload: {module} could not be imported: {reason}")
+    refused = [decision for decision in box.network_log if not decision.allowed]
+    for decision in refused[:_REFUSED_SHOWN]:
+        output.note(f"a request was refused by {decision.rule}: {decision.reason}")
+    if (more := len(refused) - _REFUSED_SHOWN) > 0:
+        output.note(f"{more} more requests were refused")
 
 
 def _on_interrupt(where: "Conversation", signals: "SignalHandler") -> "list[Step]":
@@ -299,11 +316,19 @@ def code_of(file: str | None, code: str | None) -> tuple[str, bool]:
 
 
 def check_names(files: Sequence[Path]) -> None:
-    """Raise BadRequest if two files have the same name: all uploads are in one directory."""
+    """Raise NotFound for a file that does not exist, and BadRequest if two files have the same
+    name: all uploads are in one directory."""
     names = [path.name for path in files]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
         raise BadRequest(
             f"two uploads are named {duplicate}, and all uploads are in one directory",
             hint="rename one of them, or mount a directory with --uploads",
+        )
+    missing = next((path for path in files if not path.exists()), None)
+    if missing is not None:
+        raise NotFound(
+            f"file {missing} does not exist",
+            code="file_not_found",
+            hint=f"relative paths are looked up in {Path.cwd()}",
         )

@@ -106,6 +106,11 @@ def serve(
     if print_unit is not None:
         write(STDOUT, unit(print_unit))
         return Exit.OK
+    if user is not None and os.geteuid() != 0:
+        raise BadRequest(
+            "--user selects the account that a service of root changes to, and you are not root",
+            hint="omit --user: the service runs as you",
+        )
     from sbx.api.server.settings import read_settings
 
     result = read_settings(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -67,7 +68,8 @@ def stats(
                 return
             await asyncio.sleep(interval)
 
-    connect.ask(socket, key, look)
+    with suppress(KeyboardInterrupt) if follow else nullcontext():  # the way to end it
+        connect.ask(socket, key, look)
     return exits.Exit.OK
 
 

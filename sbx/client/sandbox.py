@@ -38,6 +38,9 @@ class RemoteSandbox:
         self._conversations: dict[str, RemoteConversation] = {}
         self._closing = asyncio.Lock()
 
+    def __repr__(self) -> str:
+        return f"<RemoteSandbox {self.id} of {self._wire.address.shown}>"
+
     async def info(self) -> SandboxInfo:
         """Return its state."""
         return sandbox_info((await self._wire.call("GET", self._path)).json())

@@ -297,7 +297,7 @@ def verdict(policy: Policy, capabilities: Capabilities) -> PolicyCheck:
     # The policy does not choose the disk limit's mechanism, so it is not among the planned walls.
     disk = [layer for layer in capabilities.layers if layer.name == "disk" and not layer.available]
     weaker += tuple((layer.name, layer.detail) for layer in disk)
-    lacks = () if policy.interpreter else _lacking(policy.preload)
+    lacks = () if policy.interpreter else lacking(policy.preload)
     return PolicyCheck(policy.name, True, weaker, lacks)
 
 
@@ -336,12 +336,12 @@ def _other_layers(capabilities: Capabilities, settings: Settings) -> tuple[Layer
 
 def _interpreter() -> Layer:
     version = ".".join(map(str, sys.version_info[:3]))
-    if lacking := _lacking(_GUEST_NEEDS):
+    if missing := lacking(_GUEST_NEEDS):
         return Layer(
             "interpreter",
             False,
             f"Python {version} at {sys.executable}",
-            f"it lacks {', '.join(lacking)}",
+            f"it lacks {', '.join(missing)}",
             f"run: {sys.executable} -m pip install ipykernel",
         )
     ipython = importlib.metadata.version("ipython")
@@ -350,7 +350,7 @@ def _interpreter() -> Layer:
     )
 
 
-def _lacking(modules: Sequence[str]) -> tuple[str, ...]:
+def lacking(modules: Sequence[str]) -> tuple[str, ...]:
     tops = dict.fromkeys(module.partition(".")[0] for module in modules)
     return tuple(top for top in tops if importlib.util.find_spec(top) is None)
 

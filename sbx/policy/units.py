@@ -133,9 +133,8 @@ def _nearest_duration(unit: str) -> str:
     word = unit.lower()
     if word.startswith(("ms", "mil")):
         return "ms"
-    return next(
-        (candidate for candidate in ("s", "min", "h", "d") if candidate[0] == word[:1]), "s"
-    )
+    candidates = ("s", "min", "h", "d") if word else ("s",)
+    return next((each for each in candidates if not word or each[0] == word[0]), "")
 
 
 def _wrong_unit(
@@ -143,8 +142,10 @@ def _wrong_unit(
 ) -> NoReturn:
     number = str(value).strip().removesuffix(unit).strip()
     problem = f"{unit} is not a unit here" if unit else "a unit is missing"
+    if guess := nearest(unit):
+        problem += f'; did you mean "{number}{guess}"?'
     raise invalid(
-        f'{shown(value)}: {problem}; did you mean "{number}{nearest(unit)}"?',
+        f"{shown(value)}: {problem}",
         hint=f"the units are {', '.join(units)}",
     )
 

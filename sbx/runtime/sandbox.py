@@ -77,6 +77,9 @@ class AsyncSandbox(SandboxKernels):
         self._living: asyncio.Task[None] | None = None
         self._close_reason = ""
 
+    def __repr__(self) -> str:
+        return f"<AsyncSandbox {self.id}, policy {self.policy.name}>"
+
     async def prepare(self) -> None:
         """Refuse a policy that this host cannot enforce, and create the cgroup. Start nothing.
 

@@ -194,7 +194,10 @@ class Authenticator:
             if await get(self._store, record_id) is None:
                 if is_new:
                     del self._revoked[record_id]
-                raise NotFound(f"{record_id} does not exist")
+                raise NotFound(
+                    f"{record_id} does not exist",
+                    hint="sbx key list and sbx token list show the ids",
+                )
 
         def on_done(stored: bool) -> None:
             if stored:

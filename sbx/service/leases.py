@@ -246,5 +246,7 @@ async def _end_unused(sandbox: ServiceSandbox) -> None:
 
 def unknown(sandbox_id: str) -> errors.NotFound:
     return errors.NotFound(
-        f"sandbox {sandbox_id} does not exist", details={"sandbox_id": sandbox_id}
+        f"sandbox {sandbox_id} does not exist",
+        hint="sbx ps, or GET /v1/sandboxes, lists yours",
+        details={"sandbox_id": sandbox_id},
     )

@@ -105,6 +105,10 @@ class Sandbox(BlockingSandbox):
             )
         return tuple(self._inner.network_log)
 
+    def __repr__(self) -> str:
+        policy = self.policy
+        return f"<Sandbox {self._inner.id}, policy {getattr(policy, 'name', policy)}>"
+
     def close(self) -> None:
         """Stop everything inside and delete every file. A second call does nothing."""
         check_process(self._loop.pid)

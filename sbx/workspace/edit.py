@@ -101,7 +101,9 @@ def replace(
         raise Conflict(
             f"the text occurs {occurrences} times in '{path}'; expected: {expected}",
             code="replace_count",
-            hint="read the file, and use more of the surrounding text, or set count",
+            hint="read the file: the text must be the same, with its white space"
+            if not occurrences
+            else "read the file, and use more of the surrounding text, or set count",
             details={"found": occurrences, "expected": count},
         )
     if replaced is None:

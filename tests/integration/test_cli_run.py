@@ -177,7 +177,7 @@ def test_input_is_refused_in_the_code_where_there_is_no_terminal() -> None:
         (["run", "-c", "1", "--timeout", "nan"], 2, "seconds above 0"),
         (["run", "-c", "1", "--timeout", "3601"], 2, "longer than the policy's wall_time"),
         (["run", "-c", "1", "--timeout", "soon"], 2, "--timeout"),
-        (["run", "-c", "1", "--upload", "/no/such.csv"], 2, "'/no/such.csv' does not exist"),
+        (["run", "-c", "1", "--upload", "/no/such.csv"], 2, "file /no/such.csv does not exist"),
         (["run", "-c", "1", "--upload", "/etc"], 2, "is a directory"),
         (["run", "-c", "1", "--upload", "a/x.csv", "--upload", "b/x.csv"], 2, "named x.csv"),
         (["run", "-c", "1", "--upload", "x.csv", "--uploads", "."], 2, "exclude each other"),

@@ -105,10 +105,10 @@ def prepare_data(path: Path, account: Account) -> None:
 
     Its earlier user may have put anything into it, so no symlink in it is followed as root.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o711)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o711)
         top = _open_for(path, None, account, 0o711)
         try:
             with suppress(FileExistsError):

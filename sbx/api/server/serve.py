@@ -237,7 +237,7 @@ class _Server(uvicorn.Server):
         """Stop accepting connections and runs, wait for the current ones, and cut off the rest."""
         self._until = time.monotonic() + self._drain_s
         self._notifier.stopping()
-        _log.info("draining, for %g s at most", self._drain_s)
+        _log.info("draining, for %g s at most; a second signal ends it at once", self._drain_s)
         for server in self.servers:
             server.close()
         for connection in list(self.server_state.connections):

@@ -57,9 +57,13 @@ def timeout_s(policy: Policy, timeout: float | None) -> float:
 
 def check_text(text: str, what: str, size_max: int = CODE_MAX) -> None:
     """Raise BadRequest `invalid_code` for text without a UTF-8 form, TooLarge `code_too_large`."""
+    if not isinstance(text, str):
+        raise errors.BadRequest(
+            f"the {what} must be a str, not {type(text).__name__}", code="invalid_code"
+        )
     try:
         size = len(text.encode())
-    except (UnicodeEncodeError, AttributeError):
+    except UnicodeEncodeError:
         raise errors.BadRequest(
             f"the {what} is not text that UTF-8 can carry",
             code="invalid_code",
