@@ -24,6 +24,7 @@ from sbx.cli.script import language_for
 from sbx.cli.terminal import InputLines
 from sbx.errors import BadRequest, NotFound, SbxError, TooLarge
 from sbx.protocol.contexts import DEFAULT_CONTEXT
+from sbx.protocol.runs import Status
 
 if TYPE_CHECKING:
     from sbx.cli.run_driver import RunSpec, SignalHandler, Step
@@ -176,7 +177,10 @@ async def _run(
     async with signals_of(run_printer) as signals:
         interrupt, stop, end = _steps(where, run, signals)
         signals.react([interrupt, stop], on_end=end)
-        return await run_printer.follow(run.events(), answers=spec.answers)
+        ended = await run_printer.follow(run.events(), answers=spec.answers)
+        if ended.status is Status.INTERRUPTED and signals.received is None:
+            output.note("another client stopped the run or its sandbox, or the service ended")
+        return ended
     raise AssertionError  # the block returns or raises
 
 

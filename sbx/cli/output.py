@@ -231,8 +231,6 @@ class TextPrinter:
         if text:
             self._fresh_line()
             self._err.write(text.removesuffix("\n") + "\n")
-        if error.name == "ModuleNotFoundError":
-            _print("hint", _CYAN, "the policy's Python has no such package: see sbx env create")
 
     def _end(self, run: Run) -> None:
         if run.status not in (Status.OK, Status.ERROR):

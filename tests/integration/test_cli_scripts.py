@@ -130,7 +130,14 @@ def test_cells_of_a_notebook_are_its_code() -> None:
 def test_a_missing_module_names_the_way_to_get_it() -> None:
     ended = in_process("run", "-c", "import no_such_module_anywhere")
     assert ended.returncode == 1
-    assert ended.stderr.endswith("no such package: see sbx env create\n")
+    assert ended.stderr.endswith("creates one with sbx env create NAME PACKAGE.\n")
+    inside = in_process("run", "-c", "import os.nothing")  # no package would help
+    assert "sbx env create" not in inside.stderr
+
+
+def test_an_installation_from_inside_names_the_way_to_get_a_package() -> None:
+    ended = in_process("run", "-c", "!pip install --retries 0 --quiet no-such-package-anywhere")
+    assert ended.stdout.endswith("creates one with sbx env create NAME PACKAGE.\n")
 
 
 def test_doctor_names_another_sbx_that_comes_first(

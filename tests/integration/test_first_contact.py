@@ -223,3 +223,19 @@ def test_a_data_directory_that_cannot_be_made_is_an_error_of_the_setting() -> No
         "invalid_settings",
         "choose another one with --data-dir",
     )
+
+
+def test_a_client_whose_service_ends_is_told_so() -> None:
+    with short_directory() as directory, service(directory, "--drain-timeout", "0") as served:
+        sandbox = in_process("create", "--connect", served.socket).stdout.strip()
+        code = "print('begun', flush=True); import time; time.sleep(100)"
+        line = [*COMMAND, "exec", sandbox, "-c", code, "--connect", str(served.socket)]
+        with subprocess.Popen(
+            line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            served.stop()
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "note: another client stopped the run or its sandbox, or the service ended" in errors

@@ -8,6 +8,7 @@ permission bit.
 
 import errno
 import os
+import re
 import traceback
 import types
 from collections.abc import Iterator
@@ -32,6 +33,11 @@ _COMPUTING_ONLY = (
     " queues of System V or POSIX, and no links or devices; threads are fine, and files can be"
     " written in /workspace and /tmp."
 )
+NO_PACKAGE = (
+    "Packages come from the environment that the policy names, and cannot be installed from inside:"
+    " its operator creates one with sbx env create NAME PACKAGE."
+)
+_INSTALLS = re.compile(r"\b(pip3?|conda|uv|poetry)\b.*\b(install|add)\b")
 _DENIED = frozenset((errno.EPERM, errno.EACCES, errno.ENOSYS))
 _OF_AN_UPLOAD = frozenset((errno.EPERM, errno.EACCES, errno.EXDEV))
 _UPLOADS = ("/workspace/uploads/temparea", "/uploads")
@@ -103,6 +109,17 @@ def reason(error: BaseException, *, processes: bool) -> str | None:
         if cause.errno in _DENIED and not processes:
             return _COMPUTING_ONLY
     return None
+
+
+def lacks_package(error: object) -> bool:
+    """Return whether an import found no package, for which a user would try to install one."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    return isinstance(name, str) and "." not in name
+
+
+def installs(command: str) -> bool:
+    """Return whether a shell command installs packages."""
+    return _INSTALLS.search(command) is not None
 
 
 def _names_an_upload(error: OSError) -> bool:

@@ -258,6 +258,8 @@ class SandboxShell(LeanShell):
         code = system_commands.run(self.var_expand(cmd, depth=1), sys.stdout.write)
         # Not returned: a value other than None would be displayed.
         self.user_ns["_exit_code"] = code
+        if code and self.walls and errors.installs(cmd):
+            sys.stdout.write(f"{errors.NO_PACKAGE}\n")
         if getattr(self, "system_raise_on_error", False) and code:
             import subprocess
 
@@ -306,6 +308,8 @@ class SandboxShell(LeanShell):
         if isinstance(evalue, Exception) and (why := self._why_refused(evalue)):
             self.last_error["evalue"] += f". {why}"
             self.last_error["traceback"].append(why)
+        elif self.walls and errors.lacks_package(evalue):
+            self.last_error["traceback"].append(errors.NO_PACKAGE)
         self.publish("error", self.last_error)
 
     def _why_refused(self, error: Exception) -> str | None:
