@@ -15,7 +15,7 @@ import inspect
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypedDict, Unpack
@@ -30,7 +30,9 @@ from sbx.agent.models import Model
 from sbx.agent.sandbox import Conversations, ToolSandbox, in_project, is_sandboxed, one_of
 from sbx.agent.step import ModelAnswers, Step, SystemPrompt, results_of
 from sbx.agent.tools.approval_rules import Permissions
+from sbx.agent.tools.execution import limited_to
 from sbx.agent.tools.registry import Tools
+from sbx.agent.tools.tool import ToolDefinition
 from sbx.aio import run_to_completion
 from sbx.errors import BadRequest, Broken, Conflict, SbxError
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, AgentRunStart, Json, Reason, StepEnd
@@ -177,7 +179,8 @@ class Agent:
     async def _run(self, request: "_Request", emit: EmitEvent) -> None:
         self._is_started = True
         thread = Thread(self.history)
-        answers = ModelAnswers(self._model, self._prompt, self._tools.definitions(), thread, emit)
+        definitions = await self._definitions()
+        answers = ModelAnswers(self._model, self._prompt, definitions, thread, emit)
         calls = AgentToolCalls(
             self._sandbox,
             self._tools,
@@ -194,6 +197,18 @@ class Agent:
         finally:
             await thread.close()
         emit(AgentRunEnd(reason, answers.content, answers.usage.to_dict(), error))
+
+    async def _definitions(self) -> tuple[ToolDefinition, ...]:
+        """Return the tools, without languages that this sandbox cannot run, if it reports them."""
+        definitions = self._tools.definitions()
+        box: Any = self._sandbox
+        own = box.conversation("default") if hasattr(box, "conversation") else box
+        languages = getattr(own, "languages", None)
+        with suppress(SbxError):  # the first call then reports it
+            if languages is not None:
+                available = await languages()
+                definitions = tuple(limited_to(available, each) for each in definitions)
+        return definitions
 
     async def _loop(
         self,

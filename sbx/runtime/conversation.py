@@ -194,6 +194,12 @@ class Conversation(ScriptMethods[ActiveRun]):
         self._default.check_open()
         return await self._languages.tool(name, self._has_file)
 
+    async def languages(self) -> tuple[str, ...]:
+        """Return the languages of scripts that this host has programs for, without Python."""
+        if not self._policy.processes or "shell" not in self._policy.capabilities:
+            return ()
+        return await self._languages.names()
+
     async def _has_file(self, path: str) -> bool:
         return (await self.files.stat(path)).kind == "file"
 

@@ -1,8 +1,9 @@
 """run_code and execute_command: a run with live output, and its result as text."""
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 
 from sbx.agent.sandbox import ToolRun, ToolSandbox
 from sbx.agent.tools.figures import figures, kept
@@ -60,6 +61,18 @@ async def _run_code(call: ToolCallRequest, arguments: Arguments) -> ToolResult:
     run = await _followed(call, live)
     lines, images = await kept(call, figures(run.outputs))
     return ToolResult(describe_run(run, lines), is_error=not run.ok, images=images)
+
+
+def limited_to(languages: Collection[str], definition: ToolDefinition) -> ToolDefinition:
+    """Return the definition of run_code for a sandbox that runs these languages; any other
+    definition as it is."""
+    if definition.name != RUN_CODE.definition.name:
+        return definition
+    names = [name for name in _LANGUAGES if ALIASES.get(name, name) in ("python", *languages)]
+    properties = definition.parameters["properties"]
+    language = {**properties["language"], "enum": names}
+    parameters = {**definition.parameters, "properties": {**properties, "language": language}}
+    return replace(definition, parameters=parameters)
 
 
 def _effect_of_code(arguments: Arguments) -> Effect:

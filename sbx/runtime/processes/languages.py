@@ -288,9 +288,7 @@ class Languages:
 
         Raise BadRequest `language_unavailable`.
         """
-        programs = _cache.kept(self._view)
-        if programs is None:
-            programs = await asyncio.to_thread(_cache.find, self._view)
+        programs = await self._programs()
         tool = serving(language, programs)
         if tool is None and language == "typescript" and programs.node is not None:
             for path in COMPILERS:
@@ -299,6 +297,22 @@ class Languages:
         if tool is None:
             raise unavailable(language, [other for other in LANGUAGES if serving(other, programs)])
         return tool
+
+    async def names(self) -> tuple[Language, ...]:
+        """Return the languages that may work: a compiler of TypeScript may be in the workspace."""
+        programs = await self._programs()
+        return tuple(
+            language
+            for language in LANGUAGES
+            if serving(language, programs) is not None
+            or (language == "typescript" and programs.node is not None)
+        )
+
+    async def _programs(self) -> InstalledPrograms:
+        programs = _cache.kept(self._view)
+        if programs is None:
+            programs = await asyncio.to_thread(_cache.find, self._view)
+        return programs
 
 
 async def _is_there(has_file: Callable[[str], Awaitable[bool]], path: str) -> bool:
