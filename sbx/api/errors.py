@@ -9,7 +9,7 @@ sbx (500) have the same shape. The body of a bug has its request id, but not its
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
@@ -234,9 +234,7 @@ def _allowed(request: Request) -> list[str]:
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problems = [_problem(each) for each in error.errors()[:20]]
-    text = "; ".join(
-        f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in problems[:3]
-    )
+    text = "; ".join(f"{_field_of(each['loc'])}: {each['msg']}" for each in problems[:3])
     message = f"the request has another shape: {text}"
     first = problems[0]
     if first["loc"] == ["body"] and first["type"] == "missing":
@@ -258,6 +256,12 @@ def _problem(error: Mapping[str, Any]) -> dict[str, Any]:
     """Return an error without `input`, `ctx` and `url`: they may contain values outside of JSON."""
     where = [part if isinstance(part, int) else _fit(part) for part in error["loc"]]
     return {"loc": where, "msg": _fit(error["msg"]), "type": error["type"]}
+
+
+def _field_of(where: Sequence[str | int]) -> str:
+    """Return `ttl` for the field of a body, and `query.limit` for other places."""
+    parts = where[1:] if len(where) > 1 and where[0] == "body" else where
+    return ".".join(map(str, parts))
 
 
 def _fit(text: object) -> str:

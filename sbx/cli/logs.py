@@ -117,9 +117,10 @@ async def _unseen(client: "Client", sandbox_id: str, seen: set[str]) -> list[dic
 
 
 def _when(record: Record) -> float:
+    """Return the time of an event, or of the end of a run: its kernel may start for it."""
     _, body = record
     at = output.moment(body.get("at") or body.get("created_at"))
-    return at.timestamp() if at else 0.0
+    return (at.timestamp() if at else 0.0) + (body.get("execution_time_ms") or 0) / 1000
 
 
 def _plain(kind: str, body: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from tests.tiers import rows
 
 pytestmark = pytest.mark.core
 WAIT_S = 60.0
-PROMPT = "bash-[0-9.]+[$#] "
+PROMPT = "sbx:[^ ]*[$#] "
 
 
 @pytest.fixture

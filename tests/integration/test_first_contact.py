@@ -264,3 +264,21 @@ def test_a_sandbox_without_languages_is_offered_python_alone() -> None:
     limited = limited_to((), RUN_CODE.definition)
     assert limited.parameters["properties"]["language"]["enum"] == ["python"]
     assert limited_to((), EXECUTE_COMMAND.definition) is EXECUTE_COMMAND.definition
+
+
+def test_the_prompt_of_a_terminal_shows_that_it_is_inside(box: Sandbox) -> None:
+    terminal = box.terminals.open()
+    drawn = b""  # HOME is /workspace
+    with terminal.attach() as client:
+        for piece in client:
+            drawn += piece
+            if b"sbx:~$ " in drawn:
+                break
+    terminal.close()
+
+
+def test_a_wrong_field_is_named_without_the_word_body(served: Service) -> None:
+    with served.client() as client:
+        reply = client.post("/v1/sandboxes", json={"ttl": "1h"})
+    message = reply.json()["error"]["message"]
+    assert message.startswith("the request has another shape: ttl: Input should be a valid integer")

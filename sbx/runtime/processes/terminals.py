@@ -12,7 +12,8 @@ from sbx.runtime.processes.terminal import Terminal
 from sbx.runtime.run import checks
 from sbx.runtime.run.context import Context
 
-_ENVIRONMENT = {"TERM": "xterm-256color"}
+# The prompt shows that this shell is inside of a sandbox.
+_ENVIRONMENT = {"TERM": "xterm-256color", "PS1": r"sbx:\w\$ "}
 
 
 class Terminals:
