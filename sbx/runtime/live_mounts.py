@@ -274,7 +274,7 @@ def _identity(
         how = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(source, how) if sources is None else sources.open(source)
         try:
-            check(fd, read_only=read_only, guarded=False)
+            check(fd, read_only)
             status = os.fstat(fd)
         finally:
             os.close(fd)

@@ -86,9 +86,9 @@ class AsyncSandbox(SandboxKernels):
         If this raises, the caller closes the sandbox.
         """
         if self._uploads is not None:
-            await asyncio.to_thread(self._check_directory, self._uploads, read_only=True)
+            await asyncio.to_thread(self._check_directory, self._uploads, True)
         if self._workspace is not None:
-            await asyncio.to_thread(self._check_directory, self._workspace)
+            await asyncio.to_thread(self._check_directory, self._workspace, False)
             self._owner_uid = await asyncio.to_thread(_owner_of, self._workspace)
             may_map = self._resources.capabilities.root and self._owner_uid is not None
             self._mapped = may_map and (self._owner_uid == 0 or self._resources.confined)

@@ -93,7 +93,7 @@ class SandboxKernels:
             policy.shared and workspace is None,
             guarded=policy.host_executables != "allow",
             possible=resources.capabilities.own_namespaces,
-            check=self._check_directory,
+            check=partial(self._check_directory, guarded=False),
         )
         self._copies = Snapshots(
             resources, policy, self._directory, lambda: (self._host.uid, self._host.gid)
@@ -140,7 +140,7 @@ class SandboxKernels:
         return key_of(self._loaded, policy, capabilities, paths, self._resources.filters, own_uid)
 
     def _check_directory(
-        self, directory: int | Path, *, read_only: bool = False, guarded: bool = True
+        self, directory: int | Path, read_only: bool, *, guarded: bool = True
     ) -> None:
         """Raise Denied `directory_forbidden` for a host directory that no sandbox may see."""
         own = self._resources.own_paths

@@ -249,11 +249,14 @@ class SandboxRecord:
         _, policy = await self.policy()
         if self._mounts is None:
             runtime = self.dependencies.runtime
+            own = runtime.own_paths
             self._mounts = LiveMounts(
                 policy.shared,
                 guarded=policy.host_executables != "allow",
                 possible=runtime.capabilities.own_namespaces,
-                check=partial(allowed_paths.check, own=runtime.own_paths),
+                check=lambda directory, read_only: allowed_paths.check(
+                    directory, own, read_only=read_only, guarded=False
+                ),
                 sources=runtime.mount_sources,
             )
         return self._mounts

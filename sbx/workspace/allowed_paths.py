@@ -16,11 +16,10 @@ import pwd
 import stat
 import sysconfig
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from sbx.errors import BadRequest, Denied
 from sbx.forbidden_directories import (
@@ -52,12 +51,9 @@ class OwnPaths:
     code: tuple[Path, ...] = ()
 
 
-class Check(Protocol):
-    """Raise Denied for a host directory that no sandbox may see, by its path or descriptor."""
-
-    def __call__(
-        self, directory: int | Path, /, *, read_only: bool, guarded: bool = True
-    ) -> None: ...
+# Raises Denied for a host directory, by its path or descriptor, that no sandbox may see; the second
+# argument is whether it is read-only inside.
+Check = Callable[[int | Path, bool], None]
 
 
 def check(

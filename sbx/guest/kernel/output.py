@@ -127,7 +127,7 @@ class OutputWriter:
             self._send_gathered()
             self._writer.flush()
 
-    def publish(self, kind: str, content: Mapping[str, Any], *, hold: bool = False) -> None:
+    def publish(self, kind: str, content: Mapping[str, Any], hold: bool = False) -> None:
         """Send a frame after all text written before it. Raise FrameError for invalid content.
 
         With `hold`, send it together with the next frame if that follows within INTERVAL_S, and

@@ -17,8 +17,8 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from IPython.core import page
 from IPython.core.autocall import ZMQExitAutocall
@@ -47,10 +47,8 @@ _PAGE_MAX = 1024 * 1024
 warnings.filterwarnings("ignore", "To exit: use", UserWarning)
 
 
-class Publish(Protocol):
-    """The function that sends frames; see `sbx.guest.kernel.output.Output.publish`."""
-
-    def __call__(self, kind: str, content: Mapping[str, Any], *, hold: bool) -> None: ...
+# Sends a frame: its kind, its content, and whether the next frame follows at once.
+Publish = Callable[[str, Mapping[str, Any], bool], None]
 
 
 class ImportRefused(InputRejected):
@@ -187,7 +185,7 @@ class SandboxShell(LeanShell):
     def publish(self, kind: str, content: Mapping[str, Any], *, hold: bool = False) -> None:
         """Publish a frame. `hold`: the next frame follows at once, and can be sent with it."""
         if self._publish is not None:
-            self._publish(kind, content, hold=hold)
+            self._publish(kind, content, hold)
 
     def begin_script(self, path: str, argv: list[str]) -> None:
         """Let the next cells be the script `path`: their tracebacks name its lines."""

@@ -66,7 +66,7 @@ def _run(shell: "SandboxShell", code: str) -> None:
 def _into_nowhere(shell: "SandboxShell") -> Iterator[None]:
     """Build frames as for a user's cell, and drop them."""
 
-    def publish(kind: str, content: Mapping[str, Any], *, hold: bool = False) -> None:
+    def publish(kind: str, content: Mapping[str, Any], hold: bool) -> None:
         frames.encode(kind, content)
 
     shell.publish_by(publish)

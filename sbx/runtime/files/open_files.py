@@ -218,7 +218,7 @@ def open_files(
                 closing(HostDirectory.open(uploads, jail_uid=host[0], read_only=True))
             )
             if check is not None:
-                check(mounted.fd, read_only=True)
+                check(mounted.fd, True)
             identities[str(mounted.path)] = mounted.identity()
             put, uploads_path, uploads_tree = None, mounted.path, mounted.tree(view=UPLOADS)
             resources.callback(uploads_tree.close)
@@ -251,7 +251,7 @@ def open_files(
             if owner_uid is not None and directory.owner[0] != owner_uid:
                 raise replaced(str(workspace))
             if check is not None:
-                check(directory.fd, read_only=False)
+                check(directory.fd, False)
             identities[str(directory.path)] = directory.identity()
             tree = directory.tree(owner=directory.owner if mapped else owner)
             resources.callback(tree.close)

@@ -95,7 +95,7 @@ class ProjectSandbox(AsyncSandbox):
         )
 
     def _check_directory(
-        self, directory: int | Path, *, read_only: bool = False, guarded: bool = True
+        self, directory: int | Path, read_only: bool, *, guarded: bool = True
     ) -> None:
         """Pass the uploads and the results of a conversation, which are in the data directory."""
         path = f"/proc/self/fd/{directory}" if isinstance(directory, int) else directory
