@@ -62,6 +62,7 @@ _TELEMETRY: TelemetryConfig = {
     "metrics": False,
     "logs": False,
     "auto_configure": False,
+    "exclude": lambda scope: scope["path"] in ("/health", "/metrics"),  # asked every few seconds
 }
 
 
