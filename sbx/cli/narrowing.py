@@ -18,9 +18,10 @@ Memory = Annotated[
 ]
 Cpus = Annotated[
     float | None,
-    typer.Option("--cpus", help="The CPU limit, such as 0.5; at most that of the policy.",
-                 metavar="N"),
-]  # fmt: skip
+    typer.Option(
+        "--cpus", help="The CPU limit, such as 0.5; at most that of the policy.", metavar="N"
+    ),
+]
 Env = Annotated[
     list[str] | None,
     typer.Option("--env", help="An environment variable. Repeatable.", metavar="NAME=VALUE"),

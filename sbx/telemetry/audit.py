@@ -54,6 +54,7 @@ _WORD_MAX = 256  # characters of each of `who`, `what` and `object`
 _WINDOW = 1024 * 1024  # bytes at the end of the log in which the last whole line is looked for
 _NOTES_MAX = 1000  # notes that wait to be written
 _RETRY_S = 0.5
+_ROTATE_AGAIN_S = 60.0
 _NUMBER = re.compile(r"-([0-9]{6,18})-[0-9]{8}\.")
 _NOTED_AFTER_S = 0.05  # so that notes do not compete for the CPU with work that just started
 
@@ -77,7 +78,7 @@ class Audit:
         self._path = path
         self._rotation = rotation
         self._began_at: float | None = None  # the time of the first line of the file
-        self._stuck = False  # the last rotation failed
+        self._rotate_from = 0.0  # not before this time.monotonic, after a failure
         self._key = key
         self._on_full = on_full
         self.refused = False  # lines wait, because the last one could not be written
@@ -260,10 +261,10 @@ class Audit:
     def _rotate(self, head: str) -> str:
         """Begin a new file, and return the hash for its next line. If that fails, the old file
         stays in use. The next start completes a rotation that was killed between the renames."""
-        complete, next_path = (
-            self._path.with_name(self._next_name()),
-            self._path.with_suffix(".next"),
-        )
+        if time.monotonic() < self._rotate_from:
+            return head
+        complete = self._path.with_name(self._next_name())
+        next_path = self._path.with_suffix(".next")
         fd = None
         try:
             os.fsync(self._fd)
@@ -276,12 +277,11 @@ class Audit:
         except (OSError, Unavailable) as error:
             if fd is not None:
                 os.close(fd)
-            if not self._stuck:
-                _log.warning("the audit log cannot be rotated: %s", error)
-            self._stuck = True
+            _log.warning("the audit log cannot be rotated: %s", error)
+            self._rotate_from = time.monotonic() + _ROTATE_AGAIN_S
             return head
         os.close(self._fd)
-        self._fd, self._began_at, self._stuck = fd, None, False
+        self._fd, self._began_at = fd, None
         return next_head
 
     def _next_name(self) -> str:

@@ -455,7 +455,10 @@ async def test_a_rotation_that_was_killed_between_its_renames_is_completed(path:
     assert (verified.ok, verified.count, whats) == (True, before + 3, links)
 
 
-async def test_a_log_that_cannot_be_rotated_grows(path: Path) -> None:
+async def test_a_log_that_cannot_be_rotated_grows(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "_ROTATE_AGAIN_S", 0.0)
     log = await Audit.open(path, key=KEY, rotation=Rotation(300, "never"))
     path.with_suffix(".next").mkdir()  # no file can have this name
     for _ in range(5):
