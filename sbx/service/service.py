@@ -45,7 +45,7 @@ from sbx.store import sandboxes as rows
 from sbx.store.pending import PendingWrites
 from sbx.telemetry import metrics
 from sbx.telemetry.audit import Audit
-from sbx.telemetry.audit_chain import Rotation
+from sbx.telemetry.audit_rotation import Rotation
 from sbx.telemetry.host_paths import hide_below
 from sbx.workspace import DataDirectory
 from sbx.workspace.secret_files import secret_at

@@ -21,7 +21,6 @@ chain.
 import asyncio
 import errno
 import hashlib
-import json
 import logging
 import os
 import re
@@ -37,16 +36,21 @@ from sbx.errors import Closed, Unavailable, is_disk_full
 from sbx.telemetry import metrics
 from sbx.telemetry.audit_chain import (
     FIRST,
-    ROTATED,
     SIGNED,
     TORN,
     WHOLE_LINE,
-    Rotation,
     format_line,
     is_signed,
-    rotated_files,
     to_json,
     translate_errors,
+)
+from sbx.telemetry.audit_rotation import (
+    ROTATED,
+    Rotation,
+    count_lines,
+    first_entry,
+    next_file,
+    rotated_files,
 )
 
 MISSED = "audit.missed"
@@ -55,7 +59,6 @@ _WINDOW = 1024 * 1024  # bytes at the end of the log in which the last whole lin
 _NOTES_MAX = 1000  # notes that wait to be written
 _RETRY_S = 0.5
 _ROTATE_AGAIN_S = 60.0
-_NUMBER = re.compile(r"-([0-9]{6,18})-[0-9]{8}\.")
 _NOTED_AFTER_S = 0.05  # so that notes do not compete for the CPU with work that just started
 
 
@@ -254,7 +257,7 @@ class Audit:
 
     def _first_at(self) -> float | None:
         """Return the time of the first line of the file, or None for an empty one."""
-        if self._began_at is None and (entry := _first_entry(self._fd)) is not None:
+        if self._began_at is None and (entry := first_entry(self._fd)) is not None:
             self._began_at = float(entry["at"])
         return self._began_at
 
@@ -263,7 +266,7 @@ class Audit:
         stays in use. The next start completes a rotation that was killed between the renames."""
         if time.monotonic() < self._rotate_from:
             return head
-        complete = self._path.with_name(self._next_name())
+        complete = next_file(self._path, self._fd, self._clock())
         next_path = self._path.with_suffix(".next")
         fd = None
         try:
@@ -284,21 +287,11 @@ class Audit:
         self._fd, self._began_at = fd, None
         return next_head
 
-    def _next_name(self) -> str:
-        """Return a name after those of all complete files, also of those that were moved away."""
-        first = _first_entry(self._fd)
-        names = [path.name for path in rotated_files(self._path)]
-        if first is not None and first["what"] == ROTATED:
-            names.append(first["details"]["file"])
-        numbers = [int(match[1]) for name in names if (match := _NUMBER.search(name))]
-        day = time.strftime("%Y%m%d", time.gmtime(self._clock()))
-        return f"{self._path.stem}-{max(numbers, default=0) + 1:06}-{day}{self._path.suffix}"
-
     def _link(self, name: str, fd: int, head: str) -> tuple[bytes, str]:
         """Return the first line of the file after the file `name`, which is open as `fd`."""
-        first = _first_entry(fd)
+        first = first_entry(fd)
         earlier = first["details"]["count"] if first and first["what"] == ROTATED else 0
-        details = {"file": name, "head": head, "count": earlier + _count_lines(fd)}
+        details = {"file": name, "head": head, "count": earlier + count_lines(fd)}
         entry = self._entry("sbx", ROTATED, "audit", details)
         return format_line(entry, head, self._key)
 
@@ -375,23 +368,6 @@ def _data(details: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _cut(word: str) -> str:
     return word if len(word) <= _WORD_MAX else f"{word[: _WORD_MAX - 1]}…"
-
-
-def _first_entry(fd: int) -> dict[str, Any] | None:
-    """Return the first line of a file, or None if it has none that is whole."""
-    match = WHOLE_LINE.match(os.pread(fd, _WINDOW, 0))
-    if match is None:
-        return None
-    entry: dict[str, Any] = json.loads(match[0])
-    return entry
-
-
-def _count_lines(fd: int) -> int:
-    count = offset = 0
-    while piece := os.pread(fd, _WINDOW, offset):
-        count += piece.count(b"\n")
-        offset += len(piece)
-    return count
 
 
 def _opened(path: Path) -> int:

@@ -19,24 +19,22 @@ files may be moved away. The check then begins with the oldest one that is left,
 number of lines before it.
 """
 
-import glob
 import hashlib
 import hmac
 import json
 import re
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from sbx.errors import Unavailable, is_disk_full
+from sbx.telemetry.audit_rotation import ROTATED, rotated_files
 
 FIRST = "0" * 64
 TORN = "audit.torn"
 SIGNED = "audit.signed"
-ROTATED = "audit.rotated"
 _LINE_MAX = 16 * 1024  # bytes; details that would make a line longer are left out
 _SEAM = b',"hash":"'
 _END = b'"}\n'
@@ -65,31 +63,6 @@ class Verified:
     files: int = 1
     broken_in: Path | None = None
     earlier: int = 0
-
-
-class Rotation(NamedTuple):
-    """When a log gets a new file: before it has more than `size_max` bytes, and when the UTC day or
-    month of its first line is over."""
-
-    size_max: int = 64 << 20
-    period: Literal["never", "day", "month"] = "month"
-
-    def is_due(self, size: int, began_at: float | None, now: float) -> bool:
-        """Return whether a file of `size` bytes whose first line is of `began_at` is complete."""
-        if began_at is None:
-            return False
-        if size >= self.size_max:
-            return True
-        if self.period == "never":
-            return False
-        digits = {"day": "%Y-%m-%d", "month": "%Y-%m"}[self.period]
-        begun, today = (time.strftime(digits, time.gmtime(at)) for at in (began_at, now))
-        return begun < today
-
-
-def rotated_files(path: Path) -> list[Path]:
-    """Return the complete files of the log at `path`, the oldest first."""
-    return sorted(path.parent.glob(f"{glob.escape(path.stem)}-*{path.suffix}"))
 
 
 def verify(path: Path, key: bytes | None = None) -> Verified:

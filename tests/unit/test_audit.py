@@ -16,7 +16,8 @@ import pytest
 from sbx.errors import Closed, Unavailable
 from sbx.telemetry import audit, audit_chain
 from sbx.telemetry.audit import Audit
-from sbx.telemetry.audit_chain import Rotation, rotated_files, verify
+from sbx.telemetry.audit_chain import verify
+from sbx.telemetry.audit_rotation import ROTATED, Rotation, rotated_files
 
 
 @pytest.fixture
@@ -376,7 +377,7 @@ async def test_the_chain_goes_through_all_files(path: Path) -> None:
         "audit-000002-19700101.jsonl",
     ]
     lines = [json.loads(line) for file in files for line in file.read_bytes().splitlines()]
-    links = [line for line in lines if line["what"] == audit_chain.ROTATED]
+    links = [line for line in lines if line["what"] == ROTATED]
     assert [line["what"] for line in lines if line not in links] == [
         audit_chain.SIGNED,
         *(f"action-{number}" for number in range(20)),
@@ -435,7 +436,7 @@ async def test_a_beginning_that_somebody_invents_has_no_signature(path: Path) ->
     for file in files[:-1]:
         file.unlink()
     rest = path.read_bytes().splitlines(keepends=True)[2:]
-    entry = {"at": 1.0, "who": "sbx", "what": audit_chain.ROTATED, "object": "audit"}
+    entry = {"at": 1.0, "who": "sbx", "what": ROTATED, "object": "audit"}
     head = json.loads(path.read_bytes().splitlines()[1])["hash"]
     details = {"file": "audit-000001-19700101.jsonl", "head": head, "count": 5}
     line, _ = audit_chain.format_line(entry | {"details": details}, head, b"another key")
@@ -450,7 +451,7 @@ async def test_a_rotation_that_was_killed_between_its_renames_is_completed(path:
     assert (verify(path, KEY).ok, verify(path, KEY).count) == (True, before)
     await write(path, "after", key=KEY)
     verified = verify(path, KEY)
-    links = (audit_chain.ROTATED, audit_chain.SIGNED, "after")
+    links = (ROTATED, audit_chain.SIGNED, "after")
     whats = tuple(json.loads(line)["what"] for line in path.read_bytes().splitlines())
     assert (verified.ok, verified.count, whats) == (True, before + 3, links)
 

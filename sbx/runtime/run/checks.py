@@ -59,7 +59,9 @@ def check_text(text: str, what: str, size_max: int = CODE_MAX) -> None:
     """Raise BadRequest `invalid_code` for text without a UTF-8 form, TooLarge `code_too_large`."""
     if not isinstance(text, str):
         raise errors.BadRequest(
-            f"the {what} must be a str, not {type(text).__name__}", code="invalid_code"
+            f"the {what} must be a str, not {type(text).__name__}",
+            code="invalid_code",
+            hint="decode bytes with the right encoding, and pass text",
         )
     try:
         size = len(text.encode())
