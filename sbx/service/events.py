@@ -65,6 +65,8 @@ class SandboxEvents:
     ) -> AsyncGenerator[EventRow, None]:
         while True:
             change = sandbox.changes.next
+            # Before the read: a deletion that is recorded meanwhile has an event after this page.
+            over = sandbox.row.deleted_at is not None or sandbox.shut_down
             await self._store.settled()
             page = await events.list_for_sandbox(
                 self._store, sandbox.id, after=after, conversation=within
@@ -74,7 +76,8 @@ class SandboxEvents:
                 yield event
             if page:
                 continue  # there may be more than one page
-            over = sandbox.row.deleted_at is not None or sandbox.shut_down
             if not change.is_set() and over:
                 return
+            if sandbox.row.deleted_at is not None or sandbox.shut_down:
+                continue  # read once more
             await change.wait()

@@ -58,3 +58,27 @@ def test_a_provider_that_is_there_gets_the_spans() -> None:
         "run {'sbx.kind': 'python'}",
         "sbx.run {'sbx.status': 'ok'} 7",
     ]
+
+
+_FAILING = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from sbx.errors import BadRequest
+from sbx.telemetry.spans import span
+exporter, provider = InMemorySpanExporter(), TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+trace.set_tracer_provider(provider)
+try:
+    with span("sbx.failing"):
+        raise BadRequest("what the user wrote", code="invalid_code")
+except BadRequest:
+    pass
+(failed,) = exporter.get_finished_spans()
+print(failed.events, failed.status.is_ok, failed.status.description, dict(failed.attributes))
+"""
+
+
+def test_the_span_of_a_failure_has_its_code_but_not_its_message() -> None:
+    assert said(_FAILING) == "() False None {'error.type': 'invalid_code'}"
