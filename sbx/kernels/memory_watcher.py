@@ -40,11 +40,13 @@ _PIPES_IF_HIDDEN = 256
 class Watcher:
     """Watches the kernels of one sandbox together; `memory_max` in bytes is their common limit.
 
-    With `descriptors` it also limits the pipes and epoll instances of each jail.
+    With `descriptors` it also limits the pipes and epoll instances of each jail. A jail that needs
+    too much memory with half of `tasks_max` processes is reported as one with too many processes.
     """
 
-    def __init__(self, memory_max: float, *, descriptors: bool) -> None:
+    def __init__(self, memory_max: float, *, tasks_max: int, descriptors: bool) -> None:
         self._memory_max = memory_max
+        self._tasks_max = tasks_max
         self._descriptors = descriptors
         self._kernels: set[Kernel] = set()
         self._task: asyncio.Task[None] | None = None
@@ -79,7 +81,7 @@ class Watcher:
                 if total > self._memory_max:
                     largest = max(used, key=lambda kernel: used[kernel])
                     _log.info("a sandbox used %d bytes: its largest kernel is killed", total)
-                    await _kill(largest, Cause.MEMORY)
+                    await _kill(largest, self._cause(len(largest.jail.processes())))
             await self._pause()
 
     async def _pause(self) -> None:
@@ -91,6 +93,9 @@ class Watcher:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_IDLE_PERIOD_S):
                 await self._busy.wait()
+
+    def _cause(self, processes: int) -> Cause:
+        return Cause.PIDS if processes >= self._tasks_max // 2 else Cause.MEMORY
 
     def _find_greedy(self) -> set[Kernel]:
         """Return the kernels whose jails hold too many pipes or epoll instances."""

@@ -100,16 +100,24 @@ def locate(policy: str | Path, search: Sequence[Path]) -> Path:
     return find(policy, search)
 
 
-def find(name: str, search: Sequence[Path], *, is_request: bool = True) -> Path:
+def find(
+    name: str,
+    search: Sequence[Path],
+    *,
+    is_request: bool = True,
+    listed: Sequence[Path] | None = None,
+) -> Path:
     """Return the file of a name. A shipped name always means the shipped file.
 
     If another file takes a shipped name and `is_request` is set, report that file. A policy that
-    only extends the name gets the shipped file.
+    only extends the name gets the shipped file. An error lists the policies in `listed`, by default
+    all of `search`.
     """
+    listed = search if listed is None else listed
     try:
         policy_name(name)
     except ValueError:
-        raise _not_found(name, search) from None
+        raise _not_found(name, search, listed) from None
     candidates = [directory / f"{name}.toml" for directory in _own_directories(search)]
     own = [path for path in candidates if os.path.exists(path)]
     if (shipped := _shipped(name)).exists():
@@ -118,7 +126,7 @@ def find(name: str, search: Sequence[Path], *, is_request: bool = True) -> Path:
         return shipped
     if own:
         return own[0]
-    raise _not_found(name, search)
+    raise _not_found(name, search, listed)
 
 
 def _shipped(name: str) -> Path:
@@ -138,13 +146,18 @@ def refuse_shipped_name(path: Path, name: str) -> None:
         )
 
 
-def _not_found(name: str, search: Sequence[Path]) -> NotFound:
-    names = [*dict.fromkeys(path.stem for path in named_files(search)), *ALIASES]
+def _not_found(name: str, search: Sequence[Path], listed: Sequence[Path]) -> NotFound:
+    names, shown_names = (
+        [*dict.fromkeys(path.stem for path in named_files(places)), *ALIASES]
+        for places in (search, listed)
+    )
     near = nearest(name, names)
     if reference(name) != name:
         hint = "a string is the name of a policy; pass a pathlib.Path for a file"
     else:
-        hint = f"the policies are {', '.join(names)}; {SEARCH_VARIABLE} names more directories"
+        hint = (
+            f"the policies are {', '.join(shown_names)}; {SEARCH_VARIABLE} names more directories"
+        )
         if missing := [part for part in _named_directories() if not os.path.lexists(part)]:
             hint = f"{SEARCH_VARIABLE} names {missing[0]}, which does not exist"
     return NotFound(

@@ -212,7 +212,8 @@ def _chain(path: Path, search: Sequence[Path]) -> tuple[_Layer, ...]:
         if not isinstance(name, str):
             raise _wrong_extends(here, f"must be a name, not {shown(name)}")
         try:
-            below = find(name, search, is_request=False)
+            # Files next to this one may be anything, so a hint does not list them.
+            below = find(name, search, is_request=False, listed=search[:-1])
         except NotFound as error:
             raise _wrong_extends(here, error.message, error.hint) from None
         if any(layer.path.samefile(below) for layer in chain):

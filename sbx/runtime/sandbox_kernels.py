@@ -123,6 +123,7 @@ class SandboxKernels:
         if walls["memory"].weaker or not capabilities.root:
             self._watcher = Watcher(
                 self.policy.limits.memory_max if walls["memory"].weaker else math.inf,
+                tasks_max=self.policy.limits.tasks_max,
                 descriptors=not capabilities.root,  # then jails have the uid of the host user
             )
 

@@ -26,8 +26,10 @@ from sbx.agent.tools.execution import EXECUTE_COMMAND, RUN_CODE, limited_to
 from sbx.cli import output
 from sbx.cli.agent_output import _without
 from sbx.errors import BadRequest, Conflict, NotFound
+from sbx.kernels.memory_watcher import Watcher
 from sbx.policy.units import parse_duration
 from sbx.protocol.languages import ALIASES
+from sbx.protocol.runs import Cause
 from sbx.runtime.settings import Settings
 
 
@@ -184,6 +186,20 @@ def test_the_check_of_a_policy_names_what_this_host_lacks(tmp_path: Path) -> Non
     ended = in_process("run", "--policy", preload, "-c", "print(1)")
     assert (ended.returncode, ended.stdout) == (0, "1\n")
     assert "note: preload: polars_nope could not be imported" in ended.stderr
+
+
+def test_the_hint_for_a_policy_does_not_list_the_files_next_to_it(tmp_path: Path) -> None:
+    for name in ("wrong", "neighbour"):
+        (tmp_path / f"{name}.toml").write_text('schema = 1\nextends = "defualt"\n')
+    ended = in_process("policy", "check", tmp_path / "wrong.toml")
+    assert 'policy "defualt" does not exist; did you mean default?' in ended.stdout
+    assert "the policies are data-science, default" in ended.stdout
+    assert "neighbour" not in ended.stdout
+
+
+@pytest.mark.parametrize(("processes", "cause"), [(3, Cause.MEMORY), (64, Cause.PIDS)])
+def test_a_fork_bomb_without_cgroups_is_no_question_of_memory(processes: int, cause: Cause) -> None:
+    assert Watcher(1.0, tasks_max=128, descriptors=False)._cause(processes) is cause
 
 
 def test_a_refused_request_is_named_at_the_end_of_a_run(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ MEASURES = (
     # Later features have 2052 of these lines: sessions that slide and are restored, embedded
     # lifetimes, scripts and notebooks in `sbx run`, the room of a workspace, unknown fields, spans,
     # metrics by policy, a rotated audit log, options that narrow, `sbx project`, hints.
-    Measure("lines", lines, 100_529, 74_000),
+    Measure("lines", lines, 100_549, 74_000),
     Measure("public class names in more than one module", repeated_class_names, 0, 10),
     Measure("Protocol classes", protocols, 15, 15),
     Measure("modules that exactly one other module imports", modules_with_one_importer, 141, 90),
