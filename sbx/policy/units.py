@@ -129,12 +129,13 @@ def _nearest_size(unit: str) -> str:
 
 
 def _nearest_duration(unit: str) -> str:
-    """Return the unit that a user means by "sec", "Minutes", "m", "hrs" or "millis"."""
+    """Return the unit meant by "sec", "Minutes", "m", "hrs" or "millis"; "" for any other word."""
     word = unit.lower()
     if word.startswith(("ms", "mil")):
         return "ms"
-    candidates = ("s", "min", "h", "d") if word else ("s",)
-    return next((each for each in candidates if not word or each[0] == word[0]), "")
+    if not word:
+        return "s"
+    return next((each for each in ("s", "min", "h", "d") if each[0] == word[0]), "")
 
 
 def _wrong_unit(

@@ -5,7 +5,7 @@ import sys
 
 def trace_headers() -> dict[str, str]:
     """Return the headers that continue the current trace in another process: `traceparent`, and
-    perhaps `tracestate`. Without a trace there are none, and nothing is imported."""
+    `tracestate` if the trace has one. Without a trace, return an empty dict and import nothing."""
     headers: dict[str, str] = {}
     if "opentelemetry.trace" in sys.modules:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

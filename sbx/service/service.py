@@ -201,12 +201,11 @@ class Service:
             unrecorded=lambda: float(self.pending.count + self.audit.waiting),
         )
 
-    def _kernels(self) -> dict[tuple[str, ...], float]:
+    def _kernels(self) -> Counter[tuple[str, ...]]:
         """Return the number of live kernels by policy."""
-        kernels: dict[tuple[str, ...], float] = {}
+        kernels: Counter[tuple[str, ...]] = Counter()
         for sandbox in self.sandboxes.every():
-            policy = (sandbox.policy_name,)
-            kernels[policy] = kernels.get(policy, 0) + sandbox.kernels
+            kernels[sandbox.policy_name,] += sandbox.kernels
         return kernels
 
     def on_close(self, close: Callable[[], Awaitable[None]]) -> None:

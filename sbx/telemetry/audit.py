@@ -298,15 +298,9 @@ class Audit:
     def _begin_to_sign(self) -> None:
         """Sign the last line of a log that has a key, even if nothing has happened since."""
         with translate_errors(self._path):
-            last = self._last_whole()
+            last = _last_whole(self._fd)
             if last is None or not is_signed(last[0]):
                 self._append(self._entry("sbx", SIGNED, "audit", {}))
-
-    def _last_whole(self) -> re.Match[bytes] | None:
-        size = os.fstat(self._fd).st_size
-        tail = os.pread(self._fd, _WINDOW, max(0, size - _WINDOW))
-        matches = list(WHOLE_LINE.finditer(tail))
-        return matches[-1] if matches else None
 
     def _mend(self) -> str:
         """Return the hash for the next line. End a torn line first, and add a line that reports
@@ -333,10 +327,8 @@ class Audit:
         """Begin an empty file after the last complete one, whose rotation was interrupted."""
         fd = os.open(complete, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            size = os.fstat(fd).st_size
-            tail = os.pread(fd, _WINDOW, max(0, size - _WINDOW))
-            matches = list(WHOLE_LINE.finditer(tail))
-            head = matches[-1][1].decode() if matches else FIRST
+            last = _last_whole(fd)
+            head = last[1].decode() if last is not None else FIRST
             line, next_head = self._link(complete.name, fd, head)
         finally:
             os.close(fd)
@@ -368,6 +360,13 @@ def _data(details: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _cut(word: str) -> str:
     return word if len(word) <= _WORD_MAX else f"{word[: _WORD_MAX - 1]}…"
+
+
+def _last_whole(fd: int) -> re.Match[bytes] | None:
+    """Return the last whole line of a file, or None if it has none."""
+    size = os.fstat(fd).st_size
+    matches = list(WHOLE_LINE.finditer(os.pread(fd, _WINDOW, max(0, size - _WINDOW))))
+    return matches[-1] if matches else None
 
 
 def _opened(path: Path) -> int:

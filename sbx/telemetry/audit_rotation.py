@@ -1,4 +1,4 @@
-"""The files of an audit log that is rotated: when a file is complete, and what it is named.
+"""The files of an audit log that is rotated: the condition for a new file, and the names.
 
 The current file is `audit.jsonl`. Complete ones are `audit-NUMBER-DAY.jsonl`, in the order of their
 names. See `audit_chain` for the line that links a file to the one before it.
