@@ -40,6 +40,7 @@ import forked_serve
 import psutil
 import pytest
 from hypothesis import settings
+from sdk_service import sdk  # noqa: F401  # a fixture
 from shared_services import (  # noqa: F401  # fixtures
     client,
     served,

@@ -2,7 +2,8 @@
 
 No request is anonymous and no header names an owner. The order is: `Authorization: Bearer`, the
 cookie of a login, and without both, on a Unix socket only, the uid of the peer from Linux
-(SO_PEERCRED; the server puts it into the extension `sbx.peer` of the scope).
+(SO_PEERCRED; the server puts it into the extension `sbx.peer` of the scope). A surface of another
+product has its own header in place of the first (surfaces.py).
 """
 
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from starlette.requests import HTTPConnection
 
 from sbx.api.admission import PLACE, AdmissionPlace
 from sbx.api.server.peer_credentials import PEER
+from sbx.api.surfaces import surface_of
 from sbx.errors import Denied
 from sbx.service.caller import Caller
 from sbx.service.service import Service
@@ -47,6 +49,10 @@ async def authenticate(request: HTTPConnection) -> Caller:
     """Return the caller now: in a long stream a key may have been revoked meanwhile. Raise Denied
     `unauthorized`, and `forbidden` for a page of another origin with a cookie."""
     access = service(request).access
+    if (surface := surface_of(request.scope)) is not None:
+        if (key := surface.credential(request)) is not None:
+            return _with_place(await access.from_bearer(key), request)
+        return _peer(request)
     header = request.headers.get("authorization")
     if header is not None:
         scheme, _, bearer = header.partition(" ")
@@ -57,10 +63,14 @@ async def authenticate(request: HTTPConnection) -> Caller:
         if request.scope.get("method") not in _SAFE:
             check_origin(request)
         return _with_place(await access.from_bearer(cookie), request)
+    return _peer(request)
+
+
+def _peer(request: HTTPConnection) -> Caller:
     peer = request.scope.get("extensions", {}).get(PEER)
     if peer is None:
         raise _unauthorized("a key is needed")
-    return access.from_peer(peer["uid"])
+    return service(request).access.from_peer(peer["uid"])
 
 
 def _with_place(caller: Caller, request: HTTPConnection) -> Caller:

@@ -17,6 +17,7 @@ from starlette.types import Receive
 
 from sbx.errors import BadRequest
 from sbx.policy.problems import nearest
+from sbx.protocol.files import FileEntry
 from sbx.service.models import ConversationView
 
 # The ignored fields of the current request; the middleware sends them in a header.
@@ -104,6 +105,18 @@ class ConversationBody(BaseModel):
             files=view.files,
             bytes=view.bytes,
         )
+
+
+def entry_form(entry: FileEntry) -> dict[str, Any]:
+    """Return an entry of a directory as Bay and Shipyard have it."""
+    return {
+        "name": entry.name,
+        "path": entry.path,
+        "is_file": entry.kind == "file",
+        "is_dir": entry.kind == "directory",
+        "size": entry.size,
+        "modified_time": entry.modified_s,
+    }
 
 
 class NotRecorded(BaseModel):

@@ -69,3 +69,19 @@ def _bundles(event: Event) -> tuple[MimeBundle, ...]:
 
 def _is_long(bundles: tuple[MimeBundle, ...]) -> bool:
     return len(bundles) > _LONG or weight(bundles) > _LONG
+
+
+def text_and_images(result: dict[str, Any]) -> tuple[str, list[dict[str, str]]]:
+    """Return the text and the images of a run in JSON, as Bay and Shipyard have them: the text of a
+    display with an image is omitted."""
+    text: str = result["text"]
+    images = []
+    for bundle in result["outputs"]:
+        image = bundle.get("image/png")
+        if not isinstance(image, str):
+            continue
+        images.append({"image/png": image})
+        plain = bundle.get("text/plain")
+        if isinstance(plain, str) and plain != result["result"]:
+            text = text.replace(f"{plain}\n", "", 1)
+    return text, images

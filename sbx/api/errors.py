@@ -3,7 +3,8 @@
     {"error": {"code", "message", "request_id", "details"?, "hint"?}}
 
 Routing (404, 405), request validation (422, with FastAPI's `detail` next to `error`) and bugs of
-sbx (500) have the same shape. The body of a bug has its request id, but not its cause.
+sbx (500) have the same shape. The body of a bug has its request id, but not its cause. Below the
+prefix of another product, its surface decides the body (surfaces.py).
 """
 
 import json
@@ -20,14 +21,17 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
+from starlette.types import Scope
 
 from sbx import errors
+from sbx.api.surfaces import surface_of
 from sbx.telemetry.host_paths import without_host_paths
 
 _log = logging.getLogger(__name__)
 
 _STATUS_OF_CODE = {
     "unauthorized": 401,
+    "malformed_key": 401,
     "forbidden": 403,
     "capability_not_supported": 400,
     "request_timeout": 408,
@@ -163,8 +167,11 @@ def iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def error_response(error: errors.SbxError, request_id: str | None) -> Response:
-    """Return the reply to an error, with `Retry-After` if its details have a time."""
+def error_response(
+    error: errors.SbxError, request_id: str | None, scope: Scope | None = None
+) -> Response:
+    """Return the reply to an error, with `Retry-After` if its details have a time. The path of
+    `scope` decides the form of the body."""
     status = status_of(error)
     headers = {}
     if (seconds := _retry_after_s(error.details)) is not None:
@@ -173,7 +180,15 @@ def error_response(error: errors.SbxError, request_id: str | None) -> Response:
         headers["www-authenticate"] = 'Bearer realm="sbx"'
     if status in (408, 413, 431):
         headers["connection"] = "close"  # do not read the rest of such a body
-    return _json(status, error_body(error, request_id), headers)
+    return _json(status, _body(error, request_id, scope, status), headers)
+
+
+def _body(
+    error: errors.SbxError, request_id: str | None, scope: Scope | None, status: int
+) -> dict[str, Any]:
+    if scope is not None and (surface := surface_of(scope)) is not None:
+        return surface.error_body(without_host_paths(error), status)
+    return error_body(error, request_id)
 
 
 def _retry_after_s(details: Mapping[str, Any]) -> float | None:
@@ -201,7 +216,7 @@ async def _on_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.SbxError)
     if isinstance(error, errors.Broken):
         _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_response(error, _request_id(request))
+    return error_response(error, _request_id(request), request.scope)
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
@@ -216,7 +231,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
             f"unknown endpoint: {request.method} {request.url.path[:200]}",
             hint="the endpoints are listed at /docs and in /openapi.json",
         )
-    body = error_body(ours, _request_id(request))
+    body = _body(ours, _request_id(request), request.scope, error.status_code)
     headers = dict(error.headers or {})
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_allowed(request))
@@ -246,7 +261,8 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
     elif first["type"] == "json_invalid":
         message = f"the body is not valid JSON, at character {first['loc'][-1]}"
     ours = errors.BadRequest(message, details={"errors": problems})
-    return _json(422, {**error_body(ours, _request_id(request)), "detail": problems}, {})
+    body = _body(ours, _request_id(request), request.scope, 422)
+    return _json(422, {"detail": problems, **body}, {})
 
 
 _NO_OBJECT = ("json_invalid", "model_attributes_type", "model_type", "dict_type")

@@ -44,12 +44,14 @@ _BOX = r"/v1/sandboxes/[^/]+"
 _STREAMED = re.compile(
     rf"POST {_BOX}/filesystem/upload"
     r"|POST /api/v1/sessions/[^/]+/files/upload"
+    r"|POST /shipyard/ship/[^/]+/upload"
     rf"|PUT {_BOX}/conversations/[^/]+/(files|archive|uploads/[^/]+)"
     rf"|PATCH {_BOX}/conversations/[^/]+/partials/[^/]+"
 )
 _CONTENT = re.compile(
     rf"PUT {_BOX}/filesystem/files|POST {_BOX}/conversations/[^/]+/runs"
     r"|POST /api/v1/conversations/[^/]+/import|POST /api/v1/tools/[^/]+/invoke"
+    r"|POST /shipyard/ship/[^/]+/exec"
 )
 _LOGIN = "POST /api/v1/login"
 # RFC 9112, 3.2, and RFC 3986, 3.2.2: a name or an address, perhaps empty, and perhaps a port.
@@ -111,13 +113,13 @@ class RequestLimitsMiddleware:
             except SbxError as error:
                 if started:
                     raise
-                await error_response(error, request_id)(scope, receive, sending)
+                await error_response(error, request_id, scope)(scope, receive, sending)
             except Exception as error:
                 if started:
                     raise
                 if (refusal := out_of_files(error)) is None:
                     _log.exception("%s %s failed", scope["method"], scope["path"])
-                reply = error_response(refusal or broken(), request_id)
+                reply = error_response(refusal or broken(), request_id, scope)
                 await reply(scope, receive, sending)
             finally:
                 seconds = time.monotonic() - began
@@ -131,7 +133,7 @@ class RequestLimitsMiddleware:
             try:
                 _check(scope)
             except SbxError as error:
-                await error_response(error, request_id)(scope, receive, send)
+                await error_response(error, request_id, scope)(scope, receive, send)
                 return
             await self._app(scope, receive, send)
 

@@ -264,6 +264,57 @@ async def spool_to_disk(
         yield again()
 
 
+class FileForm:
+    """A form with one file, as `file`, and one field with its path, in any order."""
+
+    def __init__(self, request: Request, path_field: str) -> None:
+        self._form = aiter(read_form(request))
+        self._field = path_field
+        self.path: str | None = None
+
+    @asynccontextmanager
+    async def read(
+        self, directory: Path | None, max_bytes: int | None
+    ) -> AsyncIterator[tuple[str, AsyncIterator[bytes]]]:
+        """Yield the path, and the bytes of the file: from a temporary file in `directory` if the
+        path comes last. Raise BadRequest, and as `spool_to_disk`."""
+        async with aclosing(self._form):
+            content = self._then_rest(await self._file())
+            if self.path is not None:
+                yield self.path, content
+                return
+            async with spool_to_disk(content, directory, max_bytes) as again:
+                if self.path is None:
+                    raise self._incomplete(self._field)
+                yield self.path, again
+
+    async def _file(self) -> FormPart:
+        async for part in self._form:
+            if part.filename is not None and part.name == "file":
+                return part
+            await self._keep(part)
+        raise self._incomplete("file")
+
+    async def _then_rest(self, file: FormPart) -> AsyncIterator[bytes]:
+        """Yield the file, then read the rest of the form: a form that is cut off stores nothing."""
+        async for chunk in file.chunks():
+            yield chunk
+        async for part in self._form:
+            await self._keep(part)
+
+    async def _keep(self, part: FormPart) -> None:
+        """Raise BadRequest for a second file or path, which would be ambiguous."""
+        if part.name not in (self._field, "file"):
+            await part.skip()
+        elif self.path is not None or part.name == "file":
+            raise BadRequest(f"the form needs exactly one {part.name}")
+        else:
+            self.path = await part.text()
+
+    def _incomplete(self, name: str) -> SbxError:
+        return BadRequest(f"the form has no {name}", hint=f"send the fields {self._field} and file")
+
+
 def _unnamed_file(directory: Path | None) -> FileIO:
     """Return a file without a directory entry, which disappears with the process in any case."""
     return tempfile.TemporaryFile(dir=directory, buffering=0)  # the caller closes it

@@ -92,13 +92,13 @@ def _directories(value: Any) -> Any:
     return [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
 
 
-def _pairs(value: Any) -> Any:
-    """Convert `alias=policy,alias=policy` of a variable. In TOML it is a table already."""
+def name_pairs(value: Any) -> Any:
+    """Convert `name=policy,name=policy` of a variable. In TOML it is a table already."""
     if not isinstance(value, str):
         return value
     pairs = [part.split("=") for part in value.replace(" ", "").split(",") if part]
     if any(len(pair) != 2 for pair in pairs):
-        raise ValueError("write it as alias=policy,alias=policy")
+        raise ValueError("write it as name=policy,name=policy")
     return dict(pairs)
 
 
@@ -144,7 +144,7 @@ class Settings(BaseSettings):
     policy_dirs: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_directories)] = Field(
         default_factory=lambda: (user_config_path("sbx") / "policies",)
     )
-    policy_aliases: Annotated[Mapping[str, str], NoDecode, BeforeValidator(_pairs)] = {}
+    policy_aliases: Annotated[Mapping[str, str], NoDecode, BeforeValidator(name_pairs)] = {}
     environments: Path = Field(default_factory=_default_environments)
     bwrap: Path | None = None
     cgroups: bool = True

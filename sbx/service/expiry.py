@@ -1,8 +1,9 @@
-"""The expiry of a sandbox: extended by request, and of a session moved by each use.
+"""The expiry of a sandbox: changed by request, and of some sandboxes moved by each use.
 
     use ──► expires_at = now + ttl ──► `expiring` ──► `expired` ──► (grace) restore, or deleted
 
-Only sessions slide, are announced and are restored: their rows have `ttl_s`.
+Only sandboxes with a `ttl_s` in their row slide, are announced and are restored: sessions, and
+those of Shipyard.
 """
 
 import asyncio
@@ -90,11 +91,22 @@ class ExpiringSandbox(SandboxRecord):
                     details={"sandbox_id": self.id},
                 )
             new = min(max(end, self.now) + by_s, LATEST)
-            await self.dependencies.store.write(
-                partial(rows.extend, sandbox_id=self.id, expires_at=new)
-            )
-            self.row = replace(self.row, expires_at=new)
+            await self._write_expiry(new, self.row.ttl_s)
             self.emit("extended", by=by_s, expires_at=new)
+
+    async def set_expiry(self, after_s: float | None) -> None:
+        """Let it expire this many seconds after now, also earlier than before; None: never. If its
+        expiry slides, each use moves it by as much. Raise as `check`."""
+        async with self._lock:
+            self.check(Act.EXTEND)
+            end = None if after_s is None else min(self.now + after_s, LATEST)
+            await self._write_expiry(end, self.row.ttl_s and after_s)
+            self.emit("extended", expires_at=end)
+
+    async def _write_expiry(self, expires_at: float | None, ttl_s: float | None) -> None:
+        write = partial(rows.extend, sandbox_id=self.id, expires_at=expires_at, ttl_s=ttl_s)
+        await self.dependencies.store.write(write)
+        self.row = replace(self.row, expires_at=expires_at, ttl_s=ttl_s)
 
     async def restore(self, row: SandboxRow, loaded: Policy, decided: Policy) -> bool:
         """Replace the row of an expired session, except its id and its workspace, and so keep its
@@ -130,9 +142,7 @@ class ExpiringSandbox(SandboxRecord):
         async with self._lock:
             if self.over or self.row.deleted_at is not None or self.row.expires_at is None:
                 return False
-            expire = partial(rows.extend, sandbox_id=self.id, expires_at=self.now)
-            await self.dependencies.store.write(expire)
-            self.row = replace(self.row, expires_at=self.now)
+            await self._write_expiry(self.now, self.row.ttl_s)
             await run_to_completion(self._end_expired())
             return True
 

@@ -1,5 +1,6 @@
 """Values that describe sandboxes, workspaces and conversations; the API turns them into replies."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,8 +23,8 @@ class SessionIdentity:
 class SandboxView:
     """A sandbox at one moment. Times are seconds of the epoch. `profile` is the requested name of
     the policy, and `policy` the result with the request; `stopped`: by request, and not used since;
-    `failure`: the error of the last start, as `SbxError.to_dict`; `ttl_s` and `restored`: see
-    `SandboxRow`."""
+    `failure`: the error of the last start, as `SbxError.to_dict`; `ttl_s`, `restored`
+    and `labels`: see `SandboxRow`."""
 
     id: str
     owner: str
@@ -46,6 +47,7 @@ class SandboxView:
     env: dict[str, str] | None = None
     ttl_s: float | None = None
     restored: bool = False
+    labels: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,6 +161,13 @@ class SandboxRecord:
         self.emit("unfrozen")
         return True
 
+    async def set_labels(self, labels: Mapping[str, Any]) -> None:
+        """Replace the labels, in memory at once. The caller has checked that it is not deleted."""
+        self.row = replace(self.row, labels=labels)
+        await self.dependencies.store.write(
+            partial(rows.set_labels, sandbox_id=self.id, labels=labels)
+        )
+
     # -- policy and view ------------------------------------------------------------------------
 
     async def policy(self) -> tuple[Policy, Policy]:
@@ -215,6 +222,7 @@ class SandboxRecord:
             env=row.request.get("env"),
             ttl_s=row.ttl_s,
             restored=row.restored,
+            labels=row.labels,
         )
 
     # -- mounts and events ----------------------------------------------------------------------

@@ -126,10 +126,12 @@ class Sandboxes:
         ttl_s: float | None = None,
         session: SessionIdentity | None = None,
         upload_limits: Mapping[str, Any] | None = None,
+        labels: Mapping[str, Any] | None = None,
+        slides: bool = False,
     ) -> SandboxView:
         """Create a sandbox; nothing starts yet. With a `ttl_s` of None, 0 or less it never expires.
         A `session` whose last sandbox has expired gets its files, within the grace period; else
-        that sandbox is deleted.
+        that sandbox is deleted. `slides`: each use moves the expiry, as of a session.
 
         Raise BadRequest `validation_error` for a missing policy, the errors of `Runtime.decide`,
         CannotEnforce, NotFound for the workspace, Unavailable `too_many_sandboxes`, Conflict
@@ -149,7 +151,8 @@ class Sandboxes:
             created_at=now,
             expires_at=min(now + ttl_s, LATEST) if ttl_s is not None and ttl_s > 0 else None,
             upload_limits=dict(upload_limits) if upload_limits is not None else None,
-            ttl_s=ttl_s if session else None,
+            ttl_s=ttl_s if session or slides else None,
+            labels=labels,
             **(asdict(session) if session else {}),
         )
         expired = self.index.find(caller, row.session_id) if row.session_id else None

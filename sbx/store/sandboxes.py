@@ -14,8 +14,8 @@ from sbx.store import Store, chats, record, values
 
 @dataclass(frozen=True, slots=True)
 class SandboxRow:
-    """`ttl_s`: seconds from the last use to the expiry of a session; other expiries do not slide.
-    `restored`: it expired, and a later request found its files."""
+    """`ttl_s`: seconds from the last use to an expiry that slides; None: it does not. `restored`:
+    it expired, and a later request found its files. `labels`: of the surface that created it."""
 
     id: str
     owner: str
@@ -38,6 +38,7 @@ class SandboxRow:
     recreated_because: str | None = None
     ttl_s: float | None = None
     restored: bool = False
+    labels: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,17 @@ def restore(on: sqlite3.Connection, row: SandboxRow) -> None:
     )
 
 
-def extend(on: sqlite3.Connection, sandbox_id: str, expires_at: float) -> None:
-    on.execute("UPDATE sandboxes SET expires_at = ? WHERE id = ?", (expires_at, sandbox_id))
+def extend(
+    on: sqlite3.Connection, sandbox_id: str, expires_at: float | None, ttl_s: float | None
+) -> None:
+    on.execute(
+        "UPDATE sandboxes SET expires_at = ?, ttl_s = ? WHERE id = ?",
+        (expires_at, ttl_s, sandbox_id),
+    )
+
+
+def set_labels(on: sqlite3.Connection, sandbox_id: str, labels: Mapping[str, Any]) -> None:
+    on.execute("UPDATE sandboxes SET labels = ? WHERE id = ?", (json.dumps(labels), sandbox_id))
 
 
 def set_stopped(
@@ -208,7 +218,7 @@ def _columns(row: SandboxRow) -> list[Any]:
 
 def _sandbox(row: sqlite3.Row) -> SandboxRow:
     columns = dict(row)
-    for name in ("request", "failure", "upload_limits"):
+    for name in ("request", "failure", "upload_limits", "labels"):
         columns[name] = None if columns[name] is None else json.loads(columns[name])
     for name in ("stopped", "files_removed", "restored"):
         columns[name] = bool(columns[name])

@@ -30,7 +30,7 @@ from sbx.service.service import Service
 START_S = 60.0
 
 
-class _Quiet(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """Takes no signals: they are the test runner's."""
 
     @contextlib.contextmanager
@@ -103,7 +103,7 @@ async def live(
             access_log=False,
             proxy_headers=False,
         )
-        server = _Quiet(config)
+        server = QuietServer(config)
         serving = asyncio.create_task(server.serve())
         try:
             async with asyncio.timeout(START_S):

@@ -33,14 +33,14 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from sbx import settings_files
 from sbx.agent.settings import TABLE as AGENT_TABLE
 from sbx.agent.settings import AgentSettings
 from sbx.errors import BadRequest
 from sbx.protocol.addresses import default_socket
-from sbx.runtime.settings import Settings
+from sbx.runtime.settings import Settings, name_pairs
 from sbx.service.session_rules import TYPES
 
 PREFIX = "SBX_"
@@ -61,6 +61,7 @@ NOT_IN_WORKING_DIRECTORY: Mapping[str, str] = {
     "environments": "which interpreters sbx executes and mounts",
     "policy_dirs": "which policies sandboxes get, and so which host directories they see",
     "policy_aliases": "which policy a name means",
+    "templates": "which policy an image or template of another SDK gets",
     "sessions_policy": "which policy the sandboxes of sessions get",
     "mount_dirs": "which host directories clients may mount",
     "project_dirs": "which host directories clients may open as projects",
@@ -95,6 +96,16 @@ def _default_data_dir() -> Path:
     return Path("/var/lib/sbx") if os.geteuid() == 0 else user_data_path("sbx")
 
 
+_TEMPLATES = {
+    "shipyard": "default",
+    "base": "default",  # of E2B
+    "code-interpreter-v1": "default",
+    "ubuntu*": "default",  # of OpenSandbox: the images of its documentation
+    "python:*": "default",
+    "opensandbox/code-interpreter:*": "default",
+    "*/opensandbox/code-interpreter:*": "default",
+}
+
 _Mode = Annotated[int, Field(ge=0, le=0o777)]
 
 
@@ -106,7 +117,8 @@ class ServiceSettings(Settings):
     `uid_range`. `connections_max`: at once over TCP, and as many on the Unix socket; fewer if few
     files may be open.
     `*_per_owner`: at once, for the key and all tokens of one owner. `sessions_*`: the defaults of a
-    session of /api/v1, which a request may narrow.
+    session of /api/v1, which a request may narrow. `templates`: the policy of each image or
+    template of the SDK of another product, by name or pattern; `*` is every other one.
     The constructor takes values only; `read_settings` reads the sources.
     """
 
@@ -126,6 +138,7 @@ class ServiceSettings(Settings):
     uploads_per_owner: Annotated[int, Field(ge=1, le=10_000)] = 2
     downloads_per_owner: Annotated[int, Field(ge=1, le=10_000)] = 64
     followers_per_owner: Annotated[int, Field(ge=1, le=10_000)] = 50
+    templates: Annotated[Mapping[str, str], NoDecode, BeforeValidator(name_pairs)] = _TEMPLATES
     sessions_policy: str = "default"
     sessions_ttl: Annotated[int, Field(ge=1)] = 7200
     sessions_upload_size: Annotated[int, Field(ge=1)] = 100 << 20

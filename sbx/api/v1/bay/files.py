@@ -1,17 +1,17 @@
 """filesystem/*: the files of a sandbox, relative to its workspace."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
 from sbx.api.auth import CallerDep, ServiceDep, StackDep
-from sbx.api.bodies import OkBody, body_of, documented_body
+from sbx.api.bodies import OkBody, body_of, documented_body, entry_form
 from sbx.api.downloads import SENT, files_response
 from sbx.api.errors import documented
 from sbx.api.middleware import CONTENT_MAX
-from sbx.api.multipart import FormPart, read_form, spool_to_disk
+from sbx.api.multipart import FileForm
 from sbx.api.slots import upload_slot
 from sbx.api.v1.bay.idempotency import encoded, reply
 from sbx.api.v1.bay.models import DirectoryList, FileContent, NewContent, Uploaded
@@ -22,7 +22,7 @@ from sbx.service.caller import Caller
 from sbx.service.leases import SandboxLease
 from sbx.service.service import Service
 from sbx.telemetry import metrics
-from sbx.workspace import FileEntry, resolve
+from sbx.workspace import resolve
 from sbx.workspace.errors import invalid_path, too_large
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/filesystem", tags=["files"])
@@ -76,7 +76,7 @@ async def list_(
         (entry for entry in listing if not entry.name.startswith(".")),
         key=lambda entry: (entry.kind != "directory", entry.name.lower(), entry.name),
     )
-    entries = [_entry(entry) for entry in shown]
+    entries = [entry_form(entry) for entry in shown]
     return reply(200, encoded({"entries": entries, "complete": listing.complete}))
 
 
@@ -110,19 +110,13 @@ async def upload(
             _using(service, caller, sandbox_id, "files:write") as use,
             upload_slot(request, caller),
         ):
-            form = aiter(read_form(request))
-            fields: dict[str, str] = {}
-            async with aclosing(form):
-                part = await _file_of(form, fields)
-                if "path" in fields:
-                    size = await use.conversation().files.write_stream(
-                        relative(fields["path"]), _then_rest_of_form(part, form, fields)
-                    )
-                else:
-                    size = await _file_before_path(service, use, part, form, fields)
+            form = FileForm(request, "path")
+            most = use.active.policy.limits.file_size_max
+            async with form.read(service.settings.data_dir, most) as (path, content):
+                size = await use.conversation().files.write_stream(relative(path), content)
         counted.size = size
-    await _record(service, use, "file.write", path=fields["path"], size=size)
-    return Uploaded(path=fields["path"], size=size)
+    await _record(service, use, "file.write", path=path, size=size)
+    return Uploaded(path=path, size=size)
 
 
 @router.get(
@@ -185,62 +179,6 @@ async def _text(files: WorkspaceFiles, path: str) -> str:
         return content.decode()
     except UnicodeDecodeError:
         raise BadRequest(f"{path} is not UTF-8 text", code="not_text", hint="download it") from None
-
-
-def _entry(entry: FileEntry) -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "path": entry.path,
-        "is_file": entry.kind == "file",
-        "is_dir": entry.kind == "directory",
-        "size": entry.size,
-        "modified_time": entry.modified_s,
-    }
-
-
-async def _file_of(form: AsyncIterator[FormPart], fields: dict[str, str]) -> FormPart:
-    """Return the part with the file. Put the fields before it into `fields`."""
-    async for part in form:
-        if part.filename is not None and part.name == "file":
-            return part
-        await _keep(part, fields)
-    raise BadRequest("the form has no file", hint="send the fields path and file")
-
-
-async def _then_rest_of_form(
-    part: FormPart, form: AsyncIterator[FormPart], fields: dict[str, str]
-) -> AsyncIterator[bytes]:
-    """Yield the file, then read the rest of the form: a form that is cut off stores nothing."""
-    async for chunk in part.chunks():
-        yield chunk
-    async for other in form:
-        await _keep(other, fields)
-
-
-async def _file_before_path(
-    service: Service,
-    use: SandboxLease,
-    part: FormPart,
-    form: AsyncIterator[FormPart],
-    fields: dict[str, str],
-) -> int:
-    """Store a file whose path comes after it in the form."""
-    directory, max_bytes = service.settings.data_dir, use.active.policy.limits.file_size_max
-    rest = _then_rest_of_form(part, form, fields)
-    async with spool_to_disk(rest, directory, max_bytes) as chunks:
-        if "path" not in fields:
-            raise BadRequest("the form has no path", hint="send the fields path and file")
-        return await use.conversation().files.write_stream(relative(fields["path"]), chunks)
-
-
-async def _keep(part: FormPart, fields: dict[str, str]) -> None:
-    """Raise BadRequest for a second file or path, which would be ambiguous."""
-    if part.name not in ("path", "file"):
-        await part.skip()
-    elif part.name in fields or part.name == "file":
-        raise BadRequest(f"the form needs exactly one {part.name}")
-    else:
-        fields[part.name] = await part.text()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from sbx.api.bodies import ForeignBody, InterruptReply
+from sbx.api.encoding import text_and_images
 from sbx.api.errors import iso
 from sbx.protocol.events import error_to_json, run_to_json
 from sbx.protocol.languages import RunLanguage
@@ -169,7 +170,7 @@ def run_id_of(execution_id: str) -> str:
 def python_body(run: Run, code: str | None) -> dict[str, Any]:
     """Return the fields of PythonExecResponse. Without validation, because this path is hot."""
     result = run_to_json(run, encoded=True)
-    text, images = _bay_output(result)
+    text, images = text_and_images(result)
     return {
         "success": run.ok,
         "output": text,
@@ -197,21 +198,6 @@ def shell_body(run: Run, command: str | None) -> dict[str, Any]:
         "execution_time_ms": round(run.duration_s * 1000),
         "command": command,
     }
-
-
-def _bay_output(result: dict[str, Any]) -> tuple[str, list[dict[str, str]]]:
-    """Return text and images. As in Bay, the text of a display with an image is omitted."""
-    text: str = result["text"]
-    images = []
-    for bundle in result["outputs"]:
-        image = bundle.get("image/png")
-        if not isinstance(image, str):
-            continue
-        images.append({"image/png": image})
-        plain = bundle.get("text/plain")
-        if isinstance(plain, str) and plain != result["result"]:
-            text = text.replace(f"{plain}\n", "", 1)
-    return text, images
 
 
 def _error_text(run: Run, result: dict[str, Any]) -> str | None:
