@@ -122,7 +122,7 @@ class Authenticator:
         return caller, now + _CACHED_S
 
     async def _of_token(self, bearer: str, now: float) -> tuple[Caller, float]:
-        claims = _claims_in(bearer, await self._signing_secret())
+        claims = _claims_in(bearer, await self.signing_secret())
         token = await tokens.get(self._store, claims["jti"])
         if (
             token is None
@@ -300,7 +300,7 @@ class Authenticator:
         )
         import jwt  # takes 50 ms, which a service without tokens does not need
 
-        text = jwt.encode(_claims_of(token), await self._signing_secret(), algorithm=_ALGORITHM)
+        text = jwt.encode(_claims_of(token), await self.signing_secret(), algorithm=_ALGORITHM)
         await tokens.add(self._store, token)
         return token, text
 
@@ -317,7 +317,15 @@ class Authenticator:
         """Revoke a token from now on. Raise and return as `revoke_key`."""
         return await run_to_completion(self._revoke(token_id, tokens.get, tokens.revoke))
 
-    async def _signing_secret(self) -> bytes:
+    async def is_revoked(self, via_id: str) -> bool:
+        """Return whether this key or token was revoked, or does not exist."""
+        if via_id in self._revoked:
+            return True
+        get = keys.get if via_id.startswith("key-") else tokens.get
+        record = await get(self._store, via_id)
+        return record is None or record.revoked_at is not None
+
+    async def signing_secret(self) -> bytes:
         if self._secret is None:
             self._secret = await asyncio.to_thread(secret_at, self._secret_file)
         return self._secret

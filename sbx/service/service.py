@@ -31,6 +31,7 @@ from sbx.service.auth import Authenticator
 from sbx.service.events import SandboxEvents
 from sbx.service.garbage import GarbageCollector
 from sbx.service.idempotency import IdempotencyCache
+from sbx.service.links import Links
 from sbx.service.projects.link import ProjectProcess, ProjectServerLink
 from sbx.service.projects.projects import Projects
 from sbx.service.reaper import Reaper
@@ -71,6 +72,7 @@ class Service:
     runs: Runs
     uploads: UserUploads
     access: Authenticator
+    links: Links
     projects: Projects
     replies: IdempotencyCache
     audit: Audit
@@ -146,6 +148,7 @@ class Service:
             self.pending,
             shared_uid=await asyncio.to_thread(unmapped_uid),
         )
+        self.links = Links(self.access, clock)
         self.replies = IdempotencyCache(self.store, clock)
         self.garbage = GarbageCollector(self.store, clock, self.runtime, settings)
         self.workspaces = Workspaces(
