@@ -28,12 +28,13 @@ _GROUPS = {
         "rm", "extend", "context", "command", "project",
     ),
     "Operate a service": (
-        "serve", "key", "token", "mount", "unmount", "unfreeze", "gc", "audit", "metrics", "store",
+        "serve", "connect", "key", "token", "mount", "unmount", "unfreeze", "gc", "audit",
+        "metrics", "store",
     ),
 }  # fmt: skip
 _COMMANDS = tuple(name for names in _GROUPS.values() for name in names)
 _ALIASES = {"ls": "ps", "list": "ps"}
-_MODULES = {"exec": "exec_", "unmount": "mount"}
+_MODULES = {"connect": "connect_sdk", "exec": "exec_", "unmount": "mount"}
 # The extra of each command that needs more packages than the core has.
 _EXTRAS = {
     "agent": "agent",

@@ -21,7 +21,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from sbx.errors import BadRequest, Broken, SbxError
 from sbx.isolation.broker.process import BrokerProcess, start_broker
 from sbx.isolation.cgroups import move_to_leaf_cgroup
 from sbx.linux.descriptors import raise_nofile_limit
+from sbx.protocol.sdks import SDKS, sdk_variables
 from sbx.service.agents import Agents
 from sbx.service.projects.link import ProjectProcess
 from sbx.service.service import Service
@@ -157,6 +158,8 @@ async def _serve(
         def ready() -> None:
             notifier.ready(f"listening on {', '.join(shown)}")
             _log.info("listening on %s", ", ".join(shown))
+            for line in _sdk_exports(shown):
+                _log.info("%s", line)
 
         app = create_app(service, settings, agent_settings)
         agents = agents_of(app)
@@ -294,3 +297,15 @@ class _Server(uvicorn.Server):
     def _on_signal(self) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
+
+
+def _sdk_exports(shown: Iterable[str]) -> list[str]:
+    """Return a line for each SDK of another product, if the service listens on TCP."""
+    host = next((each.removeprefix("http://") for each in shown if "://" in each), None)
+    if host is None:
+        return []
+    lines = []
+    for sdk in SDKS:
+        variables = sdk_variables(sdk, host, "KEY")
+        lines.append(f"for {sdk}: export {' '.join(f'{k}={v}' for k, v in variables.items())}")
+    return lines
