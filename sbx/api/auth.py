@@ -52,6 +52,9 @@ async def authenticate(request: HTTPConnection) -> Caller:
     if (surface := surface_of(request.scope)) is not None:
         if (key := surface.credential(request)) is not None:
             return _with_place(await access.from_bearer(key), request)
+        if (link := surface.link(request)) is not None:
+            opened = await service(request).links.open(*link)
+            return _with_place(opened.caller, request)
         return _peer(request)
     header = request.headers.get("authorization")
     if header is not None:

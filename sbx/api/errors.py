@@ -54,6 +54,7 @@ _STATUS_OF_CODE = {
     "too_many_watches": 429,
     "quota_exceeded": 413,
     "headers_too_large": 431,
+    "api_not_supported": 501,
     "broker_died": 503,  # the service ends, to be started again
     "session_not_ready": 503,
     "start_timeout": 503,

@@ -45,6 +45,7 @@ _STREAMED = re.compile(
     rf"POST {_BOX}/filesystem/upload"
     r"|POST /api/v1/sessions/[^/]+/files/upload"
     r"|POST /shipyard/ship/[^/]+/upload"
+    r"|POST /opensandbox/v1/sandboxes/[^/]+/proxy/44772/files/upload"
     rf"|PUT {_BOX}/conversations/[^/]+/(files|archive|uploads/[^/]+)"
     rf"|PATCH {_BOX}/conversations/[^/]+/partials/[^/]+"
 )

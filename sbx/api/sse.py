@@ -13,7 +13,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any, NamedTuple
 
 from fastapi import Request, Response
@@ -54,6 +54,7 @@ class Encoded(NamedTuple):
 
 
 Events = AsyncIterator[tuple[int, dict[str, Any] | Encoded]]
+Encode = Callable[[int, Any], bytes]  # of the number and the event
 
 
 def accepts_events(request: Request) -> bool:
@@ -77,8 +78,11 @@ def last_event_id(request: Request) -> int:
     return int(text)
 
 
-async def stream(events: Events, *, request: Request | None = None) -> Response:
-    """Return the events as a reply: the `type` of each is its `event:`, all of it its `data:`.
+async def stream(
+    events: Events, *, request: Request | None = None, encode: Encode | None = None
+) -> Response:
+    """Return the events as a reply: the `type` of each is its `event:`, all of it its `data:`,
+    unless `encode` gives them another form.
 
     Await the first event for a while, so that an early failure is an ordinary error reply. If the
     client disconnects, or reads nothing for SEND_S seconds, close `events` and nothing else: the
@@ -99,7 +103,9 @@ async def stream(events: Events, *, request: Request | None = None) -> Response:
         if slot is not None:
             slot.end()
         raise
-    return _Stream(_text(first, events, request_id), first, events, slot, request)
+    encode = encode or encoded
+    text = _text(first, events, request_id, encode)
+    return _Stream(text, first, events, slot, request, encode)
 
 
 def encoded(number: int, event: Mapping[str, Any] | Encoded) -> bytes:
@@ -114,6 +120,7 @@ async def _text(
     first: "asyncio.Future[tuple[int, dict[str, Any] | Encoded]]",
     events: Events,
     request_id: str | None,
+    encode: Encode,
 ) -> AsyncGenerator[tuple[int, bytes], None]:
     number = 0
     try:
@@ -122,19 +129,18 @@ async def _text(
         except StopAsyncIteration:
             yield 0, b": nothing\n\n"
             return
-        yield number, encoded(number, event)
+        yield number, encode(number, event)
         async for number, event in events:
-            yield number, encoded(number, event)
+            yield number, encode(number, event)
     except SbxError as error:
-        yield number + 1, _failure(number + 1, error, request_id)
+        yield number + 1, encode(number + 1, _failure(error, request_id))
     except Exception:  # noqa: BLE001  # the reply has begun
         _log.exception("a stream of events failed")
-        yield number + 1, _failure(number + 1, broken(), request_id)
+        yield number + 1, encode(number + 1, _failure(broken(), request_id))
 
 
-def _failure(number: int, error: SbxError, request_id: str | None) -> bytes:
-    failure = {"type": "failure", "status": status_of(error), **error_body(error, request_id)}
-    return encoded(number, failure)
+def _failure(error: SbxError, request_id: str | None) -> dict[str, Any]:
+    return {"type": "failure", "status": status_of(error), **error_body(error, request_id)}
 
 
 class _Stream(Response):
@@ -150,6 +156,7 @@ class _Stream(Response):
         events: Events,
         slot: Slot | None,
         request: Request | None,
+        encode: Encode,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -158,6 +165,7 @@ class _Stream(Response):
         self._events = events
         self._slot = slot
         self._request = request
+        self._encode = encode
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[FOLLOWING] = True
@@ -180,7 +188,8 @@ class _Stream(Response):
                 refusal = denied.result() if denied.done() else None
                 piece = b": \n\n"
                 if refusal is not None:
-                    piece = _failure(number + 1, refusal, scope["state"].get("request_id"))
+                    failure = _failure(refusal, scope["state"].get("request_id"))
+                    piece = self._encode(number + 1, failure)
                 elif coming.done():
                     number, piece = coming.result()
                     coming = None

@@ -21,12 +21,14 @@ _KEY_FORM = re.compile(r"sk-sbx-[0-9a-f]{64}|[\w-]+\.[\w-]+\.[\w-]+|[!-~]{20,409
 @dataclass(frozen=True, slots=True)
 class Surface:
     """`error_body` gets the error, already without paths of the host, and its HTTP status.
-    `header` carries the key, after `scheme` if there is one."""
+    `header` carries the key, after `scheme` if there is one. `linked`: the paths that a link opens
+    as well, with the groups sandbox and port."""
 
     name: str
     error_body: Callable[[dict[str, Any], int], dict[str, Any]]
     header: str
     scheme: str = ""
+    linked: re.Pattern[str] | None = None
 
     @property
     def prefix(self) -> str:
@@ -45,6 +47,12 @@ class Surface:
         if not _KEY_FORM.fullmatch(text.strip()):
             raise self._malformed()
         return text.strip()
+
+    def link(self, request: HTTPConnection) -> tuple[str, str, int] | None:
+        """Return the link of a request, and the sandbox and port that it must open."""
+        text = request.headers.get(LINK_HEADER)
+        match = self.linked.fullmatch(request.scope["path"]) if self.linked is not None else None
+        return None if text is None or match is None else (text, match[1], int(match[2]))
 
     def _malformed(self) -> Denied:
         scheme = f"{self.scheme.title()} " if self.scheme else ""
@@ -67,7 +75,31 @@ SHIPYARD = Surface(
     header="authorization",
     scheme="bearer",
 )
-_SURFACES = (SHIPYARD,)
+_OPENSANDBOX_CODES = {
+    "unauthorized": "INVALID_API_KEY",
+    "malformed_key": "INVALID_API_KEY_FORM",
+    "file_not_found": "FILE_NOT_FOUND",
+    "validation_error": "INVALID_REQUEST_BODY",
+    "sandbox_expired": "DOCKER::SANDBOX_NOT_FOUND",
+}
+
+
+def _opensandbox_body(error: dict[str, Any], _status: int) -> dict[str, Any]:
+    """Return both fields that its SDK demands; without them it loses the HTTP status."""
+    code = _OPENSANDBOX_CODES.get(error["code"], str(error["code"]).upper())
+    if code == "NOT_FOUND" and "sandbox_id" in error.get("details", {}):
+        code = "DOCKER::SANDBOX_NOT_FOUND"
+    return {"code": code, "message": _sentence(error)}
+
+
+OPENSANDBOX = Surface(
+    "opensandbox",
+    _opensandbox_body,
+    header="open-sandbox-api-key",
+    linked=re.compile(r"/opensandbox/v1/sandboxes/([^/]+)/proxy/([0-9]{1,5})(?:/.*)?"),
+)
+_SURFACES = (SHIPYARD, OPENSANDBOX)
+LINK_HEADER = "sbx-link"
 
 
 def surface_of(scope: Scope) -> Surface | None:

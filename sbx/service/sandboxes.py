@@ -131,11 +131,10 @@ class Sandboxes:
     ) -> SandboxView:
         """Create a sandbox; nothing starts yet. With a `ttl_s` of None, 0 or less it never expires.
         A `session` whose last sandbox has expired gets its files, within the grace period; else
-        that sandbox is deleted. `slides`: each use moves the expiry, as of a session.
+        that one is deleted. `slides`: each use moves the expiry, as of a session.
 
-        Raise BadRequest `validation_error` for a missing policy, the errors of `Runtime.decide`,
-        CannotEnforce, NotFound for the workspace, Unavailable `too_many_sandboxes`, Conflict
-        `session_exists`.
+        Raise as `Runtime.decide`, BadRequest `validation_error` for a missing policy, NotFound for
+        the workspace, CannotEnforce, Unavailable `too_many_sandboxes`, Conflict `session_exists`.
         """
         _check_may_create(caller, session)
         if self._recording is not None:
@@ -335,9 +334,8 @@ class Sandboxes:
         if name in await sandbox.hooks.conversations():
             await run_to_completion(self._delete_conversation(sandbox, name))
         else:  # it has neither files nor runs, but may have a chat
-            await self._store.write(
-                partial(chats.drop_of_conversation, sandbox_id=sandbox.id, name=name)
-            )
+            drop = partial(chats.drop_of_conversation, sandbox_id=sandbox.id, name=name)
+            await self._store.write(drop)
 
     async def _delete_conversation(self, sandbox: ServiceSandbox, name: str) -> None:
         at, workspace = self._clock.now(), sandbox.workspace

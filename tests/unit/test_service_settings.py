@@ -179,6 +179,7 @@ ALLOWED_IN_WORKING_DIRECTORY = {
 VALUES = {
     "uid_range": "[1, 2]",
     "policy_aliases": "{a = 'strict'}",
+    "templates": "{a = 'strict'}",
     "cgroups": "false",
     "allow_host_mode": "true",
 }

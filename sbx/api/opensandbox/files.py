@@ -1,0 +1,363 @@
+"""Files at any path inside. A `mode` is a number whose decimal digits are the octal mode: 755."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field, TypeAdapter, ValidationError
+from starlette.types import Receive, Scope, Send
+
+from sbx.api.auth import StackDep
+from sbx.api.bodies import ForeignBody
+from sbx.api.errors import iso
+from sbx.api.multipart import FormLimits, FormPart, read_form
+from sbx.api.opensandbox.execd import PREFIX, ExecdTarget, TargetDep
+from sbx.api.opensandbox.inner_files import InnerEntry, InnerFiles, inner_path, is_in_workspace
+from sbx.api.slots import take_slot, upload_slot
+from sbx.errors import BadRequest, InvalidPath
+from sbx.runtime.conversation import Conversation
+from sbx.telemetry import metrics
+from sbx.workspace.errors import is_a_directory
+
+router = APIRouter(prefix=PREFIX, include_in_schema=False)
+
+_UPLOADS = FormLimits(parts=4000)
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+_LINES_MAX = 64 << 20  # bytes of a file that is read by lines
+_Path = Annotated[str, Query()]
+_Paths = Annotated[list[str], Query(alias="path", min_length=1, max_length=1000)]
+
+
+class FilePermission(ForeignBody):
+    mode: Annotated[int, Field(ge=0, le=7777)] | None = None
+    owner: str | None = None
+    group: str | None = None
+
+
+class FileMetadata(FilePermission):
+    path: str
+
+
+class FileMove(ForeignBody):
+    src: str
+    dest: str
+
+
+class TextReplacement(ForeignBody):
+    old: str
+    new: str
+
+
+_PERMISSIONS = TypeAdapter(dict[str, FilePermission])
+_MOVES = TypeAdapter(list[FileMove])
+_REPLACEMENTS = TypeAdapter(dict[str, TextReplacement])
+
+
+def octal(mode: int | None) -> int | None:
+    """Return 0o755 for 755. Raise BadRequest for other digits."""
+    if mode is None:
+        return None
+    try:
+        return int(str(mode), 8)
+    except ValueError:
+        raise BadRequest(f"{mode} is not a mode such as 644") from None
+
+
+# -- content ---------------------------------------------------------------------------------------
+
+
+@router.get("/files/download")
+async def download(
+    path: _Path,
+    request: Request,
+    target: TargetDep,
+    stack: StackDep,
+    offset: Annotated[int, Query(ge=1)] | None = None,
+    limit: Annotated[int, Query(ge=0)] | None = None,
+) -> Response:
+    """Send a file, a range of its bytes, or some of its lines."""
+    where = inner_path(path)
+    requested = request.headers.get("range")
+    by_lines = offset is not None or limit is not None
+    if by_lines and requested:
+        raise BadRequest("either lines or a range")
+    conversation = await stack.enter_async_context(target.use())
+    inner = InnerFiles(conversation)
+    entry = await inner.stat(where)
+    if entry.kind == "directory":
+        raise is_a_directory(where)
+    if entry.kind == "symlink":
+        (answer,) = await inner.call({"act": "read", "path": where, "offset": 0, "length": 0})
+        size = answer.size
+    else:
+        size = entry.size
+    if by_lines:
+        if size > _LINES_MAX:
+            raise BadRequest("the file is too large to be read by lines; read a range")
+        content = b"".join([each async for each in _content(conversation, where, 0, size)])
+        lines = content.decode("utf-8", "replace").splitlines()
+        begin = (offset or 1) - 1
+        chosen = lines[begin : None if limit is None else begin + limit]
+        return Response("\n".join(chosen), media_type="text/plain")
+    start, end, status = 0, size, 200
+    headers = {"accept-ranges": "bytes"}
+    if requested and (match := _RANGE.fullmatch(requested.strip())) and any(match.groups()):
+        bounds = _bounds(match[1], match[2], size)
+        if bounds is None:
+            return _not_satisfiable(size)
+        start, end = bounds
+        status = 206
+        headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
+    slot = take_slot(request, "downloads")
+    if slot is not None:
+        stack.callback(slot.end)
+    return _Exactly(_content(conversation, where, start, end), end - start, status, headers)
+
+
+def _bounds(first: str, last: str, size: int) -> tuple[int, int] | None:
+    start = int(first) if first else max(0, size - int(last))
+    end = min(size, int(last) + 1) if first and last else size
+    return (start, end) if start < end else None
+
+
+def _not_satisfiable(size: int) -> Response:
+    body = {"code": "RANGE_NOT_SATISFIABLE", "message": f"the file has {size} bytes"}
+    headers = {"content-range": f"bytes */{size}"}
+    return Response(json.dumps(body), 416, headers, "application/json")
+
+
+async def _content(
+    conversation: Conversation, path: str, start: int, end: int
+) -> AsyncIterator[bytes]:
+    """Yield the bytes of a file: read by the host in the workspace, else by a process inside."""
+    if is_in_workspace(path):
+        try:
+            stream = await conversation.files.open_stream(path)
+        except InvalidPath:
+            pass  # a symlink, which only a process inside follows
+        else:
+            async with stream, aclosing(stream.chunks(start, end - start)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
+    async with aclosing(InnerFiles(conversation).pieces(path, start, end)) as pieces:
+        async for piece in pieces:
+            yield piece
+
+
+class _Exactly(Response):
+    """Send the announced number of bytes, or cut the connection."""
+
+    def __init__(
+        self, pieces: AsyncIterator[bytes], size: int, status: int, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(
+            None, status, {**headers, "content-length": str(size)}, "application/octet-stream"
+        )
+        self._pieces = pieces
+        self._size = size
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+        left = self._size
+        async for piece in self._pieces:
+            left -= len(piece)
+            if left < 0:
+                break
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if left != 0:
+            raise BadRequest("the file changed while it was read", code="file_changed")
+        await send({"type": "http.response.body", "body": b""})
+
+
+@router.post("/files/upload")
+async def upload(request: Request, target: TargetDep) -> Response:
+    """Store files: for each one a part `metadata`, then a part `file`."""
+    async with target.use() as conversation, upload_slot(request, target.caller):
+        stored = 0
+        with metrics.uploading() as counted:
+            async with aclosing(aiter(read_form(request, _UPLOADS))) as form:
+                metadata: FileMetadata | None = None
+                async for part in form:
+                    if part.name == "metadata":
+                        if metadata is not None:
+                            raise BadRequest("two metadata without a file", code="INVALID_FILE")
+                        metadata = await _metadata(part)
+                    elif metadata is None:
+                        raise BadRequest("a file without metadata", code="INVALID_FILE_METADATA")
+                    else:
+                        stored += await _store(target, conversation, metadata, part)
+                        metadata = None
+            counted.size = stored
+            if metadata is not None:
+                raise BadRequest("metadata without a file", code="INVALID_FILE")
+    return Response()
+
+
+async def _metadata(part: FormPart) -> FileMetadata:
+    try:
+        return FileMetadata.model_validate_json(await part.text())
+    except ValidationError as error:
+        raise BadRequest(
+            f"the metadata of a file are wrong: {error.errors()[0]['msg']}",
+            code="INVALID_FILE_METADATA",
+        ) from None
+
+
+async def _store(
+    target: ExecdTarget, conversation: Conversation, metadata: FileMetadata, part: FormPart
+) -> int:
+    path, inner = inner_path(metadata.path), InnerFiles(conversation)
+    if is_in_workspace(path):
+        size = await conversation.files.write_stream(path, part.chunks())
+    else:
+        size = await inner.write(path, part.chunks())
+    await inner.call(_permission_request(path, metadata))
+    await target.record("file.write", path=path, size=size)
+    return size
+
+
+# -- the tree --------------------------------------------------------------------------------------
+
+
+@router.get("/files/info")
+async def info(paths: _Paths, target: TargetDep) -> dict[str, Any]:
+    async with target.use() as conversation:
+        answers = await InnerFiles(conversation).call(
+            *({"act": "stat", "path": inner_path(path)} for path in paths)
+        )
+    return {path: _shown(answer.entries[0]) for path, answer in zip(paths, answers, strict=True)}
+
+
+@router.get("/files/search")
+async def search(
+    path: _Path, target: TargetDep, pattern: Annotated[str, Query()] = "**"
+) -> list[dict[str, Any]]:
+    """Find files by their base name, in a directory and below it."""
+    request = {"act": "search", "path": inner_path(path), "pattern": pattern}
+    async with target.use() as conversation:
+        (answer,) = await InnerFiles(conversation).call(request)
+    return [_shown(each) for each in answer.entries]
+
+
+@router.get("/directories/list")
+async def list_(
+    path: _Path, target: TargetDep, depth: Annotated[int, Query(ge=0, le=1000)] = 1
+) -> list[dict[str, Any]]:
+    where = inner_path(path)
+    async with target.use() as conversation:
+        inner = InnerFiles(conversation)
+        if (await inner.stat(where)).kind != "directory":
+            raise BadRequest(f"{where} is not a directory", code="INVALID_FILE")
+        (answer,) = await inner.call({"act": "list", "path": where, "depth": depth})
+    return [_shown(each) for each in answer.entries]
+
+
+@router.post("/directories")
+async def make_directories(request: Request, target: TargetDep) -> Response:
+    new = await _body(request, _PERMISSIONS)
+    requests = [
+        {"act": "make_directory", "path": inner_path(path), "mode": octal(each.mode)}
+        for path, each in new.items()
+    ]
+    await _change(target, requests, "directory.create")
+    return Response()
+
+
+@router.delete("/directories")
+async def delete_directories(paths: _Paths, target: TargetDep) -> Response:
+    requests = [{"act": "delete", "path": inner_path(path), "tree": True} for path in paths]
+    await _change(target, requests, "file.delete")
+    return Response()
+
+
+@router.delete("/files")
+async def delete_files(paths: _Paths, target: TargetDep) -> Response:
+    requests = [{"act": "delete", "path": inner_path(path), "tree": False} for path in paths]
+    await _change(target, requests, "file.delete")
+    return Response()
+
+
+@router.post("/files/mv")
+async def move(request: Request, target: TargetDep) -> Response:
+    requests = [
+        {
+            "act": "move",
+            "source": inner_path(each.src),
+            "target": inner_path(each.dest),
+            "replace": False,
+        }
+        for each in await _body(request, _MOVES)
+    ]
+    await _change(target, requests, "file.move")
+    return Response()
+
+
+@router.post("/files/permissions")
+async def permissions(request: Request, target: TargetDep) -> Response:
+    new = await _body(request, _PERMISSIONS)
+    requests = [_permission_request(inner_path(path), each) for path, each in new.items()]
+    await _change(target, requests, "file.chmod")
+    return Response()
+
+
+@router.post("/files/replace")
+async def replace(request: Request, target: TargetDep, verbose: bool = False) -> Response:
+    """Replace every occurrence of a text. With `verbose`, report how many there were."""
+    new = await _body(request, _REPLACEMENTS)
+    if any(not each.old for each in new.values()):
+        raise BadRequest("the text to be replaced is empty")
+    requests = [
+        {"act": "replace", "path": inner_path(path), "old": each.old, "new": each.new}
+        for path, each in new.items()
+    ]
+    answers = await _change(target, requests, "file.write")
+    if not verbose:
+        return Response()
+    counts = {
+        path: {"replacedCount": answer.count} for path, answer in zip(new, answers, strict=True)
+    }
+    return Response(json.dumps(counts), media_type="application/json")
+
+
+async def _change(target: ExecdTarget, requests: list[dict[str, Any]], action: str) -> Any:
+    async with target.use() as conversation:
+        answers = await InnerFiles(conversation).call(*requests)
+    for request in requests:
+        await target.record(action, path=request.get("path") or request["source"])
+    return answers
+
+
+async def _body(request: Request, adapter: TypeAdapter[Any]) -> Any:
+    try:
+        return adapter.validate_json(await request.body())
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_url=False)) from None
+
+
+def _permission_request(path: str, new: FilePermission) -> dict[str, Any]:
+    return {
+        "act": "permissions",
+        "path": path,
+        "mode": octal(new.mode),
+        "owner": new.owner,
+        "group": new.group,
+    }
+
+
+def _shown(entry: InnerEntry) -> dict[str, Any]:
+    return {
+        "path": entry.path,
+        "type": entry.kind,
+        "size": entry.size,
+        "modified_at": iso(entry.modified_s),
+        "created_at": iso(entry.created_s),
+        "owner": entry.owner,
+        "group": entry.group,
+        "mode": int(f"{entry.mode & 0o777:o}"),
+    }
