@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 
 from sbx.api.admission import PLACE, AdmissionPlace
 from sbx.api.server.peer_credentials import PEER
-from sbx.api.surfaces import surface_of
+from sbx.api.surfaces import LINKED_PORT, link_of, surface_of
 from sbx.errors import Denied
 from sbx.service.caller import Caller
 from sbx.service.service import Service
@@ -56,6 +56,8 @@ async def authenticate(request: HTTPConnection) -> Caller:
             opened = await service(request).links.open(*link)
             return _with_place(opened.caller, request)
         return _peer(request)
+    if (link := link_of(request, LINKED_PORT)) is not None:
+        return _with_place((await service(request).links.open(*link)).caller, request)
     header = request.headers.get("authorization")
     if header is not None:
         scheme, _, bearer = header.partition(" ")

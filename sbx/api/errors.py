@@ -55,6 +55,7 @@ _STATUS_OF_CODE = {
     "quota_exceeded": 413,
     "headers_too_large": 431,
     "api_not_supported": 501,
+    "port_not_open": 502,
     "broker_died": 503,  # the service ends, to be started again
     "session_not_ready": 503,
     "start_timeout": 503,

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sbx.api.bodies import IGNORED
 from sbx.api.errors import broken, error_response
+from sbx.api.surfaces import OWN_ORIGIN, own_origin
 from sbx.errors import BadRequest, InvalidPath, SbxError, TooLarge, out_of_files
 from sbx.telemetry.logs import bound
 from sbx.telemetry.metrics import requested
@@ -46,8 +47,10 @@ _STREAMED = re.compile(
     r"|POST /api/v1/sessions/[^/]+/files/upload"
     r"|POST /shipyard/ship/[^/]+/upload"
     r"|POST /opensandbox/v1/sandboxes/[^/]+/proxy/44772/files/upload"
+    r"|[A-Z]+ /opensandbox/v1/sandboxes/[^/]+/proxy/(?!44772/)[0-9]+/.*"
     rf"|PUT {_BOX}/conversations/[^/]+/(files|archive|uploads/[^/]+)"
     rf"|PATCH {_BOX}/conversations/[^/]+/partials/[^/]+"
+    rf"|[A-Z]+ {_BOX}/ports/[0-9]+/.*"
 )
 _CONTENT = re.compile(
     rf"PUT {_BOX}/filesystem/files|POST {_BOX}/conversations/[^/]+/runs"
@@ -82,6 +85,8 @@ class RequestLimitsMiddleware:
         self._authenticate = authenticate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            _route_own_origin(scope)
         if scope["type"] == "websocket":
             await self._connect(scope, receive, send)
             return
@@ -206,6 +211,15 @@ class LimitedBody:
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = self._scope["state"]
         return state
+
+
+def _route_own_origin(scope: Scope) -> None:
+    """Route a request to the name of one port to this port, whatever its path is."""
+    host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+    if (place := own_origin(host)) is not None:
+        sandbox, port = place
+        scope["path"] = f"/v1/sandboxes/{sandbox}/ports/{port}{scope['path']}"
+        scope[OWN_ORIGIN] = True
 
 
 def _template(scope: Scope) -> str:

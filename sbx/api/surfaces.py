@@ -50,9 +50,7 @@ class Surface:
 
     def link(self, request: HTTPConnection) -> tuple[str, str, int] | None:
         """Return the link of a request, and the sandbox and port that it must open."""
-        text = request.headers.get(LINK_HEADER)
-        match = self.linked.fullmatch(request.scope["path"]) if self.linked is not None else None
-        return None if text is None or match is None else (text, match[1], int(match[2]))
+        return link_of(request, self.linked)
 
     def _malformed(self) -> Denied:
         scheme = f"{self.scheme.title()} " if self.scheme else ""
@@ -61,6 +59,25 @@ class Surface:
             code="malformed_key",
             hint=f"send {self.header}: {scheme}sk-sbx-…; `sbx key create` makes a key",
         )
+
+
+def own_origin(host: bytes) -> tuple[str, str] | None:
+    """Return the sandbox and the port of a host such as `8000-sandbox-5a7afa86d151.localhost`; None
+    for any other. Browsers resolve it to loopback."""
+    match = _OWN_HOST.fullmatch(host)
+    return None if match is None else (match[2].decode(), match[1].decode())
+
+
+def link_of(request: HTTPConnection, linked: re.Pattern[str] | None) -> tuple[str, str, int] | None:
+    """Return the link of a request, and the sandbox and port that it must open. A browser has it in
+    the query."""
+    match = linked.fullmatch(request.scope["path"]) if linked is not None else None
+    if match is None:
+        return None
+    text = request.headers.get(LINK_HEADER) or request.query_params.get(LINK_QUERY)
+    if not text and request.scope.get(OWN_ORIGIN):
+        text = request.cookies.get(LINK_QUERY)
+    return (text, match[1], int(match[2])) if text else None
 
 
 def _sentence(error: dict[str, Any]) -> str:
@@ -100,6 +117,10 @@ OPENSANDBOX = Surface(
 )
 _SURFACES = (SHIPYARD, OPENSANDBOX)
 LINK_HEADER = "sbx-link"
+LINK_QUERY = "sbx_link"  # and the cookie of an origin of its own
+OWN_ORIGIN = "sbx.own_origin"  # in the scope of a request to `{port}-{sandbox}.localhost`
+_OWN_HOST = re.compile(rb"([0-9]{1,5})-(sandbox-[0-9a-f]{1,32})\.localhost(?::[0-9]{1,5})?")
+LINKED_PORT = re.compile(r"/v1/sandboxes/([^/]+)/ports/([0-9]{1,5})/.*", re.DOTALL)
 
 
 def surface_of(scope: Scope) -> Surface | None:

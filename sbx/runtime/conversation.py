@@ -141,6 +141,7 @@ class Conversation(ScriptMethods[ActiveRun]):
     interrupt = to_default(Context.interrupt)
     write_stdin = to_default(Context.write_stdin)
     start = to_default(Context.start)
+    connect = to_default(Context.connect)
     read_receipt = to_default(Context.read_receipt)
 
     def start_call(self, call: RunCall) -> ActiveRun:

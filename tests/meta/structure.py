@@ -186,14 +186,15 @@ def _prose() -> list[tuple[Path, str, int, str]]:
 
 
 MEASURES = (
-    # Later features have 2800 of these lines: sessions that slide and are restored, embedded
+    # Later features have 3400 of these lines: sessions that slide and are restored, embedded
     # lifetimes, scripts and notebooks in `sbx run`, the room of a workspace, unknown fields, spans,
     # metrics by policy, a rotated audit log, options that narrow, `sbx project`, hints,
-    # labels and links of sandboxes, what the SDKs of other products share.
-    Measure("lines", lines, 101_300, 74_000),
+    # labels and links of sandboxes, what the SDKs of other products share, ports.
+    Measure("lines", lines, 101_900, 74_000),
     Measure("public class names in more than one module", repeated_class_names, 0, 10),
     Measure("Protocol classes", protocols, 15, 15),
-    Measure("modules that exactly one other module imports", modules_with_one_importer, 141, 90),
+    # One is the router of a later resource, the ports.
+    Measure("modules that exactly one other module imports", modules_with_one_importer, 142, 90),
     Measure(f"files over {FILE_LINES} lines", long_files, 12, 12),
     Measure(f"classes over {CLASS_LINES} lines or {CLASS_METHODS} methods", large_classes, 0, 0),
     Measure("modules in import cycles", modules_in_cycles, 0, 0),

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from sbx.api.opensandbox.inner_files import inner_path, is_in_workspace
 from sbx.api.opensandbox.stream import LineBuffer, encode
 from sbx.api.shipyard.ships import session_name
-from sbx.api.surfaces import OPENSANDBOX, SHIPYARD, surface_of
+from sbx.api.surfaces import OPENSANDBOX, SHIPYARD, own_origin, surface_of
 from sbx.api.templates import cpu_count, memory_size, policy_of
 from sbx.cli.connect_sdk import _host
 from sbx.errors import BadRequest, Denied, NotFound
@@ -62,7 +62,7 @@ def test_no_numbers_of_cpus(text: str) -> None:
 
 def request(path: str, **headers: str) -> Request:
     named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Request({"type": "http", "path": path, "headers": named})
+    return Request({"type": "http", "path": path, "headers": named, "query_string": b""})
 
 
 def test_the_path_decides_the_surface() -> None:
@@ -191,3 +191,20 @@ def test_the_host_of_an_address() -> None:
     for address in ("https://x", "http://x/prefix", "ftp://x"):
         with pytest.raises(BadRequest):
             _host(address)
+
+
+@pytest.mark.parametrize(
+    ("host", "place"),
+    [
+        (b"8000-sandbox-5a7afa86d151.localhost", ("sandbox-5a7afa86d151", "8000")),
+        (b"8000-sandbox-5a7afa86d151.localhost:8765", ("sandbox-5a7afa86d151", "8000")),
+        (b"8000-sandbox-5a7afa86d151.example.org", None),
+        (b"8000-sandbox-5a7afa86d151.localhost.example.org", None),
+        (b"x.8000-sandbox-5a7afa86d151.localhost", None),
+        (b"8000-other.localhost", None),
+        (b"localhost:8765", None),
+        (b"", None),
+    ],
+)
+def test_a_name_of_one_port(host: bytes, place: tuple[str, str] | None) -> None:
+    assert own_origin(host) == place

@@ -20,6 +20,7 @@ routers = (
     files.router,
     execd.router,
     execd.egress_router,
+    execd.ports_router,
     sandboxes.router,
 )
 

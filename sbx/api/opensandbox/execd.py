@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Request, Response
 
-from sbx.api.auth import CallerDep, ServiceDep
-from sbx.errors import Conflict, NotFound, SbxError, Unavailable
+from sbx.api.auth import CallerDep, ServiceDep, StackDep
+from sbx.api.ports import relay_http
+from sbx.errors import Conflict, NotFound, Unavailable
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.processes.commands import BackgroundCommand
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
@@ -21,13 +22,15 @@ from sbx.service.service import Service
 EXECD_PORT = 44772
 PREFIX = f"/opensandbox/v1/sandboxes/{{sandbox_id}}/proxy/{EXECD_PORT}"
 router = APIRouter(prefix=PREFIX, include_in_schema=False)
+ports_router = APIRouter(
+    prefix="/opensandbox/v1/sandboxes/{sandbox_id}/proxy", include_in_schema=False
+)
 egress_router = APIRouter(
     prefix="/opensandbox/v1/sandboxes/{sandbox_id}/proxy/18080", include_in_schema=False
 )
 
 _MIB = 1 << 20
 _CPU_SAMPLE_S = 0.1
-_SIGNALS_S = 10.0
 # The entrypoint of their image opens this port, and the SDK of the interpreter waits for it.
 _INTERPRETER = "code-interpreter"
 _INTERPRETER_PORT = (
@@ -161,12 +164,12 @@ async def isolated(rest: str, target: TargetDep) -> None:
     )
 
 
-async def freeze(service: Service, caller: Caller, sandbox: ServiceSandbox, *, stop: bool) -> None:
-    """Stop or continue every process of the sandbox. Its PID 1 does both: it runs on."""
-    signal = "STOP" if stop else "CONT"
-    for context in list(service.sandboxes.live(sandbox.id)):
-        try:
-            live = context.start_shell(f"kill -{signal} -1", timeout=_SIGNALS_S)
-            await live.result()
-        except SbxError:
-            continue  # its kernel ended meanwhile
+@ports_router.api_route(
+    "/{port}/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
+)
+async def relay(
+    port: int, path: str, request: Request, target: TargetDep, stack: StackDep
+) -> Response:
+    """Send the request to a server that code started inside."""
+    conversation = await stack.enter_async_context(target.use(starts=False))
+    return await relay_http(request, conversation, port, f"/{path}")

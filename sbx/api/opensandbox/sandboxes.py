@@ -17,7 +17,7 @@ from pydantic import Field
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.bodies import ForeignBody, body_of
 from sbx.api.errors import iso
-from sbx.api.opensandbox.execd import EXECD_PORT, freeze
+from sbx.api.opensandbox.execd import EXECD_PORT
 from sbx.api.surfaces import LINK_HEADER
 from sbx.api.templates import limits_within, policy_of
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
@@ -179,9 +179,8 @@ async def delete(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> Non
 
 @router.post("/sandboxes/{sandbox_id}/pause", status_code=202)
 async def pause(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
-    """Stop all processes where they are, and refuse calls until `resume`."""
+    """Refuse calls until `resume`. Files, variables and processes stay; processes continue."""
     sandbox = _running(service, caller, sandbox_id)
-    await freeze(service, caller, sandbox, stop=True)
     await sandbox.set_labels({**labels_of(sandbox), "paused": True})
     await service.recording.record(caller, "sandbox.pause", sandbox.id)
     return shown(await sandbox.view())
@@ -193,7 +192,6 @@ async def resume(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> dic
     if not labels_of(sandbox).get("paused"):
         raise Conflict("the sandbox is not paused", code="DOCKER::SANDBOX_NOT_PAUSED")
     await sandbox.set_labels({**labels_of(sandbox), "paused": False})
-    await freeze(service, caller, sandbox, stop=False)
     await service.recording.record(caller, "sandbox.resume", sandbox.id)
     return shown(await sandbox.view())
 
@@ -311,7 +309,10 @@ def _status(view: SandboxView, *, paused: bool) -> dict[str, str]:
         failure = view.failure or {}
         return {"state": "Failed", "message": str(failure.get("message", ""))}
     if paused:
-        message = "its processes are stopped; its files and, unless it was idle, its kernel stay"
+        message = (
+            "calls are refused; files stay, and variables and processes until the idle time-out;"
+            " processes are not frozen"
+        )
         return {"state": "Paused", "message": message}
     return {"state": "Running"}
 

@@ -9,6 +9,7 @@ commands   background commands
 terminals  terminals of a conversation, and a WebSocket to each
 lifecycle  start, stop and receipt of a conversation; inspect
 usage      the usage of a live sandbox
+ports      servers that code started inside, and links to them
 mounts     directories of the host in a live sandbox, for operators
 admin      keys, tokens and the sandboxes of all owners, for operators
 
@@ -22,6 +23,7 @@ from sbx.api.v1 import (
     files,
     lifecycle,
     mounts,
+    ports,
     runs,
     snapshots,
     terminals,
@@ -41,6 +43,7 @@ routers = tuple(
         terminals,
         lifecycle,
         usage,
+        ports,
         mounts,
         admin,
     )

@@ -164,7 +164,7 @@ def _make_directory(path: str, mode: int | None) -> dict[str, Any]:
 
 
 def _delete(path: str, tree: bool) -> dict[str, Any]:
-    """Delete a file, or with `tree` a directory and all below it. A missing one is no error."""
+    """Delete a file, or with `tree` a directory and all below it. It accepts a missing one."""
     try:
         if stat.S_ISDIR(os.lstat(path).st_mode):
             if not tree:

@@ -7,7 +7,7 @@
     sandboxes, jails         cgroups and uids of sandboxes; jails from their start to their end
     spawn                    starts bubblewrap
     zygotes                  starts zygotes and forks jails from them
-    mount_orders, live_mounts   mount a directory into a live jail, by a child
+    live_orders, live_mounts    mount a directory into a live jail, or connect to a port, by a child
     bind_staging             the private directory from which bubblewrap binds files
     allowlist                the only launches that a broker accepts after root's rights are dropped
     allowlist_from_policies  derives that list from the policies of a service

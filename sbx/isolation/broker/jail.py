@@ -126,6 +126,21 @@ class Jail:
                 return {**process_state.read(self.pid, self.kernel_pid), "limits": self.limits}
         return await self._order("inspect", jail=self.name, fresh=fresh)
 
+    async def connect(self, port: int) -> socket.socket:
+        """Return a connection to a TCP port of the loopback inside.
+
+        Raise Unavailable `port_not_open`, `live_mount_unavailable`, Broken `jail_gone`."""
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, its:
+            ours.setblocking(False)
+            await self._order("connect", jail=self.name, port=port, fds=[its.fileno()])
+            _, fds, _, _ = socket.recv_fds(ours, 1, 1)  # it was sent before the order ended
+        if not fds:
+            raise errors.Broken("the broker sent no connection")  # no descriptor was free
+        connection = socket.socket(fileno=fds[0])
+        connection.setblocking(False)
+        return connection
+
     async def mask(self, places: Sequence[str]) -> Masks:
         """Cover the host's sockets and FIFOs in these directories, before any user's code runs.
 

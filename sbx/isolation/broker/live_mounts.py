@@ -124,7 +124,7 @@ def begin(
         else:
             _put(root, top, _open(root, top), name, shown)
 
-    return _begin(act)
+    return start_child(act)
 
 
 def begin_masks(pid1: int, places: Sequence[str]) -> Child:
@@ -142,10 +142,12 @@ def begin_masks(pid1: int, places: Sequence[str]) -> Child:
         ]
         _report(report, masking.Masks(sum(masks.masked for masks in done), limits.complete))
 
-    return _begin(act)
+    return start_child(act)
 
 
-def _begin(act: Callable[[socket.socket], None]) -> Child:
+def start_child(act: Callable[[socket.socket], None]) -> Child:
+    """Start a child of the broker that does `act`, and ends with the broker or after DEADLINE_S.
+    Only a process with one thread may call this. Raise OSError."""
     report, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     pid = os.fork()

@@ -34,6 +34,8 @@ Its fd 0 is a SOCK_SEQPACKET socket: one JSON object per packet.
                                                                           ← {"limits"}
     → {"seq": n, "do": "inspect", "jail": id, "fresh": bool}
                             ← {"pid1": facts, "kernel": facts, "limits": {…}, "in_group": bool|null}
+    → {"seq": n, "do": "connect", "jail": id, "port": n}     ← {}; the socket comes over the fd that
+                                              the order has, see live_orders
     → {"seq": n, "do": "ping"}                                            ← {}
     → {"seq": n, "do": "attach", "jail": id, "source", "target", "read_only": bool,
        "expected": [dev, ino]|null, "mask": bool, "partly": bool}
@@ -192,9 +194,14 @@ class BrokerServer:
             case "inspect":
                 return jails.get(order["jail"]).inspect(fresh=order["fresh"])
             case "attach" | "detach" | "mask":
-                from sbx.isolation.broker.mount_orders import MountOrders  # most brokers need none
+                from sbx.isolation.broker.live_orders import MountOrders  # most brokers need none
 
                 MountOrders(self._loop, jails).obey(order)
+                return None
+            case "connect":
+                from sbx.isolation.broker import live_orders  # most brokers need none
+
+                live_orders.connect(self._loop, jails, order, fds)
                 return None
             case "unlinked":
                 return jails.get(order["jail"]).unlinked(order["device"])

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
@@ -103,6 +104,19 @@ class ContextKernel:
     def processes(self) -> list[int]:
         """The host pids of the processes inside; empty without a live kernel."""
         return self._kernel.jail.processes() if self._kernel is not None and self.alive else []
+
+    async def connect(self, port: int) -> socket.socket:
+        """Return a connection to a TCP port inside, of the live kernel's jail; start nothing.
+
+        Raise Unavailable `port_not_open`, and as `check_open`."""
+        self.check_open()
+        if self._kernel is None or not self.alive:
+            raise errors.Unavailable(
+                "nothing runs in this sandbox now",
+                code="port_not_open",
+                hint="start a server inside first",
+            )
+        return await self._kernel.jail.connect(port)
 
     @property
     def busy(self) -> bool:

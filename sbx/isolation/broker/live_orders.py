@@ -1,13 +1,26 @@
-"""The orders `attach`, `detach` and `mask`: each starts a child of `live_mounts`, and answers at
-the child's end."""
+"""The orders on a live jail: each starts a child of the broker in its namespaces, and answers at
+the child's end.
+
+    attach, detach, mask    see `live_mounts`
+    connect                 a connection to a TCP port of the loopback inside. The child joins the
+                            network namespace by the pidfd of PID 1, connects there, and sends the
+                            socket over the one that came with the order. The jail gets no network:
+                            only this connection crosses its border, and the host opened it
+"""
 
 import os
+import signal
+import socket
 from typing import Any
 
-from sbx.errors import Broken
+from sbx.errors import Broken, Unavailable
 from sbx.isolation.broker import live_mounts
 from sbx.isolation.broker.jails import BrokerJail, BrokerJails
 from sbx.isolation.broker.loop import BrokerLoop
+from sbx.linux import namespaces
+
+_CONNECT_S = 2.0
+_LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 class MountOrders:
@@ -107,3 +120,56 @@ class MountOrders:
     def _forget(self, child: live_mounts.Child) -> None:
         self._loop.unwatch(child.pidfd)
         self._loop.children.discard(child.pid)
+
+
+def connect(loop: BrokerLoop, jails: BrokerJails, order: dict[str, Any], fds: list[int]) -> None:
+    """Start the child, and answer at its end. Raise Broken, Unavailable."""
+    jail, port = jails.get(order["jail"]), int(order["port"])
+    if jail.pid1_fd is None or len(fds) != 1:
+        raise Broken("the jail is in no sandbox yet")
+    if not jails.own_namespaces:
+        raise live_mounts.refuse_without_namespaces()
+    pid1, target = jail.pid1_fd, fds[0]
+
+    def act(_report: socket.socket) -> None:
+        namespaces.join(pid1, namespaces.Namespace.NET)
+        with _connected(port) as connection, socket.socket(fileno=os.dup(target)) as reply:
+            socket.send_fds(reply, [b"c"], [connection.fileno()])
+
+    child = live_mounts.start_child(act)
+    loop.children.add(child.pid)
+
+    def ended() -> None:
+        loop.unwatch(child.pidfd)
+        loop.children.discard(child.pid)
+        _, status = os.waitpid(child.pid, 0)
+        os.close(child.pidfd)
+        child.report.close()
+        if os.waitstatus_to_exitcode(status) == 0:
+            loop.send({"seq": order["seq"], "ok": {}})
+        else:
+            loop.send({"seq": order["seq"], "error": closed(port).to_dict()})
+
+    loop.watch(child.pidfd, ended)
+
+
+def closed(port: int) -> Unavailable:
+    return Unavailable(
+        f"no server inside listens on port {port}",
+        code="port_not_open",
+        hint="start one in the sandbox, on 127.0.0.1 or on all addresses",
+    )
+
+
+def _connected(port: int) -> socket.socket:
+    signal.alarm(int(_CONNECT_S) + 1)
+    for family, host in _LOOPBACKS:
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        connection.settimeout(_CONNECT_S)
+        try:
+            connection.connect((host, port))
+        except OSError:
+            connection.close()
+        else:
+            return connection
+    raise ConnectionRefusedError(111, os.strerror(111))

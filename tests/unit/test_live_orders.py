@@ -9,7 +9,7 @@ import pytest
 
 from sbx.errors import Conflict
 from sbx.isolation.broker import live_mounts
-from sbx.isolation.broker.mount_orders import MountOrders
+from sbx.isolation.broker.live_orders import MountOrders
 
 TARGET = "/mnt/data"
 

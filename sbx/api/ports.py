@@ -1,0 +1,280 @@
+"""HTTP and WebSockets to a server that code started inside a sandbox.
+
+    client ──► this service ──► a socket that the host opened on the loopback of the jail
+
+What comes back is hostile. A page of it has the origin of this service, so the reply gets a policy
+(CSP `sandbox`) under which its scripts have another origin, without cookies and without access to
+this API. No cookie and no credential of the client goes inside, and none comes out.
+
+The name `{port}-{sandbox}.localhost` is an origin for one port (`own_origin`). A page there is
+not restricted, and its cookies are its own; the link is in one of them.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+from urllib.parse import quote
+
+import h11
+from fastapi import Request, Response, WebSocket
+from starlette.requests import HTTPConnection
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as connect_websocket
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from sbx.api.auth import authenticate
+from sbx.api.surfaces import LINK_HEADER, LINK_QUERY, OWN_ORIGIN
+from sbx.errors import Unavailable
+from sbx.protocol.terminals import MESSAGE_MAX
+from sbx.runtime.conversation import Conversation
+
+_PATH_SAFE = "/!$&'()*+,;=:@"
+_PIECE = 64 << 10
+_HEAD_S = 60.0  # for the head of a reply, once the request was sent
+_IDLE_S = 600.0  # between two pieces of a reply
+_CHECK_S = 5.0  # between two checks of the caller of a WebSocket
+_SEND_S = 60.0  # for the server inside to take one piece of a request
+_SANDBOX = "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"
+_HOP_BY_HOP = frozenset(
+    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te",
+     b"trailer", b"transfer-encoding", b"upgrade", b"host"}
+)  # fmt: skip
+_CREDENTIALS = frozenset(
+    {b"authorization", b"cookie", b"open-sandbox-api-key", b"x-api-key", LINK_HEADER.encode()}
+)
+_NOT_BACK = frozenset(
+    {b"set-cookie", b"content-security-policy", b"strict-transport-security",
+     b"clear-site-data", b"service-worker-allowed", b"alt-svc", b"date", b"server"}
+)  # fmt: skip
+
+
+async def relay_http(
+    request: Request, conversation: Conversation, port: int, path: str
+) -> Response:
+    """Send the request to the server at this port inside, and return its reply.
+
+    Raise Unavailable `port_not_open` for a port without a server, and for one that does not speak
+    HTTP.
+    """
+    connection = await conversation.connect(port)
+    reader, writer = await asyncio.open_connection(sock=connection)
+    exchange = _Exchange(reader, writer, port)
+    try:
+        await exchange.send(request, _target(request, path))
+        head = await exchange.head()
+    except BaseException:
+        writer.close()
+        raise
+    return _Relayed(exchange, head, request)
+
+
+class _Exchange:
+    """One request and its reply, on a connection of its own."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._port = port
+        self._http = h11.Connection(h11.CLIENT)
+
+    async def send(self, request: Request, target: str) -> None:
+        dropped = _HOP_BY_HOP | _CREDENTIALS
+        headers = [(name, value) for name, value in request.scope["headers"] if name not in dropped]
+        headers += [
+            (b"host", f"localhost:{self._port}".encode()),
+            (b"connection", b"close"),
+            (b"x-forwarded-proto", request.url.scheme.encode()),
+        ]
+        if is_own_origin(request) and (cookies := _own_cookies(request)):
+            headers.append((b"cookie", cookies))
+        chunked = "transfer-encoding" in request.headers
+        if chunked:
+            headers = [each for each in headers if each[0] != b"content-length"]
+            headers.append((b"transfer-encoding", b"chunked"))
+        with _speaks_http(self._port):
+            await self._write(
+                h11.Request(method=request.method, target=target.encode(), headers=headers)
+            )
+            async for piece in request.stream():
+                if piece:
+                    await self._write(h11.Data(data=piece))
+            await self._write(h11.EndOfMessage())
+
+    async def _write(self, event: h11.Event) -> None:
+        data = self._http.send(event)
+        if data:
+            self._writer.write(data)
+            async with asyncio.timeout(_SEND_S):
+                await self._writer.drain()
+
+    async def head(self) -> h11.Response:
+        with _speaks_http(self._port):
+            async with asyncio.timeout(_HEAD_S):
+                while True:
+                    event = await self._event()
+                    if isinstance(event, h11.Response):
+                        return event
+                    if not isinstance(event, h11.InformationalResponse):
+                        raise h11.RemoteProtocolError("it sent no reply")
+
+    async def body(self) -> AsyncIterator[bytes]:
+        while True:
+            async with asyncio.timeout(_IDLE_S):
+                event = await self._event()
+            if isinstance(event, h11.Data):
+                yield bytes(event.data)
+            else:
+                return
+
+    async def _event(self) -> Any:
+        while True:
+            event = self._http.next_event()
+            if event is not h11.NEED_DATA:
+                return event
+            self._http.receive_data(await self._reader.read(_PIECE))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Relayed(Response):
+    """The reply of a server inside. If it breaks off, the connection to the client is cut."""
+
+    def __init__(self, exchange: _Exchange, head: h11.Response, request: Request) -> None:
+        super().__init__(None, head.status_code)
+        self._exchange = exchange
+        dropped = _HOP_BY_HOP | (frozenset() if is_own_origin(request) else _NOT_BACK)
+        headers = [(name, value) for name, value in head.headers if name not in dropped]
+        if not is_own_origin(request):
+            headers.append((b"content-security-policy", _SANDBOX.encode()))
+            headers.append((b"x-content-type-options", b"nosniff"))
+        elif (link := request.query_params.get(LINK_QUERY)) is not None:
+            cookie = f"{LINK_QUERY}={link}; Path=/; HttpOnly; SameSite=Lax"
+            headers.append((b"set-cookie", cookie.encode("latin-1", "replace")))
+            headers.append((b"referrer-policy", b"same-origin"))  # the address has the link
+        self.raw_headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            start = {"status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **start})
+            async with contextlib.aclosing(self._exchange.body()) as pieces:  # type: ignore[type-var]  # it is a generator
+                async for piece in pieces:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._exchange.close()
+
+
+async def relay_websocket(
+    client: WebSocket, conversation: Conversation, port: int, path: str
+) -> None:
+    """Relay a WebSocket to the server at this port inside, until one side closes it.
+
+    Raise Unavailable `port_not_open` before the client is accepted.
+    """
+    connection = await conversation.connect(port)
+    inner = await _opened(client, connection, port, _target(client, path))
+    try:
+        await client.accept(subprotocol=inner.subprotocol)
+        tasks = {
+            asyncio.create_task(_from_client(client, inner)),
+            asyncio.create_task(_to_client(client, inner)),
+            asyncio.create_task(_check_caller(client)),
+        }
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        await inner.close()
+        with contextlib.suppress(RuntimeError):  # the client has closed it already
+            await client.close()
+
+
+async def _opened(
+    client: WebSocket, connection: socket.socket, port: int, target: str
+) -> ClientConnection:
+    offered: Iterable[str] = client.scope.get("subprotocols") or ()
+    try:
+        return await connect_websocket(
+            f"ws://localhost:{port}{target}",
+            sock=connection,
+            subprotocols=list(offered) or None,  # type: ignore[arg-type]  # a NewType of str
+            compression=None,
+            max_size=MESSAGE_MAX,
+            open_timeout=_HEAD_S,
+            proxy=None,
+        )
+    except (InvalidHandshake, OSError, EOFError, TimeoutError) as error:
+        connection.close()
+        raise _no_http(port) from error
+
+
+async def _from_client(client: WebSocket, inner: ClientConnection) -> None:
+    while True:
+        message = await client.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        text, data = message.get("text"), message.get("bytes")
+        await inner.send(text if text is not None else data or b"")
+
+
+async def _check_caller(client: WebSocket) -> None:
+    """Raise Denied once the key is revoked, or the token or the link has ended."""
+    while True:
+        await asyncio.sleep(_CHECK_S)
+        await authenticate(client)
+
+
+async def _to_client(client: WebSocket, inner: ClientConnection) -> None:
+    with contextlib.suppress(ConnectionClosed, WebSocketDisconnect):
+        async for message in inner:
+            async with asyncio.timeout(_SEND_S):
+                if isinstance(message, str):
+                    await client.send_text(message)
+                else:
+                    await client.send_bytes(message)
+
+
+def is_own_origin(request: HTTPConnection) -> bool:
+    return bool(request.scope.get(OWN_ORIGIN))
+
+
+def _own_cookies(request: HTTPConnection) -> bytes:
+    """Return the cookies of the page, without the link."""
+    texts = [value for name, value in request.scope["headers"] if name == b"cookie"]
+    pairs = (each.strip() for text in texts for each in text.split(b";"))
+    return b"; ".join(each for each in pairs if not each.startswith(f"{LINK_QUERY}=".encode()))
+
+
+def _target(request: HTTPConnection, path: str) -> str:
+    """Return the path and the query, without the link: it is not for the code inside."""
+    parts = request.scope["query_string"].decode("latin-1").split("&")
+    kept = "&".join(each for each in parts if each and not each.startswith(f"{LINK_QUERY}="))
+    return quote(path, safe=_PATH_SAFE) + (f"?{kept}" if kept else "")
+
+
+@contextlib.contextmanager
+def _speaks_http(port: int) -> Any:
+    """Raise Unavailable for a server that breaks off or does not speak HTTP."""
+    try:
+        yield
+    except (h11.ProtocolError, OSError, EOFError, TimeoutError) as error:
+        raise _no_http(port) from error
+
+
+def _no_http(port: int) -> Unavailable:
+    return Unavailable(
+        f"the server on port {port} inside did not answer as HTTP does",
+        code="port_not_open",
+        hint="look at its log in the sandbox",
+    )
