@@ -32,6 +32,8 @@ _CLASS_OF_STATUS: dict[int, type[errors.SbxError]] = {
     413: errors.TooLarge,
     423: errors.Conflict,
     429: errors.Unavailable,
+    501: errors.Unavailable,
+    502: errors.Unavailable,
     503: errors.Unavailable,
     504: errors.Unavailable,
     507: errors.Unavailable,

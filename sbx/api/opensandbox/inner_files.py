@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from sbx.errors import BadRequest, Broken, Conflict, Denied, NotFound, SbxError, Unavailable
+from sbx.errors import Broken, Conflict, Denied, InvalidPath, NotFound, SbxError, Unavailable
 from sbx.isolation.launch_plan import GUEST
 from sbx.protocol.files import Kind
 from sbx.runtime.conversation import Conversation
@@ -126,9 +126,9 @@ class InnerFiles:
 
 
 def inner_path(path: str) -> str:
-    """Return a path as the program inside takes it: absolute. Raise BadRequest."""
+    """Return a path as the program inside takes it: absolute. Raise InvalidPath."""
     if not path or "\0" in path:
-        raise BadRequest("a path is empty or has a NUL character", code="invalid_path")
+        raise InvalidPath("a path is empty or has a NUL character")
     if path == "~" or path.startswith("~/"):
         path = f"/workspace{path[1:]}"
     return posixpath.normpath(posixpath.join("/workspace", path))
@@ -158,4 +158,4 @@ def _refused(path: str, answer: InnerAnswer) -> SbxError:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             return Unavailable(message, code="no_space")
         case _:
-            return BadRequest(message, code="invalid_path")
+            return InvalidPath(message)
