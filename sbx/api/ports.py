@@ -2,7 +2,7 @@
 
     client ──► this service ──► a socket that the host opened on the loopback of the jail
 
-What comes back is hostile. A page of it has the origin of this service, so the reply gets a policy
+The reply is hostile. A page in it has the origin of this service, so the reply gets a policy
 (CSP `sandbox`) under which its scripts have another origin, without cookies and without access to
 this API. No cookie and no credential of the client goes inside, and none comes out.
 
@@ -73,7 +73,7 @@ async def relay_http(
 
 
 class _Exchange:
-    """One request and its reply, on a connection of its own."""
+    """One request and its reply, on a separate connection."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int

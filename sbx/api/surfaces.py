@@ -117,7 +117,7 @@ OPENSANDBOX = Surface(
 )
 _SURFACES = (SHIPYARD, OPENSANDBOX)
 LINK_HEADER = "sbx-link"
-LINK_QUERY = "sbx_link"  # and the cookie of an origin of its own
+LINK_QUERY = "sbx_link"  # and the cookie of a page at the name of a port
 OWN_ORIGIN = "sbx.own_origin"  # in the scope of a request to `{port}-{sandbox}.localhost`
 _OWN_HOST = re.compile(rb"([0-9]{1,5})-(sandbox-[0-9a-f]{1,32})\.localhost(?::[0-9]{1,5})?")
 LINKED_PORT = re.compile(r"/v1/sandboxes/([^/]+)/ports/([0-9]{1,5})/.*", re.DOTALL)

@@ -11,6 +11,7 @@ close it.
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from sbx.service.service import Service
 START_S = 60.0
 
 
-class QuietServer(uvicorn.Server):
+class _Quiet(uvicorn.Server):
     """Takes no signals: they are the test runner's."""
 
     @contextlib.contextmanager
@@ -94,22 +95,31 @@ async def live(
     chosen = ServiceSettings(data_dir=directory / "data", socket=directory / "sbx.sock", **settings)
     async with Service(chosen, clock=clock or Clock()) as service:
         app = create_app(service, chosen, agent)
-        config = uvicorn.Config(
-            app,
-            uds=str(chosen.socket),
-            http=HttpProtocol,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-        )
-        server = QuietServer(config)
-        serving = asyncio.create_task(server.serve())
-        try:
-            async with asyncio.timeout(START_S):
-                while not server.started:  # noqa: ASYNC110  # uvicorn tells it no other way
-                    await asyncio.sleep(0.01)
+        async with serving(app, uds=str(chosen.socket)):
             yield Served(service, app, chosen.socket)
-        finally:
-            server.should_exit = server.force_exit = True
-            await serving
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    app: FastAPI, *, uds: str | None = None, sockets: list[socket.socket] | None = None
+) -> AsyncIterator[None]:
+    """Serve the app on a Unix socket, or on sockets that listen already."""
+    config = uvicorn.Config(
+        app,
+        uds=uds,
+        http=HttpProtocol,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+    )
+    server = _Quiet(config)
+    task = asyncio.create_task(server.serve(sockets=sockets))
+    try:
+        async with asyncio.timeout(START_S):
+            while not server.started:  # noqa: ASYNC110  # uvicorn tells it no other way
+                await asyncio.sleep(0.01)
+        yield
+    finally:
+        server.should_exit = server.force_exit = True
+        await task

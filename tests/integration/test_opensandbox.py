@@ -107,6 +107,16 @@ async def interpreter(face: Face) -> AsyncIterator[Both]:
     await box.destroy()
 
 
+async def printed(log: list[Any]) -> str:
+    """Wait until a run has printed. Return its id."""
+    while not any(  # noqa: ASYNC110  # the handlers of the SDK only fill a list
+        name == "on_stdout" for name, _ in log
+    ):
+        await asyncio.sleep(0.01)
+    (run_id,) = [event.id for name, event in log if name == "on_init"]
+    return str(run_id)
+
+
 async def failure(call: Any) -> SandboxApiException:
     with pytest.raises(SandboxApiException) as raised:
         await call
@@ -431,11 +441,7 @@ async def test_interrupt_ends_a_foreground_command(face: Face, box: Both) -> Non
         box.commands.run("echo on; sleep 600", handlers=face.handlers(log))
     )
     async with asyncio.timeout(30):
-        while not any(  # noqa: ASYNC110  # the handlers of the SDK only fill a list
-            name == "on_stdout" for name, _ in log
-        ):
-            await asyncio.sleep(0.01)
-        (run_id,) = [event.id for name, event in log if name == "on_init"]
+        run_id = await printed(log)
         await box.commands.interrupt(run_id)
         execution = await running
     assert execution.exit_code not in (0, None)
@@ -676,11 +682,7 @@ async def test_interrupt_of_code_keeps_the_variables(face: Face, interpreter: Bo
         )
     )
     async with asyncio.timeout(30):
-        while not any(  # noqa: ASYNC110  # the handlers of the SDK only fill a list
-            name == "on_stdout" for name, _ in log
-        ):
-            await asyncio.sleep(0.01)
-        (run_id,) = [event.id for name, event in log if name == "on_init"]
+        run_id = await printed(log)
         await interpreter.codes.interrupt(run_id)
         execution = await running
     assert execution.error.name == "KeyboardInterrupt"

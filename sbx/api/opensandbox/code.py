@@ -43,11 +43,7 @@ async def run(request: Request, target: TargetDep) -> Response:
     new = await body_of(request, RunCode)
     language, context = await _place(target, new.context)
     kind: Any = language
-    wall_time = (await target.sandbox.view()).policy.limits.wall_time
-    spec = RunRequest(kind=kind, code=new.code, context=context, timeout_s=wall_time)
-    handle = await target.service.runs.start(
-        target.caller, target.sandbox.id, DEFAULT_CONVERSATION, spec
-    )
+    handle = await target.start(RunRequest(kind=kind, code=new.code, context=context))
     return await reply(run_events(handle, command=False), request)
 
 

@@ -18,8 +18,7 @@ from sbx.api.opensandbox.execd import PREFIX, ExecdTarget, TargetDep
 from sbx.api.opensandbox.stream import Event, event, reply, run_events
 from sbx.errors import BadRequest, Conflict, InvalidPath, NotFound
 from sbx.protocol.commands import LOG_PIECE_MAX, CommandStatus
-from sbx.runtime.sandbox import DEFAULT_CONVERSATION
-from sbx.service.run import RunHandle, RunRequest
+from sbx.service.run import RunRequest
 
 router = APIRouter(prefix=PREFIX, include_in_schema=False)
 
@@ -90,13 +89,9 @@ async def _streamed(
     env: Mapping[str, str],
     timeout_s: float | None,
 ) -> Response:
-    """Stream a command. Without a time-out it has the longest that the policy allows."""
     await _check_directory(target, cwd)
-    if timeout_s is None:
-        timeout_s = (await target.sandbox.view()).policy.limits.wall_time
-    spec = RunRequest(kind="shell", code=text, cwd=cwd, env=env, timeout_s=timeout_s)
-    handle = await target.service.runs.start(
-        target.caller, target.sandbox.id, DEFAULT_CONVERSATION, spec
+    handle = await target.start(
+        RunRequest(kind="shell", code=text, cwd=cwd, env=env, timeout_s=timeout_s)
     )
     return await reply(run_events(handle, command=True), request)
 
@@ -158,14 +153,10 @@ async def interrupt(target: TargetDep, id: Annotated[str, Query()]) -> Response:
                 raise Conflict(f"the command {id} has ended", code="RUNTIME_ERROR")
             await command.stop(grace_s=_STOP_GRACE_S)
         return Response()
-    handle = await _handle(target, id)
+    handle = await target.service.runs.attach(target.caller, target.sandbox.id, id)
     if not await handle.interrupt():
         raise Conflict(f"the command {id[:80]} has ended", code="RUNTIME_ERROR")
     return Response()
-
-
-async def _handle(target: ExecdTarget, run_id: str) -> RunHandle:
-    return await target.service.runs.attach(target.caller, target.sandbox.id, run_id)
 
 
 @router.get("/command/status/{command_id}")

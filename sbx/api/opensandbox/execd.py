@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
@@ -16,9 +17,11 @@ from sbx.runtime.conversation import Conversation
 from sbx.runtime.processes.commands import BackgroundCommand
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.service.caller import Caller
+from sbx.service.run import RunHandle, RunRequest
 from sbx.service.sandbox import ServiceSandbox
 from sbx.service.service import Service
 
+SURFACE = "opensandbox"
 EXECD_PORT = 44772
 PREFIX = f"/opensandbox/v1/sandboxes/{{sandbox_id}}/proxy/{EXECD_PORT}"
 router = APIRouter(prefix=PREFIX, include_in_schema=False)
@@ -53,7 +56,16 @@ class ExecdTarget:
 
     @property
     def labels(self) -> dict[str, Any]:
-        return dict(self.sandbox.row.labels or {})
+        return labels_of(self.sandbox)
+
+    async def start(self, request: RunRequest) -> RunHandle:
+        """Start a run. Without a time-out it has the longest that the policy allows."""
+        if request.timeout_s is None:
+            wall_time = (await self.sandbox.view()).policy.limits.wall_time
+            request = replace(request, timeout_s=wall_time)
+        return await self.service.runs.start(
+            self.caller, self.sandbox.id, DEFAULT_CONVERSATION, request
+        )
 
     @asynccontextmanager
     async def use(self, *, starts: bool = True) -> AsyncIterator[Conversation]:
@@ -81,16 +93,36 @@ class ExecdTarget:
                 _ports[conversation] = await conversation.commands.start(_INTERPRETER_PORT)
 
 
-async def _target(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> ExecdTarget:
-    """Raise NotFound, and Conflict for a paused sandbox."""
-    sandbox = service.sandboxes.index.get(caller, sandbox_id)
-    labels = sandbox.row.labels or {}
-    if labels.get("surface") != "opensandbox" or sandbox.expired:
+def find(
+    service: Service, caller: Caller, sandbox_id: str, *, scope: str | None = None
+) -> ServiceSandbox:
+    """Return a sandbox of this surface that has not expired. Raise NotFound."""
+    index = service.sandboxes.index
+    if scope is None:
+        sandbox = index.get(caller, sandbox_id)
+    else:
+        sandbox = index.get_whole(caller, sandbox_id, scope)
+    if labels_of(sandbox).get("surface") != SURFACE or sandbox.expired:
         raise NotFound(
             f"sandbox {sandbox_id[:80]} does not exist", details={"sandbox_id": sandbox_id}
         )
-    if labels.get("paused"):
+    return sandbox
+
+
+def check_running(sandbox: ServiceSandbox) -> None:
+    """Raise Conflict for a paused sandbox."""
+    if labels_of(sandbox).get("paused"):
         raise Conflict("the sandbox is paused", code="DOCKER::SANDBOX_NOT_RUNNING")
+
+
+def labels_of(sandbox: ServiceSandbox) -> dict[str, Any]:
+    return dict(sandbox.row.labels or {})
+
+
+async def _target(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> ExecdTarget:
+    """Raise as `find` and `check_running`."""
+    sandbox = find(service, caller, sandbox_id)
+    check_running(sandbox)
     return ExecdTarget(service, caller, sandbox)
 
 

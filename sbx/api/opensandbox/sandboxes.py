@@ -17,17 +17,14 @@ from pydantic import Field
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.bodies import ForeignBody, body_of
 from sbx.api.errors import iso
-from sbx.api.opensandbox.execd import EXECD_PORT
+from sbx.api.opensandbox.execd import EXECD_PORT, SURFACE, check_running, find, labels_of
 from sbx.api.surfaces import LINK_HEADER
 from sbx.api.templates import limits_within, policy_of
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
-from sbx.service.caller import Caller
 from sbx.service.lifecycle import State
 from sbx.service.models import SandboxView
-from sbx.service.sandbox import ServiceSandbox
 from sbx.service.service import Service
 
-SURFACE = "opensandbox"
 router = APIRouter(prefix=f"/{SURFACE}/v1", include_in_schema=False)
 
 _PAGE_MAX = 200
@@ -40,7 +37,7 @@ class ImageBody(ForeignBody):
 
 
 class NewOpenSandbox(ForeignBody):
-    """Fields that a local sandbox does not have (volumes, platform, …) are ignored, and named in
+    """Fields that a local sandbox does not have (platform, extensions, …) are ignored, and named in
     the header `Sbx-Ignored`."""
 
     image: ImageBody | None = None
@@ -125,7 +122,7 @@ async def list_(
     every = [
         shown(await sandbox.view())
         for sandbox in service.sandboxes.index.visible(caller)
-        if _is_ours(sandbox)
+        if labels_of(sandbox).get("surface") == SURFACE
     ]
     matching = [
         each
@@ -180,7 +177,8 @@ async def delete(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> Non
 @router.post("/sandboxes/{sandbox_id}/pause", status_code=202)
 async def pause(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
     """Refuse calls until `resume`. Files, variables and processes stay; processes continue."""
-    sandbox = _running(service, caller, sandbox_id)
+    sandbox = find(service, caller, sandbox_id, scope="execute")
+    check_running(sandbox)
     await sandbox.set_labels({**labels_of(sandbox), "paused": True})
     await service.recording.record(caller, "sandbox.pause", sandbox.id)
     return shown(await sandbox.view())
@@ -266,26 +264,6 @@ async def diagnostics(sandbox_id: str, kind: str, _caller: CallerDep) -> Respons
     raise _not_available("diagnostics of a container; see sbx logs and sbx inspect")
 
 
-def find(
-    service: Service, caller: Caller, sandbox_id: str, *, scope: str | None = None
-) -> ServiceSandbox:
-    """Return a sandbox of this surface that has not expired. Raise NotFound."""
-    index = service.sandboxes.index
-    if scope is None:
-        sandbox = index.get(caller, sandbox_id)
-    else:
-        sandbox = index.get_whole(caller, sandbox_id, scope)
-    if not _is_ours(sandbox) or sandbox.expired:
-        raise NotFound(
-            f"sandbox {sandbox_id[:80]} does not exist", details={"sandbox_id": sandbox_id}
-        )
-    return sandbox
-
-
-def labels_of(sandbox: ServiceSandbox) -> dict[str, Any]:
-    return dict(sandbox.row.labels or {})
-
-
 def shown(view: SandboxView) -> dict[str, Any]:
     """Return a sandbox without the optional keys that it does not have: null breaks the SDK."""
     labels = view.labels or {}
@@ -315,17 +293,6 @@ def _status(view: SandboxView, *, paused: bool) -> dict[str, str]:
         )
         return {"state": "Paused", "message": message}
     return {"state": "Running"}
-
-
-def _is_ours(sandbox: ServiceSandbox) -> bool:
-    return labels_of(sandbox).get("surface") == SURFACE
-
-
-def _running(service: Service, caller: Caller, sandbox_id: str) -> ServiceSandbox:
-    sandbox = find(service, caller, sandbox_id, scope="execute")
-    if labels_of(sandbox).get("paused"):
-        raise Conflict("the sandbox is paused", code="DOCKER::SANDBOX_NOT_RUNNING")
-    return sandbox
 
 
 def _not_available(what: str) -> Unavailable:

@@ -126,16 +126,12 @@ class Ships:
         return self._writing.setdefault((ship_id, session), asyncio.Lock())
 
 
-def ships(request: Request) -> Ships:
+async def _ships(request: Request) -> Ships:
     state = request.app.state
     if not hasattr(state, "ships"):
         state.ships = Ships(state.service)
     ships: Ships = state.ships
     return ships
-
-
-async def _ships(request: Request) -> Ships:
-    return ships(request)
 
 
 ShipsDep = Annotated[Ships, Depends(_ships)]

@@ -1,6 +1,6 @@
 """Ports: servers that code started in a sandbox, and signed links to them."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request, Response, WebSocket
 from pydantic import BaseModel, Field
@@ -8,10 +8,11 @@ from starlette.websockets import WebSocketDisconnect
 
 from sbx.api.auth import CallerDep, ServiceDep, StackDep, caller, check_origin, service
 from sbx.api.bodies import RequestBody
-from sbx.api.errors import documented, error_response, iso
+from sbx.api.errors import documented, iso
 from sbx.api.ports import relay_http, relay_websocket
 from sbx.api.server.settings import address
 from sbx.api.surfaces import LINK_QUERY
+from sbx.api.v1.terminals import refuse_socket
 from sbx.errors import BadRequest, SbxError
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 
@@ -100,16 +101,7 @@ async def relay_socket(socket: WebSocket, sandbox_id: str, port: int, path: str)
     except WebSocketDisconnect:
         pass
     except SbxError as error:
-        await refuse(socket, error)
-
-
-async def refuse(socket: WebSocket, error: SbxError) -> None:
-    """Send an HTTP reply before the WebSocket is accepted, a close code afterwards."""
-    if socket.application_state.name == "CONNECTING":
-        request_id: Any = getattr(socket.state, "request_id", None)
-        await socket.send_denial_response(error_response(error, request_id, socket.scope))
-    elif socket.application_state.name == "CONNECTED":
-        await socket.close(1011, error.code)
+        await refuse_socket(socket, error)
 
 
 def check_port(port: int) -> None:

@@ -143,10 +143,10 @@ async def attach(socket: WebSocket, sandbox_id: str, conversation: str, terminal
     except WebSocketDisconnect:
         pass
     except SbxError as error:
-        await _refuse(socket, error)
+        await refuse_socket(socket, error)
     except Exception:  # noqa: BLE001  # the border: a WebSocket has no other
         _log.exception("a WebSocket failed")
-        await _refuse(socket, broken())
+        await refuse_socket(socket, broken())
     finally:
         if place is not None:
             place.end()
@@ -233,7 +233,7 @@ def _size(socket: WebSocket) -> Size | None:
         ) from None
 
 
-async def _refuse(socket: WebSocket, error: SbxError) -> None:
+async def refuse_socket(socket: WebSocket, error: SbxError) -> None:
     """Send an HTTP reply before the WebSocket is accepted, a close code afterwards."""
     if socket.application_state.name == "CONNECTING":
         request_id = getattr(socket.state, "request_id", None)
