@@ -24,7 +24,7 @@ from fastapi import FastAPI
 from sbx.agent.settings import AgentSettings
 from sbx.aio import Clock
 from sbx.api.app import create_app
-from sbx.api.server.http_protocol import HttpProtocol
+from sbx.api.server.http_protocol import KEEP_ALIVE_S, HttpProtocol
 from sbx.api.server.settings import ServiceSettings
 from sbx.service.service import Service
 
@@ -112,6 +112,7 @@ async def serving(
         log_config=None,
         access_log=False,
         proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
     server = _Quiet(config)
     task = asyncio.create_task(server.serve(sockets=sockets))

@@ -24,6 +24,9 @@ from sbx.api.server.peer_credentials import PEER, has_hung_up, peer_of
 from sbx.api.server.websocket_protocol import WebSocketProtocol
 from sbx.errors import BadRequest, SbxError, Unavailable
 
+# Of an idle connection. The clients of E2B reuse one for up to 300 s, and do not repeat a request
+# that a close of the service overtook.
+KEEP_ALIVE_S = 330
 HEAD_MAX = 64 * 1024
 HEAD_S = 15.0
 FULL_S = 1.0  # the same for a connection that is one too many

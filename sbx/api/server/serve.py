@@ -34,7 +34,7 @@ from sbx.agent.settings import AgentSettings, read_agent_settings
 from sbx.api.agent_v1 import agents_of
 from sbx.api.app import create_app
 from sbx.api.server import privileges, project_process
-from sbx.api.server.http_protocol import HttpProtocol
+from sbx.api.server.http_protocol import KEEP_ALIVE_S, HttpProtocol
 from sbx.api.server.settings import ServiceSettings
 from sbx.api.server.sockets import Listener, described, listen_on_tcp, listen_on_unix
 from sbx.api.server.systemd import Notifier, inherited_sockets
@@ -51,7 +51,6 @@ from sbx.telemetry import logs, metrics, spans
 
 _log = logging.getLogger(__name__)
 _REPLIES_S = 5.0
-_KEEP_ALIVE_S = 75
 _LOOK_S = 0.2  # seconds until a second signal takes effect
 _LOOPBACK = ("127.", "::1")
 _FAILURES = {
@@ -215,7 +214,7 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,  # any client could claim any address
-                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 limit_concurrency=settings.connections_max,
                 timeout_graceful_shutdown=None,  # `shutdown` has its deadline
             )
