@@ -11,8 +11,12 @@ _DIRECTORIES = {
 }
 
 
+def cache() -> Path:
+    """Return the directory in which scripts/test unpacks what the tests use."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbx-checks"
+
+
 def debian_tool(name: str) -> str | None:
     """Return the path of a program, or None if this host does not have it."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbx-checks"
-    unpacked = sorted(map(str, cache.glob(_DIRECTORIES[name])))
+    unpacked = sorted(map(str, cache().glob(_DIRECTORIES[name])))
     return shutil.which(name) or shutil.which(name, path=os.pathsep.join(unpacked))

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from sbx import __version__
 from sbx.agent.settings import AgentSettings
-from sbx.api import agent_v1, errors, opensandbox, sessions_v1, shipyard, v1
+from sbx.api import agent_v1, e2b, errors, opensandbox, sessions_v1, shipyard, v1
 from sbx.api.auth import OperatorDep, ServiceDep, caller
 from sbx.api.middleware import RequestLimitsMiddleware
 from sbx.api.server.settings import ServiceSettings
@@ -128,7 +128,7 @@ def _mount(app: FastAPI) -> None:
     """Add all routes, those of runs first: each route before the right one takes 1 µs of a call.
     `include_router` is not used: FastAPI 0.165 takes 0.4 ms to find a route in nested routers."""
     frequent = (v1.runs.router, bay.runs.router, sessions_v1.runs.router)
-    surfaces = (v1, bay, sessions_v1, agent_v1, opensandbox, shipyard)
+    surfaces = (v1, bay, sessions_v1, agent_v1, opensandbox, shipyard, e2b)
     routers = (router for surface in surfaces for router in surface.routers)
     for router in sorted(routers, key=lambda router: router not in frequent):
         app.router.routes.extend(router.routes)

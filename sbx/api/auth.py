@@ -16,6 +16,7 @@ from starlette.requests import HTTPConnection
 
 from sbx.api.admission import PLACE, AdmissionPlace
 from sbx.api.server.peer_credentials import PEER
+from sbx.api.signed_urls import signed_link
 from sbx.api.surfaces import LINKED_PORT, link_of, surface_of
 from sbx.errors import Denied
 from sbx.service.caller import Caller
@@ -52,7 +53,7 @@ async def authenticate(request: HTTPConnection) -> Caller:
     if (surface := surface_of(request.scope)) is not None:
         if (key := surface.credential(request)) is not None:
             return _with_place(await access.from_bearer(key), request)
-        if (link := surface.link(request)) is not None:
+        if (link := surface.link(request) or await signed_link(request)) is not None:
             opened = await service(request).links.open(*link)
             return _with_place(opened.caller, request)
         return _peer(request)

@@ -20,6 +20,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Scope
 
@@ -56,6 +57,7 @@ _STATUS_OF_CODE = {
     "headers_too_large": 431,
     "api_not_supported": 501,
     "port_not_open": 502,
+    "sandbox_not_running": 502,
     "broker_died": 503,  # the service ends, to be started again
     "session_not_ready": 503,
     "start_timeout": 503,
@@ -187,7 +189,7 @@ def error_response(
 
 def _body(
     error: errors.SbxError, request_id: str | None, scope: Scope | None, status: int
-) -> dict[str, Any]:
+) -> dict[str, Any] | str:
     if scope is not None and (surface := surface_of(scope)) is not None:
         return surface.error_body(without_host_paths(error), status)
     return error_body(error, request_id)
@@ -264,7 +266,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
         message = f"the body is not valid JSON, at character {first['loc'][-1]}"
     ours = errors.BadRequest(message, details={"errors": problems})
     body = _body(ours, _request_id(request), request.scope, 422)
-    return _json(422, {"detail": problems, **body}, {})
+    return _json(422, {"detail": problems, **body} if isinstance(body, dict) else body, {})
 
 
 _NO_OBJECT = ("json_invalid", "model_attributes_type", "model_type", "dict_type")
@@ -287,6 +289,8 @@ def _fit(text: object) -> str:
 
 
 def _json(status: int, body: object, headers: Mapping[str, str]) -> Response:
+    if isinstance(body, str):
+        return PlainTextResponse(body.encode(errors="replace"), status, dict(headers))
     # ASCII with escapes: names of files and ids may contain lone surrogates.
     content = json.dumps(body, default=str).encode("ascii")
     return Response(content, status, dict(headers), "application/json")

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sbx.api.bodies import IGNORED
 from sbx.api.errors import broken, error_response
-from sbx.api.surfaces import OWN_ORIGIN, own_origin
+from sbx.api.surfaces import OWN_ORIGIN, e2b_path, own_origin
 from sbx.errors import BadRequest, InvalidPath, SbxError, TooLarge, out_of_files
 from sbx.telemetry.logs import bound
 from sbx.telemetry.metrics import requested
@@ -48,6 +48,8 @@ _STREAMED = re.compile(
     r"|POST /shipyard/ship/[^/]+/upload"
     r"|POST /opensandbox/v1/sandboxes/[^/]+/proxy/44772/files/upload"
     r"|[A-Z]+ /opensandbox/v1/sandboxes/[^/]+/proxy/(?!44772/)[0-9]+/.*"
+    r"|POST /e2b/49983/(files|process\.Process/StreamInput)"
+    r"|[A-Z]+ /e2b/ports/.*"
     rf"|PUT {_BOX}/conversations/[^/]+/(files|archive|uploads/[^/]+)"
     rf"|PATCH {_BOX}/conversations/[^/]+/partials/[^/]+"
     rf"|[A-Z]+ {_BOX}/ports/[0-9]+/.*"
@@ -56,6 +58,7 @@ _CONTENT = re.compile(
     rf"PUT {_BOX}/filesystem/files|POST {_BOX}/conversations/[^/]+/runs"
     r"|POST /api/v1/conversations/[^/]+/import|POST /api/v1/tools/[^/]+/invoke"
     r"|POST /shipyard/ship/[^/]+/exec"
+    r"|POST /e2b/49999/execute|POST /e2b/49983/process\.Process/SendInput"
 )
 _LOGIN = "POST /api/v1/login"
 # RFC 9112, 3.2, and RFC 3986, 3.2.2: a name or an address, perhaps empty, and perhaps a port.
@@ -86,7 +89,7 @@ class RequestLimitsMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
-            _route_own_origin(scope)
+            _route_by_headers(scope)
         if scope["type"] == "websocket":
             await self._connect(scope, receive, send)
             return
@@ -213,13 +216,16 @@ class LimitedBody:
         return state
 
 
-def _route_own_origin(scope: Scope) -> None:
-    """Route a request to the name of one port to this port, whatever its path is."""
-    host = next((value for name, value in scope["headers"] if name == b"host"), b"")
-    if (place := own_origin(host)) is not None:
+def _route_by_headers(scope: Scope) -> None:
+    """Route a request to the name of one port to this port, whatever its path is, and one of E2B's
+    SDK to the routes of its surface."""
+    headers = dict(scope["headers"])
+    if (place := own_origin(headers.get(b"host", b""))) is not None:
         sandbox, port = place
         scope["path"] = f"/v1/sandboxes/{sandbox}/ports/{port}{scope['path']}"
         scope[OWN_ORIGIN] = True
+    elif (path := e2b_path(scope["path"], headers)) is not None:
+        scope["path"] = path
 
 
 def _template(scope: Scope) -> str:

@@ -27,7 +27,7 @@ from websockets.asyncio.client import connect as connect_websocket
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from sbx.api.auth import authenticate
-from sbx.api.surfaces import LINK_HEADER, LINK_QUERY, OWN_ORIGIN
+from sbx.api.surfaces import E2B_SANDBOX, LINK_HEADER, LINK_QUERY, OWN_ORIGIN, TRAFFIC_HEADER
 from sbx.errors import Unavailable
 from sbx.protocol.terminals import MESSAGE_MAX
 from sbx.runtime.conversation import Conversation
@@ -44,8 +44,9 @@ _HOP_BY_HOP = frozenset(
      b"trailer", b"transfer-encoding", b"upgrade", b"host"}
 )  # fmt: skip
 _CREDENTIALS = frozenset(
-    {b"authorization", b"cookie", b"open-sandbox-api-key", b"x-api-key", LINK_HEADER.encode()}
-)
+    {b"authorization", b"cookie", b"open-sandbox-api-key", b"x-api-key", b"x-access-token",
+     LINK_HEADER.encode(), TRAFFIC_HEADER.encode(), E2B_SANDBOX.encode(), b"e2b-sandbox-port"}
+)  # fmt: skip
 _NOT_BACK = frozenset(
     {b"set-cookie", b"content-security-policy", b"strict-transport-security",
      b"clear-site-data", b"service-worker-allowed", b"alt-svc", b"date", b"server"}

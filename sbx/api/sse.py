@@ -79,10 +79,15 @@ def last_event_id(request: Request) -> int:
 
 
 async def stream(
-    events: Events, *, request: Request | None = None, encode: Encode | None = None
+    events: Events,
+    *,
+    request: Request | None = None,
+    encode: Encode | None = None,
+    keepalive: tuple[float, bytes] = (HEARTBEAT_S, b": \n\n"),
 ) -> Response:
     """Return the events as a reply: the `type` of each is its `event:`, all of it its `data:`,
-    unless `encode` gives them another form.
+    unless `encode` gives them another form. `keepalive`: after so many seconds without an event,
+    these bytes are sent, because proxies cut silent connections.
 
     Await the first event for a while, so that an early failure is an ordinary error reply. If the
     client disconnects, or reads nothing for SEND_S seconds, close `events` and nothing else: the
@@ -105,7 +110,7 @@ async def stream(
         raise
     encode = encode or encoded
     text = _text(first, events, request_id, encode)
-    return _Stream(text, first, events, slot, request, encode)
+    return _Stream(text, first, events, slot, request, encode, keepalive)
 
 
 def encoded(number: int, event: Mapping[str, Any] | Encoded) -> bytes:
@@ -144,8 +149,7 @@ def _failure(error: SbxError, request_id: str | None) -> dict[str, Any]:
 
 
 class _Stream(Response):
-    """Send each event as it comes, and a comment after a while without one, because proxies cut
-    silent connections."""
+    """Send each event as it comes. See `stream`."""
 
     media_type = MEDIA_TYPE
 
@@ -157,6 +161,7 @@ class _Stream(Response):
         slot: Slot | None,
         request: Request | None,
         encode: Encode,
+        keepalive: tuple[float, bytes],
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -166,6 +171,7 @@ class _Stream(Response):
         self._slot = slot
         self._request = request
         self._encode = encode
+        self._silence_s, self._keepalive = keepalive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[FOLLOWING] = True
@@ -180,13 +186,13 @@ class _Stream(Response):
                 coming = coming or asyncio.ensure_future(anext(self._text))
                 await asyncio.wait(
                     (coming, gone, denied),
-                    timeout=HEARTBEAT_S,
+                    timeout=self._silence_s,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if gone.done():
                     return
                 refusal = denied.result() if denied.done() else None
-                piece = b": \n\n"
+                piece = self._keepalive
                 if refusal is not None:
                     failure = _failure(refusal, scope["state"].get("request_id"))
                     piece = self._encode(number + 1, failure)

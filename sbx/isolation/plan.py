@@ -43,6 +43,7 @@ _NO_PROXY = ("localhost", "127.0.0.1", "::1")  # the jail itself, unless the pol
 _HOME_SIZE = 64 << 20
 _WEAKER_DATA_FACTOR = 2  # RLIMIT_DATA counts reserved stacks too: at 1 it stops 60 idle threads
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
+HOME_LINK = "/home/user"  # where code that was written for other sandboxes expects its files
 _OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")  # as every distribution has it
 _SIGPENDING = 1024
 _MEMLOCK = 8 << 20
@@ -229,12 +230,19 @@ def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Mount, ...]:
         for path, points_to in (*paths.interpreter.links, _OS_RELEASE)
         if not _is_below_any(path, policy.filesystem.read)
     ]
+    if not any(_meets(mount.target, HOME_LINK) for mount in view):
+        view.append(Symlink(HOME_LINK, WORKSPACE))
     view += [Bind(mount.source, mount.target, staged=staged) for mount in policy.filesystem.mount]
     view += [
         Bind(f"{paths.guest}/sbx/{part}", f"{GUEST}/sbx/{part}", staged=staged)
         for part in ("__init__.py", "guest", "linux")
     ]
     return tuple(view)
+
+
+def _meets(path: str, other: str) -> bool:
+    """Return whether one of the paths is the other, or lies below it."""
+    return f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/")
 
 
 def _own_mounts(paths: Paths, *, staged: bool) -> tuple[Bind, ...]:

@@ -8,7 +8,7 @@ from sbx.kernels import frames
 
 TERMINAL_WINDOW = 256 << 10  # bytes of a terminal that may be on their way
 _BEYOND_WINDOW = 2 << 20  # bytes: the pipe's content at the command's end may exceed its window
-_UNREAD_MAX = 256 << 10  # bytes of terminal input that no process inside has read
+_UNREAD_MAX = 256 << 10  # bytes of input that no process inside has read
 _ACTIVE_S = 2.0  # for how long a terminal counts as busy after the last byte
 
 Request = Callable[[str, Any, str | None], Awaitable[None]]
@@ -41,14 +41,28 @@ class Command:
         self.unread = 0  # bytes of its standard input that it has not read yet
         self.reads = True  # whether its standard input is open, as far as the host knows
         self.killed_with_kernel = False
+        self._pid: int | None = None
+        self._begun = asyncio.Event()
+        self._was_read = asyncio.Event()
 
     async def next(self) -> frames.OutputFrame | frames.Exited:
         """Return the next output; Exited is the last. Raise KernelDied if the jail ends first."""
-        frame: frames.OutputFrame | frames.Exited = await self._next()
+        frame = await self.next_frame()
+        assert not isinstance(frame, frames.Tty)
         return frame
 
-    async def _next(self) -> Any:
-        frame = await self._frames.get()
+    async def pid(self) -> int | None:
+        """Return the pid inside, if it was requested; None if no process was started."""
+        await self._begun.wait()
+        return self._pid
+
+    def spawned(self, pid: int) -> None:
+        self._pid = pid
+        self._begun.set()
+
+    async def next_frame(self) -> CommandFrame:
+        """Do the same as `next`, for a command with pipes or at a terminal."""
+        frame: CommandFrame | None = await self._frames.get()
         if frame is None:
             raise KernelDied
         self._pending -= _size(frame)
@@ -75,6 +89,17 @@ class Command:
             self.unread += len(text.encode())
         await self._request("stdin", {"text": text}, self._name)
 
+    async def feed(self, data: bytes) -> None:
+        """Write bytes to its input, as soon as it has read enough of the earlier ones."""
+        await self._feed("stdin", data)
+
+    async def _feed(self, order: str, data: bytes) -> None:
+        while self.unread >= _UNREAD_MAX and self.reads:
+            self._was_read.clear()
+            await self._was_read.wait()
+        self.unread += len(data)
+        await self._request(order, {"data": data}, self._name)
+
     @property
     def busy(self) -> bool:
         """Whether the command is active and has to be watched now."""
@@ -83,11 +108,16 @@ class Command:
     def put(self, frame: CommandFrame | None) -> None:
         if frame is not None:
             self._pending += _size(frame)
+        self._begun.set()
+        if frame is None or isinstance(frame, frames.Exited):
+            self.reads = False
+            self._was_read.set()
         self._frames.put_nowait(frame)
 
     def fed(self, frame: frames.Fed) -> None:
         self.unread = max(0, self.unread - frame.bytes)
         self.reads = self.reads and frame.open
+        self._was_read.set()
 
     @property
     def overran(self) -> bool:
@@ -105,7 +135,6 @@ class TerminalCommand(Command):
         super().__init__(request, name, TERMINAL_WINDOW)
         self._on_busy = on_busy
         self._active_at = float("-inf")
-        self._was_read = asyncio.Event()
 
     @property
     def busy(self) -> bool:
@@ -114,17 +143,14 @@ class TerminalCommand(Command):
 
     async def read(self) -> frames.Tty | frames.Exited:
         """Return the next frame, like `next`."""
-        frame: frames.Tty | frames.Exited = await self._next()
+        frame = await self.next_frame()
+        assert not isinstance(frame, frames.OutputFrame)
         return frame
 
-    async def type(self, data: bytes) -> None:
+    async def feed(self, data: bytes) -> None:
         """Write terminal input. Wait while the processes inside do not read the earlier input."""
-        while self.unread >= _UNREAD_MAX and self.reads:
-            self._was_read.clear()
-            await self._was_read.wait()
-        self.unread += len(data)
         self._is_active()
-        await self._request("type", {"data": data}, self._name)
+        await self._feed("type", data)
 
     async def resize(self, rows: int, columns: int) -> None:
         """Set the size of the terminal. Linux sends SIGWINCH to the foreground group."""
@@ -137,14 +163,7 @@ class TerminalCommand(Command):
     def put(self, frame: CommandFrame | None) -> None:
         if isinstance(frame, frames.Tty):
             self._is_active()
-        else:
-            self.reads = False
-            self._was_read.set()
         super().put(frame)
-
-    def fed(self, frame: frames.Fed) -> None:
-        super().fed(frame)
-        self._was_read.set()
 
     def _is_active(self) -> None:
         was, self._active_at = self.busy, asyncio.get_running_loop().time()

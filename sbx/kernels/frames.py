@@ -186,6 +186,12 @@ class Fed(_Content):
     open: bool
 
 
+class Spawned(_Content):
+    """The pid of a command, inside."""
+
+    pid: Annotated[int, msgspec.Meta(ge=1, le=2**22)]  # PID_MAX_LIMIT: proc_sys_kernel(5)
+
+
 class Tty(_Content):
     # base64 on the wire: 1.33 for any bytes, where latin-1 is up to 6 for escapes
     data: Annotated[bytes, msgspec.Meta(min_length=1)]
@@ -231,6 +237,7 @@ SUPERVISOR_FRAMES: dict[str, type[_Content]] = {
     "refused": RefusedFrame,
     "output": OutputFrame,
     "fed": Fed,
+    "spawned": Spawned,
     "tty": Tty,
     "exited": Exited,
     "kernel_exited": KernelExited,

@@ -77,13 +77,15 @@ class Guest:
         *,
         window: int | None = None,
         files: Sequence[tuple[str, str]] = (),
+        tells_pid: bool = False,
     ) -> Command:
         """Start a command inside the same walls.
 
         `stdin` is its whole standard input; None leaves the standard input open for
         `Command.write`. With a `window`, the command may write this many bytes, and as many more
         as `Command.took` acknowledges. `files` are pairs of a path (one directory and a name below
-        /tmp) and a text. They are removed when the command has ended.
+        /tmp) and a text. They are removed when the command has ended. `tells_pid`: `Command.pid`
+        will return the pid.
         """
         name = str(next(self._names))
         command = Command(self._control_request, name, window)
@@ -96,13 +98,22 @@ class Guest:
             content["window"] = window
         if files:
             content["files"] = [list(file) for file in files]
+        if tells_pid:
+            content["tells_pid"] = True
         await self._control_request("spawn", content, name)
         if not self.alive:
             command.put(None)
         return command
 
     async def spawn_at_terminal(
-        self, argv: Sequence[str], cwd: str, env: Mapping[str, str], rows: int, columns: int
+        self,
+        argv: Sequence[str],
+        cwd: str,
+        env: Mapping[str, str],
+        rows: int,
+        columns: int,
+        *,
+        tells_pid: bool = False,
     ) -> TerminalCommand:
         """Start a command inside the same walls, with its own pty as controlling terminal."""
         name = str(next(self._names))
@@ -110,7 +121,9 @@ class Guest:
         self._commands[name] = command
         self._becomes_busy()
         tty = {"rows": rows, "columns": columns, "window": TERMINAL_WINDOW}
-        content = {"argv": list(argv), "cwd": cwd, "env": dict(env), "tty": tty}
+        content: dict[str, Any] = {"argv": list(argv), "cwd": cwd, "env": dict(env), "tty": tty}
+        if tells_pid:
+            content["tells_pid"] = True
         await self._control_request("spawn", content, name)
         if not self.alive:
             command.put(None)
@@ -194,6 +207,9 @@ class Guest:
                     case frames.Fed() as fed:
                         if (reader := self._commands.get(frame.id or "")) is not None:
                             reader.fed(fed)
+                    case frames.Spawned(pid=pid):
+                        if (spawned := self._commands.get(frame.id or "")) is not None:
+                            spawned.spawned(pid)
                     case frames.KernelExited():
                         break
                     case _:

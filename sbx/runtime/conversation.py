@@ -21,6 +21,7 @@ from sbx.runtime.files.open_files import OpenFilesLimit
 from sbx.runtime.files.usage import SandboxUsageSource, UsageReader
 from sbx.runtime.processes.commands import Commands
 from sbx.runtime.processes.languages import Languages, ScriptInterpreter
+from sbx.runtime.processes.live_processes import LiveProcesses
 from sbx.runtime.processes.scripts import Program, check_script, plan_script
 from sbx.runtime.processes.terminals import Terminals
 from sbx.runtime.run import checks
@@ -78,6 +79,7 @@ class Conversation(ScriptMethods[ActiveRun]):
         self.files = WorkspaceFiles(self.opened, policy, self._default.borrow_kernel)
         self.commands = Commands(policy, self._default, self.opened, whole.id)
         self.terminals = Terminals(policy, self._default)
+        self.live_processes = LiveProcesses(policy, self._default)
         self._meter = UsageReader(policy, self.opened, whole)
 
     def _make_context(self, name: str, new: bool) -> Context:
@@ -287,7 +289,7 @@ class Conversation(ScriptMethods[ActiveRun]):
             await _all(context.close() for context in ending)
         finally:
             try:
-                await _all((self.commands.close(), self.terminals.end()))
+                await _all((self.commands.close(), self.terminals.end(), self.live_processes.end()))
                 await _all((self.dry_runs.close(), self.checkpoints.close()))
             finally:
                 await self._close_files()

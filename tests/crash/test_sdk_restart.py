@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from e2b import SandboxUnreachableException
+from e2b_code_interpreter import Sandbox as E2bSandbox
+from e2b_face import e2b_key
 from opensandbox import SandboxSync
 from opensandbox.config import ConnectionConfigSync
 from opensandbox.exceptions import SandboxException
@@ -62,3 +65,20 @@ async def test_shipyard_gets_a_clear_error_and_then_works_on(place: tuple[Path, 
         with served(place):
             assert (await client.create_ship(600, session_id="kept")).id == ship.id
             assert (await ship.fs.read_file("kept"))["data"]["content"] == "1"
+
+
+def test_e2b_gets_a_clear_error_and_then_works_on(place: tuple[Path, str]) -> None:
+    url = f"http://{place[1]}"
+    options: Any = {"api_key": e2b_key(KEY), "api_url": url, "sandbox_url": url}
+    with served(place) as running:
+        box = E2bSandbox.create(**options)
+        box.run_code("kept = 1")
+        box.files.write("kept", "1")
+        running.kill()
+        with pytest.raises(SandboxUnreachableException):
+            box.commands.run("echo lost")
+    with served(place):
+        assert box.commands.run("cat kept").stdout == "1"
+        assert box.run_code("1 + 1").text == "2"
+        assert box.get_info().state.value == "running"
+        assert box.kill()

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from sbx.api.opensandbox.inner_files import inner_path, is_in_workspace
-from sbx.api.opensandbox.stream import LineBuffer, encode
+from sbx.api.inner_files import inner_path, is_in_workspace
+from sbx.api.line_events import LineBuffer
+from sbx.api.opensandbox.stream import encode
 from sbx.api.shipyard.ships import session_name
 from sbx.api.surfaces import OPENSANDBOX, SHIPYARD, own_origin, surface_of
 from sbx.api.templates import cpu_count, memory_size, policy_of
@@ -103,7 +104,9 @@ def test_error_bodies_have_the_fields_of_each_sdk() -> None:
         "message": "gone (list them)",
     }
     error["details"] = {"sandbox_id": "x"}
-    assert OPENSANDBOX.error_body(error, 404)["code"] == "DOCKER::SANDBOX_NOT_FOUND"
+    body = OPENSANDBOX.error_body(error, 404)
+    assert isinstance(body, dict)
+    assert body["code"] == "DOCKER::SANDBOX_NOT_FOUND"
 
 
 def test_lines_wait_for_their_end() -> None:
@@ -178,6 +181,11 @@ def test_variables_of_the_sdks() -> None:
     assert sdk_variables("shipyard", "h:1", "k") == {
         "SHIPYARD_ENDPOINT": "http://h:1/shipyard",
         "SHIPYARD_TOKEN": "k",
+    }
+    assert sdk_variables("e2b", "h:1", "sk-sbx-00ff") == {
+        "E2B_API_URL": "http://h:1",
+        "E2B_SANDBOX_URL": "http://h:1",
+        "E2B_API_KEY": "e2b_00ff",
     }
     assert sdk_variables("opensandbox", "h:1", "k") == {
         "OPEN_SANDBOX_DOMAIN": "h:1/opensandbox",

@@ -1,10 +1,5 @@
 """The execd plane: what OpenSandbox serves inside each sandbox, at the endpoint of port 44772."""
 
-import asyncio
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
@@ -12,12 +7,11 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from sbx.api.auth import CallerDep, ServiceDep, StackDep
 from sbx.api.ports import relay_http
+from sbx.api.sdk_target import SdkTarget, labels_of
 from sbx.errors import Conflict, NotFound, Unavailable
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.processes.commands import BackgroundCommand
-from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.service.caller import Caller
-from sbx.service.run import RunHandle, RunRequest
 from sbx.service.sandbox import ServiceSandbox
 from sbx.service.service import Service
 
@@ -33,7 +27,6 @@ egress_router = APIRouter(
 )
 
 _MIB = 1 << 20
-_CPU_SAMPLE_S = 0.1
 # The entrypoint of their image opens this port, and the SDK of the interpreter waits for it.
 _INTERPRETER = "code-interpreter"
 _INTERPRETER_PORT = (
@@ -46,42 +39,8 @@ _INTERPRETER_PORT = (
 _ports: WeakKeyDictionary[Conversation, BackgroundCommand] = WeakKeyDictionary()
 
 
-class ExecdTarget:
+class ExecdTarget(SdkTarget):
     """The sandbox of one request."""
-
-    def __init__(self, service: Service, caller: Caller, sandbox: ServiceSandbox) -> None:
-        self.service = service
-        self.caller = caller
-        self.sandbox = sandbox
-
-    @property
-    def labels(self) -> dict[str, Any]:
-        return labels_of(self.sandbox)
-
-    async def start(self, request: RunRequest) -> RunHandle:
-        """Start a run. Without a time-out it has the longest that the policy allows."""
-        if request.timeout_s is None:
-            wall_time = (await self.sandbox.view()).policy.limits.wall_time
-            request = replace(request, timeout_s=wall_time)
-        return await self.service.runs.start(
-            self.caller, self.sandbox.id, DEFAULT_CONVERSATION, request
-        )
-
-    @asynccontextmanager
-    async def use(self, *, starts: bool = True) -> AsyncIterator[Conversation]:
-        async with self.service.sandboxes.using(
-            self.caller,
-            self.sandbox.id,
-            scope="execute",
-            starts=starts,
-            conversation=DEFAULT_CONVERSATION,
-        ) as use:
-            yield use.conversation()
-
-    async def record(self, action: str, **details: Any) -> None:
-        await self.service.recording.record(
-            self.caller, action, self.sandbox.id, conversation=DEFAULT_CONVERSATION, **details
-        )
 
     async def open_interpreter_port(self) -> None:
         """Do what the entrypoint of the interpreter's image does, unless it runs already."""
@@ -115,10 +74,6 @@ def check_running(sandbox: ServiceSandbox) -> None:
         raise Conflict("the sandbox is paused", code="DOCKER::SANDBOX_NOT_RUNNING")
 
 
-def labels_of(sandbox: ServiceSandbox) -> dict[str, Any]:
-    return dict(sandbox.row.labels or {})
-
-
 async def _target(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> ExecdTarget:
     """Raise as `find` and `check_running`."""
     sandbox = find(service, caller, sandbox_id)
@@ -138,15 +93,10 @@ async def ping(target: TargetDep) -> Response:
 @router.get("/metrics")
 async def metrics(target: TargetDep) -> dict[str, Any]:
     """Return the CPU and the memory that the sandbox uses, of what its policy allows."""
-    async with target.use(starts=False) as conversation:
-        before, began = await conversation.usage(), time.monotonic()
-        await asyncio.sleep(_CPU_SAMPLE_S)
-        usage, seconds = await conversation.usage(), time.monotonic() - began
-    cpus = usage.cpu_quota or 1.0
-    worked = max(0.0, (usage.cpu_s or 0.0) - (before.cpu_s or 0.0))
+    usage, cpus, used_pct = await target.measure()
     return {
         "cpu_count": cpus,
-        "cpu_used_pct": min(100.0, 100 * worked / seconds / cpus),
+        "cpu_used_pct": used_pct,
         "mem_total_mib": usage.memory_max / _MIB,
         "mem_used_mib": (usage.memory or 0) / _MIB,
         "timestamp": int(usage.at * 1000),

@@ -1,24 +1,22 @@
 """Files at any path inside. A `mode` is a number whose decimal digits are the octal mode: 755."""
 
 import json
-import re
-from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, TypeAdapter, ValidationError
-from starlette.types import Receive, Scope, Send
 
 from sbx.api.auth import StackDep
 from sbx.api.bodies import ForeignBody
 from sbx.api.errors import iso
+from sbx.api.inner_contents import content_of, content_size, send_range
+from sbx.api.inner_files import InnerEntry, InnerFiles, inner_path, is_in_workspace
 from sbx.api.multipart import FormLimits, FormPart, read_form
 from sbx.api.opensandbox.execd import PREFIX, ExecdTarget, TargetDep
-from sbx.api.opensandbox.inner_files import InnerEntry, InnerFiles, inner_path, is_in_workspace
-from sbx.api.slots import take_slot, upload_slot
-from sbx.errors import BadRequest, InvalidPath
+from sbx.api.slots import upload_slot
+from sbx.errors import BadRequest
 from sbx.runtime.conversation import Conversation
 from sbx.telemetry import metrics
 from sbx.workspace.errors import is_a_directory
@@ -26,7 +24,6 @@ from sbx.workspace.errors import is_a_directory
 router = APIRouter(prefix=PREFIX, include_in_schema=False)
 
 _UPLOADS = FormLimits(parts=4000)
-_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 _LINES_MAX = 64 << 20  # bytes of a file that is read by lines
 _Path = Annotated[str, Query()]
 _Paths = Annotated[list[str], Query(alias="path", min_length=1, max_length=1000)]
@@ -90,89 +87,16 @@ async def download(
     entry = await inner.stat(where)
     if entry.kind == "directory":
         raise is_a_directory(where)
-    if entry.kind == "symlink":
-        (answer,) = await inner.call({"act": "read", "path": where, "offset": 0, "length": 0})
-        size = answer.size
-    else:
-        size = entry.size
+    size = await content_size(conversation, where) if entry.kind == "symlink" else entry.size
     if by_lines:
         if size > _LINES_MAX:
             raise BadRequest("the file is too large to be read by lines; read a range")
-        content = b"".join([each async for each in _content(conversation, where, 0, size)])
+        content = b"".join([each async for each in content_of(conversation, where, 0, size)])
         lines = content.decode("utf-8", "replace").splitlines()
         begin = (offset or 1) - 1
         chosen = lines[begin : None if limit is None else begin + limit]
         return Response("\n".join(chosen), media_type="text/plain")
-    start, end, status = 0, size, 200
-    headers = {"accept-ranges": "bytes"}
-    if requested and (match := _RANGE.fullmatch(requested.strip())) and any(match.groups()):
-        bounds = _bounds(match[1], match[2], size)
-        if bounds is None:
-            return _not_satisfiable(size)
-        start, end = bounds
-        status = 206
-        headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
-    slot = take_slot(request, "downloads")
-    if slot is not None:
-        stack.callback(slot.end)
-    return _Exactly(_content(conversation, where, start, end), end - start, status, headers)
-
-
-def _bounds(first: str, last: str, size: int) -> tuple[int, int] | None:
-    start = int(first) if first else max(0, size - int(last))
-    end = min(size, int(last) + 1) if first and last else size
-    return (start, end) if start < end else None
-
-
-def _not_satisfiable(size: int) -> Response:
-    body = {"code": "RANGE_NOT_SATISFIABLE", "message": f"the file has {size} bytes"}
-    headers = {"content-range": f"bytes */{size}"}
-    return Response(json.dumps(body), 416, headers, "application/json")
-
-
-async def _content(
-    conversation: Conversation, path: str, start: int, end: int
-) -> AsyncIterator[bytes]:
-    """Yield the bytes of a file: read by the host in the workspace, else by a process inside."""
-    if is_in_workspace(path):
-        try:
-            stream = await conversation.files.open_stream(path)
-        except InvalidPath:
-            pass  # a symlink, which only a process inside follows
-        else:
-            async with stream, aclosing(stream.chunks(start, end - start)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-            return
-    async with aclosing(InnerFiles(conversation).pieces(path, start, end)) as pieces:
-        async for piece in pieces:
-            yield piece
-
-
-class _Exactly(Response):
-    """Send the announced number of bytes, or cut the connection."""
-
-    def __init__(
-        self, pieces: AsyncIterator[bytes], size: int, status: int, headers: Mapping[str, str]
-    ) -> None:
-        super().__init__(
-            None, status, {**headers, "content-length": str(size)}, "application/octet-stream"
-        )
-        self._pieces = pieces
-        self._size = size
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = {"status": self.status_code, "headers": self.raw_headers}
-        await send({"type": "http.response.start", **start})
-        left = self._size
-        async for piece in self._pieces:
-            left -= len(piece)
-            if left < 0:
-                break
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        if left != 0:
-            raise BadRequest("the file changed while it was read", code="file_changed")
-        await send({"type": "http.response.body", "body": b""})
+    return send_range(request, stack, conversation, where, size)
 
 
 @router.post("/files/upload")

@@ -17,7 +17,8 @@ from pydantic import Field
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.bodies import ForeignBody, body_of
 from sbx.api.errors import iso
-from sbx.api.opensandbox.execd import EXECD_PORT, SURFACE, check_running, find, labels_of
+from sbx.api.opensandbox.execd import EXECD_PORT, SURFACE, check_running, find
+from sbx.api.sdk_target import labels_of
 from sbx.api.surfaces import LINK_HEADER
 from sbx.api.templates import limits_within, policy_of
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable

@@ -7,7 +7,6 @@ waits for its end, for the end of the run, or for a pause. ASCII: the SDK of the
 splits at U+2028 and U+0085, and loses the event.
 """
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -17,31 +16,13 @@ from typing import Any
 from fastapi import Request, Response
 
 from sbx.api import sse
+from sbx.api.line_events import LineBuffer, with_pauses
 from sbx.protocol.events import to_json
 from sbx.protocol.runs import Display, Result, Run, RunEnd, Status, Stderr, Stdout
 from sbx.service.run import RunHandle
 
 PING_S = 3.0
 Event = dict[str, Any]
-
-
-class LineBuffer:
-    """The unfinished lines of both streams."""
-
-    def __init__(self) -> None:
-        self._rest = {"stdout": "", "stderr": ""}
-
-    def feed(self, stream: str, text: str) -> str:
-        """Return the whole lines that this text completes."""
-        lines, newline, rest = (self._rest[stream] + text).rpartition("\n")
-        self._rest[stream] = rest
-        return lines + newline
-
-    def flush(self) -> list[tuple[str, str]]:
-        """Return the unfinished lines, and forget them."""
-        rest = [(stream, text) for stream, text in self._rest.items() if text]
-        self._rest = dict.fromkeys(self._rest, "")
-        return rest
 
 
 def event(kind: str, **fields: Any) -> Event:
@@ -79,7 +60,7 @@ async def run_events(
 async def _events(handle: RunHandle, *, command: bool) -> AsyncGenerator[Event, None]:
     lines, counted = LineBuffer(), False
     yield event("init", text=handle.run_id)
-    async with aclosing(_paused(handle)) as events:
+    async with aclosing(with_pauses(handle, PING_S)) as events:
         async for each in events:
             match each:
                 case None:
@@ -103,29 +84,6 @@ async def _events(handle: RunHandle, *, command: bool) -> AsyncGenerator[Event, 
                     if run.execution_count and not counted:
                         yield event("execution_count", execution_count=run.execution_count)
                     yield _command_end(run) if command else _code_end(run)
-
-
-async def _paused(handle: RunHandle) -> AsyncGenerator[Any, None]:
-    """Yield the events, and None after each pause."""
-    async with aclosing(handle.events()) as events:
-        coming: asyncio.Future[Any] | None = None
-        try:
-            while True:
-                coming = coming or asyncio.ensure_future(anext(events))
-                await asyncio.wait((coming,), timeout=PING_S)
-                if not coming.done():
-                    yield None
-                    continue
-                try:
-                    _, each = coming.result()
-                except StopAsyncIteration:
-                    return
-                coming = None
-                yield each
-        finally:
-            if coming is not None and not coming.done():
-                coming.cancel()
-                await asyncio.wait((coming,))
 
 
 def _results(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class JailCommands:
             case "spawn":
                 self._spawn(order.id or "", content)
             case "stdin":
-                self._feed(order.id or "", content["text"])
+                self._feed(order.id or "", _input(content))
             case "took":
                 self._widen(order.id or "", content["bytes"])
             case "signal":
@@ -124,6 +124,7 @@ class JailCommands:
         command.tells_fed = content.get("stdin") is None
         command.files = [(path, "") for path, _ in content.get("files", ())]
         self._commands[name] = self._by_pid[pid] = command
+        self._tell_pid(content, pid, name)
         os.set_blocking(stdin_ours, False)
         for fd, stream in ((stdout_ours, "stdout"), (stderr_ours, "stderr")):
             os.set_blocking(fd, False)
@@ -146,6 +147,7 @@ class JailCommands:
             self._not_started(name, error)
             return
         self._commands[name] = self._by_pid[pid] = _Command(name, pid, terminal=terminal)
+        self._tell_pid(content, pid, name)
         terminal.serve(self._selector, lambda kind, sent: self._tell(kind, sent, name))
 
     def _fork(self, content: Mapping[str, Any], fds: tuple[int, int, int]) -> int:
@@ -163,6 +165,10 @@ class JailCommands:
             return pid
         finally:
             self._oom.set(children.OOM_SUPERVISOR)
+
+    def _tell_pid(self, content: Mapping[str, Any], pid: int, name: str) -> None:
+        if content.get("tells_pid"):
+            self._tell("spawned", {"pid": pid}, name)
 
     def _not_started(self, name: str, error: OSError) -> None:
         self._tell("exited", {"error": f"no process could be started: {error.strerror}"}, name)
@@ -226,14 +232,14 @@ class JailCommands:
                 self._selector.register(fd, selectors.EVENT_READ, self._reader(command, fd))
         command.waiting.clear()
 
-    def _feed(self, name: str, text: str | None) -> None:
+    def _feed(self, name: str, data: bytes | None) -> None:
         command = self._commands.get(name)
         if command is None or command.stdin < 0:
             return
-        if text is None:
+        if data is None:
             command.close_stdin = True
         else:
-            command.unsent += text.encode()
+            command.unsent += data
         self._write(command)
 
     def _write(self, command: _Command) -> None:
@@ -323,6 +329,14 @@ def _become_command(
         os.write(2, f"{content['argv'][0]}: {error}\n".encode(errors="replace"))
     finally:
         os._exit(_SPAWN_FAILED)
+
+
+def _input(content: Mapping[str, Any]) -> bytes | None:
+    """Return the input of an order, which is bytes or text; None closes the standard input."""
+    if "data" in content:
+        return base64.b64decode(content["data"])
+    text: str | None = content["text"]
+    return None if text is None else text.encode()
 
 
 def _obey_at(terminal: Pty, order: RawFrame) -> None:

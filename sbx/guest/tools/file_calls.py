@@ -21,6 +21,8 @@ from typing import Any
 
 _ENTRIES_MAX = 20_000
 _READ_MAX = 4 << 20
+_ATTRIBUTES = "user.e2b."
+_ATTRIBUTES_MAX = 64
 
 
 def main() -> None:
@@ -212,9 +214,44 @@ def _replace(path: str, old: str, new: str) -> dict[str, Any]:
     return {"count": count}
 
 
+def _attributes(path: str, values: dict[str, str]) -> dict[str, Any]:
+    """Replace the extended attributes of a file below `_ATTRIBUTES`."""
+    for name in os.listxattr(path):
+        if name.startswith(_ATTRIBUTES):
+            os.removexattr(path, name)
+    for name, value in values.items():
+        os.setxattr(path, _ATTRIBUTES + name, os.fsencode(value))
+    return {}
+
+
+def _attributes_of(path: str) -> dict[str, str]:
+    try:
+        names = [name for name in os.listxattr(path) if name.startswith(_ATTRIBUTES)]
+        return {
+            name.removeprefix(_ATTRIBUTES): os.getxattr(path, name).decode(errors="replace")
+            for name in names[:_ATTRIBUTES_MAX]
+        }
+    except OSError:
+        return {}
+
+
 def _entry(path: str) -> dict[str, Any]:
+    """Return an entry. A link also has its target, with what it is and its mode."""
     status = os.lstat(path)
+    link: dict[str, Any] = {}
+    if stat.S_ISLNK(status.st_mode):
+        try:
+            target = os.stat(path)
+        except OSError:
+            target = status
+        link = {
+            "target": os.fsencode(os.path.realpath(path)).decode(errors="backslashreplace"),
+            "target_kind": _kind(target.st_mode),
+            "target_mode": stat.S_IMODE(target.st_mode),
+        }
     return {
+        **link,
+        "attributes": _attributes_of(path),
         "path": os.fsencode(path).decode(errors="backslashreplace"),
         "kind": _kind(status.st_mode),
         "size": status.st_size,
@@ -259,6 +296,7 @@ _ACTS: dict[str, Callable[..., dict[str, Any]]] = {
     "move": _move,
     "permissions": _permissions,
     "replace": _replace,
+    "attributes": _attributes,
 }
 
 if __name__ == "__main__":

@@ -240,7 +240,7 @@ class Terminal:
                     if not self.running:
                         return
                     self._note_use()
-                    await self._command.type(data[start : start + TYPED_MAX])
+                    await self._command.feed(data[start : start + TYPED_MAX])
         except TimeoutError:
             raise errors.Conflict(
                 "the command does not read its input",

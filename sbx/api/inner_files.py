@@ -33,7 +33,9 @@ _Name = Annotated[str, msgspec.Meta(max_length=300)]
 
 
 class InnerEntry(msgspec.Struct, frozen=True):
-    """One file or directory. Times in seconds of the epoch, `mode` as of chmod(2)."""
+    """One file or directory. Times in seconds of the epoch, `mode` as of chmod(2). `target`,
+    `target_kind` and `target_mode` are of a symlink; `attributes` are extended ones of the
+    user."""
 
     path: Annotated[str, msgspec.Meta(max_length=20_000)]
     kind: Kind
@@ -43,6 +45,10 @@ class InnerEntry(msgspec.Struct, frozen=True):
     mode: Annotated[int, msgspec.Meta(ge=0, le=0o7777)]
     owner: _Name
     group: _Name
+    target: Annotated[str, msgspec.Meta(max_length=20_000)] | None = None
+    target_kind: Kind | None = None
+    target_mode: Annotated[int, msgspec.Meta(ge=0, le=0o7777)] | None = None
+    attributes: dict[str, str] = {}
 
 
 class InnerAnswer(msgspec.Struct, frozen=True):

@@ -1,0 +1,136 @@
+"""The Connect protocol, in JSON, for the two services that E2B has inside each sandbox.
+
+    unary     the request and the reply are one JSON message each
+    streams   envelopes: one byte of flags, four bytes of length (big-endian), a JSON message
+    the end   an envelope with the flag 2: {} or {"error": {"code", "message"}}
+
+Messages are those of protobuf in JSON: names in camel case, bytes in base64, null as absent.
+"""
+
+import json
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
+
+from sbx.api import sse
+from sbx.api.bodies import raw_body
+from sbx.api.surfaces import connect_code
+from sbx.errors import BadRequest
+
+STREAM_TYPE = "application/connect+json"
+KEEPALIVE_S = 50.0
+_PING_MIN_S, _PING_MAX_S = 1.0, 300.0
+_END = 2
+_ENVELOPE = struct.Struct(">BI")
+_MESSAGE_MAX = 4 << 20  # bytes of one message in a stream
+_DIGITS_MAX = 10  # of a time-out
+
+
+class Message(BaseModel):
+    """A message of a request. Unknown fields are ignored, as protobuf demands."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
+
+
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+
+
+async def unary(request: Request, model: type[AnyMessage]) -> AnyMessage:
+    """Return the message of a unary call. Raise BadRequest."""
+    return parse(await request.body(), model)
+
+
+async def first(request: Request, model: type[AnyMessage]) -> AnyMessage:
+    """Return the message of a call whose reply is a stream. Raise BadRequest."""
+    contents = [content async for content in messages(request)]
+    if len(contents) != 1:
+        raise BadRequest(f"the request has {len(contents)} messages in place of one")
+    return parse(contents[0], model)
+
+
+async def messages(request: Request) -> AsyncGenerator[bytes, None]:
+    """Yield the messages of a stream as they arrive. Raise BadRequest."""
+    received = b""
+    async for chunk in raw_body(request):
+        received += chunk
+        while len(received) >= _ENVELOPE.size:
+            flags, length = _ENVELOPE.unpack_from(received)
+            if flags & 1 or length > _MESSAGE_MAX:
+                raise BadRequest("a message is compressed, or too large")
+            end = _ENVELOPE.size + length
+            if len(received) < end:
+                break
+            content, received = received[_ENVELOPE.size : end], received[end:]
+            if not flags & _END:
+                yield content
+    if received:
+        raise BadRequest("the last message is cut off", code="truncated_body")
+
+
+def parse(content: bytes, model: type[AnyMessage]) -> AnyMessage:
+    try:
+        return model.model_validate_json(content or b"{}")
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadRequest(f"the message has another shape: {where}: {first['msg']}") from None
+
+
+def timeout_s(request: Request) -> float | None:
+    """Return the time-out of a call; None without one."""
+    text = request.headers.get("connect-timeout-ms", "")
+    return int(text) / 1000 if text.isdecimal() and len(text) <= _DIGITS_MAX else None
+
+
+def envelope(message: Mapping[str, Any], flags: int = 0) -> bytes:
+    content = json.dumps(message, separators=(",", ":")).encode("ascii")
+    return _ENVELOPE.pack(flags, len(content)) + content
+
+
+def end_of_stream(code: str = "", message: str = "") -> dict[str, Any]:
+    """Return the end of a stream as an event, with an error if there is a `code`."""
+    return {"type": "end", "body": {"error": {"code": code, "message": message}} if code else {}}
+
+
+def _encode(_number: int, event: Mapping[str, Any]) -> bytes:
+    if event["type"] == "failure":
+        code = connect_code(event["error"], event["status"])
+        event = end_of_stream(code, event["error"]["message"])
+    return envelope(event["body"], _END if event["type"] == "end" else 0)
+
+
+async def stream(
+    request: Request, events: AsyncIterator[dict[str, Any]], *, keepalive: Mapping[str, Any]
+) -> Response:
+    """Send messages, and the end after them. `events` yields messages, or `end_of_stream` as the
+    last one. An error before the first message is an ordinary error reply."""
+    ping = request.headers.get("keepalive-ping-interval", "")
+    ping_s = min(_PING_MAX_S, max(_PING_MIN_S, float(ping[:4]))) if ping.isdecimal() else None
+    reply = await sse.stream(
+        _numbered(events),
+        request=request,
+        encode=_encode,
+        keepalive=(ping_s or KEEPALIVE_S, envelope(keepalive)),
+    )
+    reply.headers["content-type"] = STREAM_TYPE
+    return reply
+
+
+async def _numbered(
+    events: AsyncIterator[dict[str, Any]],
+) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
+    number, ended = 0, False
+    try:
+        async for event in events:
+            number += 1
+            ended = event.get("type") == "end"
+            yield number, event if ended else {"type": "message", "body": event}
+        if not ended:
+            yield number + 1, end_of_stream()
+    finally:
+        if (close := getattr(events, "aclose", None)) is not None:
+            await close()

@@ -1,0 +1,302 @@
+"""filesystem.Filesystem: the tree of files, and watches.
+
+A program inside does the work (sbx/api/inner_files.py). A watch sees the workspace only.
+"""
+
+import asyncio
+import posixpath
+import secrets
+import stat
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from typing import Annotated, Any
+from weakref import WeakKeyDictionary
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from sbx.api.auth import StackDep
+from sbx.api.e2b import connect, paths
+from sbx.api.e2b.connect import Message
+from sbx.api.e2b.processes import check_user
+from sbx.api.e2b.target import TargetDep
+from sbx.api.errors import iso
+from sbx.api.inner_files import InnerEntry, InnerFiles
+from sbx.api.surfaces import ENVD_PORT
+from sbx.errors import Conflict, InvalidPath, NotFound, SbxError, Unavailable
+from sbx.protocol.files import FileEvent
+from sbx.runtime.conversation import Conversation
+
+router = APIRouter(prefix=f"/e2b/{ENVD_PORT}/filesystem.Filesystem", include_in_schema=False)
+
+_TYPES = {"file": "FILE_TYPE_FILE", "directory": "FILE_TYPE_DIRECTORY"}
+_CHANGES = {
+    "created": "EVENT_TYPE_CREATE",
+    "modified": "EVENT_TYPE_WRITE",
+    "deleted": "EVENT_TYPE_REMOVE",
+}
+_WATCHERS_MAX = 16  # of one conversation
+_UNREAD_MAX = 10_000  # events of one watcher
+_KEEPALIVE: dict[str, Any] = {"keepalive": {}}
+
+
+class PathRequest(Message):
+    path: str = ""
+
+
+class ListRequest(PathRequest):
+    depth: Annotated[int, Field(ge=0, le=1000)] = 1
+
+
+class MoveRequest(Message):
+    source: str = ""
+    destination: str = ""
+
+
+class WatchRequest(PathRequest):
+    recursive: bool | None = None
+    include_entry: bool | None = None
+
+
+class WatcherRequest(Message):
+    watcher_id: str = ""
+
+
+@router.post("/Stat")
+async def stat_(request: Request, target: TargetDep) -> dict[str, Any]:
+    path = await _path(request)
+    async with target.use() as conversation:
+        return {"entry": await entry_at(conversation, path)}
+
+
+@router.post("/ListDir")
+async def list_(request: Request, target: TargetDep) -> dict[str, Any]:
+    check_user(request)
+    message = await connect.unary(request, ListRequest)
+    path = paths.absolute(message.path)
+    async with target.use() as conversation:
+        inner = InnerFiles(conversation)
+        await _check_directory(inner, path)
+        call = {"act": "list", "path": paths.inside(path), "depth": message.depth or 1}
+        (answer,) = await inner.call(call)
+    return {"entries": [shown(each, path) for each in answer.entries]}
+
+
+@router.post("/MakeDir")
+async def make_directory(request: Request, target: TargetDep) -> dict[str, Any]:
+    path = await _path(request)
+    call = {"act": "make_directory", "path": paths.inside(path), "mode": None}
+    async with target.use() as conversation:
+        try:
+            (answer,) = await InnerFiles(conversation).call(call)
+        except Conflict as error:
+            raise InvalidPath(error.message) from None  # it is a file
+        if not answer.is_new:
+            raise Conflict(f"{path} exists already", code="file_exists")
+        await target.record("directory.create", path=path)
+        return {"entry": await entry_at(conversation, path)}
+
+
+@router.post("/Remove")
+async def remove(request: Request, target: TargetDep) -> dict[str, Any]:
+    """Delete a file, or a directory with all below it. A missing one is a success."""
+    path = await _path(request)
+    async with target.use() as conversation:
+        call = {"act": "delete", "path": paths.inside(path), "tree": True}
+        await InnerFiles(conversation).call(call)
+    await target.record("file.delete", path=path)
+    return {}
+
+
+@router.post("/Move")
+async def move(request: Request, target: TargetDep) -> dict[str, Any]:
+    check_user(request)
+    message = await connect.unary(request, MoveRequest)
+    source, destination = paths.absolute(message.source), paths.absolute(message.destination)
+    call = {
+        "act": "move",
+        "source": paths.inside(source),
+        "target": paths.inside(destination),
+        "replace": True,
+    }
+    async with target.use() as conversation:
+        await InnerFiles(conversation).call(call)
+        await target.record("file.move", path=source, target=destination)
+        return {"entry": await entry_at(conversation, destination)}
+
+
+async def _path(request: Request) -> str:
+    check_user(request)
+    return paths.absolute((await connect.unary(request, PathRequest)).path)
+
+
+async def _check_directory(inner: InnerFiles, path: str) -> None:
+    """Raise NotFound, and InvalidPath for a file."""
+    entry = await inner.stat(paths.inside(path))
+    if "directory" not in (entry.kind, entry.target_kind):
+        raise InvalidPath(f"{path} is not a directory")
+
+
+async def entry_at(conversation: Conversation, path: str) -> dict[str, Any]:
+    """Return the entry at a path of `absolute`."""
+    return shown(await InnerFiles(conversation).stat(paths.inside(path)), path)
+
+
+def shown(entry: InnerEntry, requested: str) -> dict[str, Any]:
+    """Return an entry as EntryInfo. A link has the type and the mode of its target."""
+    path = paths.shown(entry.path, requested)
+    is_link = entry.kind == "symlink"
+    kind = entry.target_kind if is_link else entry.kind
+    mode = entry.mode if entry.target_mode is None else entry.target_mode
+    body: dict[str, Any] = {
+        "name": posixpath.basename(path) or "/",
+        "type": _TYPES.get(kind or "", "FILE_TYPE_UNSPECIFIED"),
+        "path": path,
+        "size": str(entry.size),
+        "mode": mode,
+        "permissions": "Lrwxrwxrwx" if is_link else _permissions(entry),
+        "owner": entry.owner,
+        "group": entry.group,
+        "modifiedTime": iso(entry.modified_s),
+    }
+    if is_link:
+        body["isSymlink"] = True
+        body["symlinkTarget"] = paths.shown(entry.target or "", requested)
+    if entry.attributes:
+        body["metadata"] = entry.attributes
+    return body
+
+
+def _permissions(entry: InnerEntry) -> str:
+    kind = {"directory": stat.S_IFDIR, "file": stat.S_IFREG}.get(entry.kind, 0)
+    return stat.filemode(kind | entry.mode).replace("?", "-")
+
+
+# -- watches ---------------------------------------------------------------------------------------
+
+
+class Watcher:
+    """A watch whose events a client fetches from time to time."""
+
+    def __init__(self, events: AsyncGenerator[dict[str, Any], None]) -> None:
+        self.unread: deque[dict[str, Any]] = deque(maxlen=_UNREAD_MAX)
+        self._events = events
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Return as soon as no later event can be missed. Raise as `_changes`."""
+        await anext(self._events)
+        self._task = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        async with aclosing(self._events) as events:
+            with suppress(SbxError):
+                async for event in events:
+                    self.unread.append(event)
+
+    async def end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+
+_watchers: WeakKeyDictionary[Conversation, dict[str, Watcher]] = WeakKeyDictionary()
+
+
+@router.post("/CreateWatcher")
+async def create_watcher(request: Request, target: TargetDep) -> dict[str, str]:
+    check_user(request)
+    message = await connect.unary(request, WatchRequest)
+    async with target.use() as conversation:
+        watchers = _watchers.setdefault(conversation, {})
+        if len(watchers) >= _WATCHERS_MAX:
+            raise Unavailable("too many watchers; remove one", code="too_many_watches")
+        watcher = Watcher(_changes(conversation, message))
+        await watcher.begin()
+        watcher_id = secrets.token_hex(8)
+        watchers[watcher_id] = watcher
+    return {"watcherId": watcher_id}
+
+
+@router.post("/GetWatcherEvents")
+async def get_watcher_events(request: Request, target: TargetDep) -> dict[str, Any]:
+    message = await connect.unary(request, WatcherRequest)
+    async with target.use(starts=False) as conversation:
+        watcher = _watcher(conversation, message.watcher_id)
+        events = list(watcher.unread)
+        watcher.unread.clear()
+    return {"events": events}
+
+
+@router.post("/RemoveWatcher")
+async def remove_watcher(request: Request, target: TargetDep) -> dict[str, Any]:
+    message = await connect.unary(request, WatcherRequest)
+    async with target.use(starts=False) as conversation:
+        watcher = _watcher(conversation, message.watcher_id)
+        del _watchers[conversation][message.watcher_id]
+        await watcher.end()
+    return {}
+
+
+def _watcher(conversation: Conversation, watcher_id: str) -> Watcher:
+    watcher = _watchers.get(conversation, {}).get(watcher_id)
+    if watcher is None:
+        raise NotFound(f"the watcher {watcher_id[:80]} does not exist")
+    return watcher
+
+
+@router.post("/WatchDir")
+async def watch(request: Request, target: TargetDep, stack: StackDep) -> Response:
+    check_user(request)
+    message = await connect.first(request, WatchRequest)
+    conversation = await stack.enter_async_context(target.use())
+    events = _stream(_changes(conversation, message), within_s=connect.timeout_s(request))
+    return await connect.stream(request, events, keepalive=_KEEPALIVE)
+
+
+async def _stream(
+    changes: AsyncGenerator[dict[str, Any], None], *, within_s: float | None
+) -> AsyncGenerator[dict[str, Any], None]:
+    try:
+        async with aclosing(changes), asyncio.timeout(within_s):
+            await anext(changes)
+            yield {"start": {}}
+            async for change in changes:
+                yield {"filesystem": change}
+    except TimeoutError:
+        yield connect.end_of_stream("deadline_exceeded", "the time of the watch is over")
+
+
+async def _changes(
+    conversation: Conversation, message: WatchRequest
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield an empty message when the watch has begun, then each change. Raise NotFound,
+    InvalidPath."""
+    path = paths.absolute(message.path)
+    top = paths.inside(path)
+    await _check_directory(InnerFiles(conversation), path)
+    if top != paths.inside(paths.HOME) and not top.startswith(f"{paths.inside(paths.HOME)}/"):
+        raise InvalidPath(f"{path}: only directories below {paths.HOME} can be watched")
+    events = conversation.files.watch(top, recursive=bool(message.recursive))
+    async with aclosing(events):
+        async for event in events:
+            if event.kind == "started":
+                yield {}
+            elif (kind := _CHANGES.get(event.kind)) is not None and event.path != top:
+                yield await _change(conversation, event, kind, top, path, message)
+
+
+async def _change(
+    conversation: Conversation,
+    event: FileEvent,
+    kind: str,
+    top: str,
+    path: str,
+    message: WatchRequest,
+) -> dict[str, Any]:
+    body: dict[str, Any] = {"name": posixpath.relpath(event.path, top), "type": kind}
+    if message.include_entry and event.kind != "deleted":
+        with suppress(SbxError):  # it is gone already
+            body["entry"] = await entry_at(conversation, paths.shown(event.path, path))
+    return body
