@@ -83,7 +83,7 @@ async def stream(
     *,
     request: Request | None = None,
     encode: Encode | None = None,
-    keepalive: tuple[float, bytes] = (HEARTBEAT_S, b": \n\n"),
+    keepalive: tuple[float, bytes] | None = None,
 ) -> Response:
     """Return the events as a reply: the `type` of each is its `event:`, all of it its `data:`,
     unless `encode` gives them another form. `keepalive`: after so many seconds without an event,
@@ -110,7 +110,9 @@ async def stream(
         raise
     encode = encode or encoded
     text = _text(first, events, request_id, encode)
-    return _Stream(text, first, events, slot, request, encode, keepalive)
+    return _Stream(
+        text, first, events, slot, request, encode, keepalive or (HEARTBEAT_S, b": \n\n")
+    )
 
 
 def encoded(number: int, event: Mapping[str, Any] | Encoded) -> bytes:

@@ -75,6 +75,19 @@ def planned(
     return plan(policy, host, replace(PATHS, **paths), FILTERS)
 
 
+@pytest.mark.parametrize(
+    ("prefix", "linked"),
+    [("/opt/lab", True), ("/home/user/venv", False), ("/home/user", False), ("/home", False),
+     ("/home/username", True)],
+)  # fmt: skip
+def test_the_home_of_other_sandboxes_is_linked_unless_the_host_has_it(
+    prefix: str, linked: bool
+) -> None:
+    interpreter = Interpreter(f"{prefix}/bin/python", (prefix,))
+    link = Symlink("/home/user", "/workspace")
+    assert (link in planned(interpreter=interpreter).mounts) is linked
+
+
 def test_default_view_is_the_system_our_guest_and_the_workspace() -> None:
     assert planned().mounts == (
         Bind("/bin", "/bin", optional=True),
@@ -94,6 +107,7 @@ def test_default_view_is_the_system_our_guest_and_the_workspace() -> None:
         Tmpfs("/dev/shm", 64 * MIB, "1777"),
         Bind("/opt/lab", "/opt/lab"),
         Symlink("/etc/os-release", "/usr/lib/os-release"),
+        Symlink("/home/user", "/workspace"),
         Bind("/opt/lab/packages/sbx/__init__.py", "/opt/sbx/sbx/__init__.py"),
         Bind("/opt/lab/packages/sbx/guest", "/opt/sbx/sbx/guest"),
         Bind("/opt/lab/packages/sbx/linux", "/opt/sbx/sbx/linux"),
