@@ -21,19 +21,24 @@ _LIMITS = {
 }
 
 
+KEY = "sk-sbx-" + "b" * 64  # the operator's, on TCP
+
+
 @asynccontextmanager
-async def served() -> AsyncIterator[Client]:
-    """A client of it. Raises NotMeasured when it does not come to serve."""
+async def served(*, listen: str | None = None) -> AsyncIterator[Client]:
+    """A client of it, over its Unix socket; with `listen` it is also on this address of TCP, where
+    KEY opens it. Raise NotMeasured if it does not come to serve."""
     with tempfile.TemporaryDirectory(prefix="sbx-bench-", dir="/var/tmp") as directory:
         os.chmod(directory, 0o755)  # as root it serves under another user
         socket = Path(directory, "run", "sbx.sock")
         words = ["serve", "--socket", str(socket), "--data-dir", str(Path(directory, "data"))]
+        words += ["--listen", listen] if listen is not None else []
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "sbx",
             *words,
-            env={**os.environ, **_LIMITS, "SBX_LOG_LEVEL": "error"},
+            env={**os.environ, **_LIMITS, "SBX_LOG_LEVEL": "error", "SBX_API_KEY": KEY},
             cwd=directory,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,

@@ -97,7 +97,7 @@ async def test_processes_are_found_by_pid_and_by_tag(processes: LiveProcesses) -
     assert processes.running() == [process]
     for wrong in ({"pid": 4_000_000}, {"tag": "other"}, {}):
         with pytest.raises(errors.NotFound):
-            processes.find(**wrong)  # type: ignore[arg-type]  # one of both
+            processes.find(**wrong)
     await process.signal(signal.SIGKILL)
     await process.ended()
 
