@@ -17,6 +17,11 @@ class LineBuffer:
     def __init__(self) -> None:
         self._rest = {"stdout": "", "stderr": ""}
 
+    @property
+    def pending(self) -> bool:
+        """Whether there is an unfinished line."""
+        return any(self._rest.values())
+
     def feed(self, stream: str, text: str) -> str:
         """Return the whole lines that this text completes."""
         lines, newline, rest = (self._rest[stream] + text).rpartition("\n")
@@ -30,19 +35,22 @@ class LineBuffer:
         return rest
 
 
-async def with_pauses(handle: RunHandle, pause_s: float) -> AsyncGenerator[Any, None]:
-    """Yield the events of a run, and None after each pause of so many seconds."""
+async def with_pauses(
+    handle: RunHandle, lines: LineBuffer, pause_s: float
+) -> AsyncGenerator[Any, None]:
+    """Yield the events of a run, and None after so many seconds with an unfinished line."""
     async with aclosing(handle.events()) as events:
         coming: asyncio.Future[Any] | None = None
         try:
             while True:
-                coming = coming or asyncio.ensure_future(anext(events))
-                await asyncio.wait((coming,), timeout=pause_s)
-                if not coming.done():
-                    yield None
-                    continue
+                if lines.pending or coming is not None:
+                    coming = coming or asyncio.ensure_future(anext(events))
+                    await asyncio.wait((coming,), timeout=pause_s if lines.pending else None)
+                    if not coming.done():
+                        yield None
+                        continue
                 try:
-                    _, each = coming.result()
+                    _, each = await (coming or anext(events))
                 except StopAsyncIteration:
                     return
                 coming = None

@@ -33,8 +33,8 @@ class SdkTarget:
     async def start(self, request: RunRequest) -> RunHandle:
         """Start a run. Without a time-out it has the longest that the policy allows."""
         if request.timeout_s is None:
-            wall_time = (await self.sandbox.view()).policy.limits.wall_time
-            request = replace(request, timeout_s=wall_time)
+            _, policy = await self.sandbox.policy()
+            request = replace(request, timeout_s=policy.limits.wall_time)
         return await self.service.runs.start(
             self.caller, self.sandbox.id, DEFAULT_CONVERSATION, request
         )

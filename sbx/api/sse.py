@@ -40,6 +40,7 @@ DOCUMENTED: dict[str, Any] = {  # one event, as `content` of the OpenAPI documen
     }
 }
 FOLLOWING = "sbx.following"  # in the scope of a request whose reply is a stream of events
+_BEHIND_MAX = 256 << 10  # bytes of events that wait for the client
 _EVENT_ID_DIGITS = 15
 _EVENT_ID = re.compile(rf"[0-9]{{1,{_EVENT_ID_DIGITS}}}")
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -174,49 +175,70 @@ class _Stream(Response):
         self._request = request
         self._encode = encode
         self._silence_s, self._keepalive = keepalive
+        self._number = 0  # of the last event
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._sent = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[FOLLOWING] = True
+        changed = asyncio.Event()
         gone = asyncio.ensure_future(disconnected(receive))
         denied = asyncio.ensure_future(_denied(self._request))
-        coming: asyncio.Future[tuple[int, bytes]] | None = None
-        number = 0
+        coming = asyncio.ensure_future(self._collect(changed))
+        tasks: tuple[asyncio.Future[Any], ...] = (gone, denied, coming)
+        for task in tasks:
+            task.add_done_callback(lambda _: changed.set())
         head = {"status": self.status_code, "headers": self.raw_headers}
         try:
             await send({"type": "http.response.start", **head})
-            while True:
-                coming = coming or asyncio.ensure_future(anext(self._text))
-                await asyncio.wait(
-                    (coming, gone, denied),
-                    timeout=self._silence_s,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
+            more = True
+            while more:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._silence_s):
+                        await changed.wait()
                 if gone.done():
                     return
-                refusal = denied.result() if denied.done() else None
-                piece = self._keepalive
-                if refusal is not None:
-                    failure = _failure(refusal, scope["state"].get("request_id"))
-                    piece = self._encode(number + 1, failure)
-                elif coming.done():
-                    number, piece = coming.result()
-                    coming = None
-                more = refusal is None
-                async with asyncio.timeout(SEND_S):
-                    await send({"type": "http.response.body", "body": piece, "more_body": more})
-                if not more:
-                    return
-        except StopAsyncIteration:
-            await send({"type": "http.response.body", "body": b""})
+                if coming.done():
+                    coming.result()
+                silent, refused = not changed.is_set(), denied.done()
+                changed.clear()
+                body, more = self._taken(), not (refused or coming.done())
+                if refused:
+                    failure = _failure(denied.result(), scope["state"].get("request_id"))
+                    body += self._encode(self._number + 1, failure)
+                elif silent:
+                    body = self._keepalive
+                if body or not more:
+                    async with asyncio.timeout(SEND_S):
+                        await send({"type": "http.response.body", "body": body, "more_body": more})
         finally:
-            for task in (gone, denied, coming, self._first):
-                if task is not None:
-                    await _cancel(task)
+            for task in (*tasks, self._first):
+                await _cancel(task)
             for source in (self._text, self._events):
                 if (close := getattr(source, "aclose", None)) is not None:
                     await close()
             if self._slot is not None:
                 self._slot.end()
+
+    async def _collect(self, changed: asyncio.Event) -> None:
+        """Collect the events, as many as the client may be behind."""
+        async for number, piece in self._text:
+            self._number = number
+            self._pieces.append(piece)
+            self._size += len(piece)
+            changed.set()
+            while self._size >= _BEHIND_MAX:
+                self._sent.clear()
+                await self._sent.wait()
+
+    def _taken(self) -> bytes:
+        """Return what was collected. A burst of events is one write."""
+        body = b"".join(self._pieces)
+        self._pieces.clear()
+        self._size = 0
+        self._sent.set()
+        return body
 
 
 async def _denied(request: Request | None) -> Denied:

@@ -29,6 +29,9 @@ class SdkService:
 @pytest_asyncio.fixture(scope="module")
 async def sdk(served: Served) -> AsyncIterator[SdkService]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
+        # Its connections inherit the option. Those of `sbx serve` have it from asyncio, which
+        # recognizes TCP by the protocol number of the socket; create_server leaves it out.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         async with serving(served.app, sockets=[listening]):
             host, port = listening.getsockname()[:2]
             yield SdkService(served, f"{host}:{port}")

@@ -133,7 +133,7 @@ def _environment_code(env: Mapping[str, str]) -> tuple[str, str]:
 async def _numbered(handle: RunHandle, hidden: int) -> AsyncGenerator[tuple[int, _Line], None]:
     number, buffer = 0, LineBuffer()
     try:
-        async with aclosing(with_pauses(handle, _PAUSE_S)) as events:
+        async with aclosing(with_pauses(handle, buffer, _PAUSE_S)) as events:
             async for event in events:
                 for line in _lines(event, buffer, hidden):
                     number += 1

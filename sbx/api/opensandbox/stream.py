@@ -41,7 +41,8 @@ def encode(_number: int, data: Mapping[str, Any]) -> bytes:
 
 async def reply(events: AsyncIterator[tuple[int, Event]], request: Request) -> Response:
     """Send the events. If the client disconnects, the run continues."""
-    response = await sse.stream(events, request=request, encode=encode)
+    ping = encode(0, event("ping", text="pong"))
+    response = await sse.stream(events, request=request, encode=encode, keepalive=(PING_S, ping))
     response.headers["content-type"] = sse.MEDIA_TYPE
     return response
 
@@ -60,13 +61,12 @@ async def run_events(
 async def _events(handle: RunHandle, *, command: bool) -> AsyncGenerator[Event, None]:
     lines, counted = LineBuffer(), False
     yield event("init", text=handle.run_id)
-    async with aclosing(with_pauses(handle, PING_S)) as events:
+    async with aclosing(with_pauses(handle, lines, PING_S)) as events:
         async for each in events:
             match each:
                 case None:
                     for stream, text in lines.flush():
                         yield event(stream, text=text)
-                    yield event("ping", text="pong")
                 case Stdout(text=text) | Stderr(text=text):
                     if whole := lines.feed(each.type, text):
                         yield event(each.type, text=whole)
