@@ -13,7 +13,7 @@ not restricted, and its cookies are its own; the link is in one of them.
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any
 from urllib.parse import quote
 
@@ -150,6 +150,7 @@ class _Relayed(Response):
     def __init__(self, exchange: _Exchange, head: h11.Response, request: Request) -> None:
         super().__init__(None, head.status_code)
         self._exchange = exchange
+        self._request = request
         dropped = _HOP_BY_HOP | (frozenset() if is_own_origin(request) else _NOT_BACK)
         headers = [(name, value) for name, value in head.headers if name not in dropped]
         if not is_own_origin(request):
@@ -165,12 +166,15 @@ class _Relayed(Response):
         try:
             start = {"status": self.status_code, "headers": self.raw_headers}
             await send({"type": "http.response.start", **start})
-            async with contextlib.aclosing(self._exchange.body()) as pieces:  # type: ignore[type-var]  # it is a generator
-                async for piece in pieces:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            await _while_allowed(self._request, self._send_body(send))
         finally:
             self._exchange.close()
+
+    async def _send_body(self, send: Send) -> None:
+        async with contextlib.aclosing(self._exchange.body()) as pieces:  # type: ignore[type-var]  # it is a generator
+            async for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 async def relay_websocket(
@@ -201,6 +205,61 @@ async def relay_websocket(
             await client.close()
 
 
+async def relay_bytes(client: WebSocket, conversation: Conversation, port: int) -> None:
+    """Relay one TCP connection to this port inside: each binary message has its next bytes, and an
+    empty one is the end of one direction.
+
+    Raise Unavailable `port_not_open` before the client is accepted.
+    """
+    connection = await conversation.connect(port)
+    reader, writer = await asyncio.open_connection(sock=connection)
+    try:
+        await client.accept()
+        await _while_allowed(client, _both_ways(client, reader, writer))
+    finally:
+        writer.close()
+        with contextlib.suppress(RuntimeError):  # the client has closed it already
+            await client.close()
+
+
+async def _both_ways(
+    client: WebSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    await asyncio.gather(_bytes_in(client, writer), _bytes_out(client, reader))
+
+
+async def _while_allowed(client: HTTPConnection, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, and cut it off as soon as the caller is no longer allowed. Raise as both."""
+    working = asyncio.create_task(work)
+    checking = asyncio.create_task(_check_caller(client))
+    try:
+        await asyncio.wait({working, checking}, return_when=asyncio.FIRST_COMPLETED)
+        (working if working.done() else checking).result()
+    finally:
+        for task in (working, checking):
+            task.cancel()
+        await asyncio.gather(working, checking, return_exceptions=True)
+
+
+async def _bytes_in(client: WebSocket, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await client.receive_bytes():
+            writer.write(data)
+            async with asyncio.timeout(_SEND_S):
+                await writer.drain()
+        writer.write_eof()
+
+
+async def _bytes_out(client: WebSocket, reader: asyncio.StreamReader) -> None:
+    data = b"-"
+    while data:
+        data = b""
+        with contextlib.suppress(OSError):
+            data = await reader.read(_PIECE)
+        async with asyncio.timeout(_SEND_S):
+            await client.send_bytes(data)
+
+
 async def _opened(
     client: WebSocket, connection: socket.socket, port: int, target: str
 ) -> ClientConnection:
@@ -229,7 +288,7 @@ async def _from_client(client: WebSocket, inner: ClientConnection) -> None:
         await inner.send(text if text is not None else data or b"")
 
 
-async def _check_caller(client: WebSocket) -> None:
+async def _check_caller(client: HTTPConnection) -> None:
     """Raise Denied once the key is revoked, or the token or the link has ended."""
     while True:
         await asyncio.sleep(_CHECK_S)

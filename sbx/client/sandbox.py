@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Self
 
@@ -44,6 +46,21 @@ class RemoteSandbox:
     async def info(self) -> SandboxInfo:
         """Return its state."""
         return sandbox_info((await self._wire.call("GET", self._path)).json())
+
+    def forward_port(
+        self,
+        port: int,
+        *,
+        local_port: int = 0,
+        on_error: Callable[[errors.SbxError], None] = lambda _error: None,
+    ) -> AbstractAsyncContextManager[int]:
+        """Forward a port of 127.0.0.1 (0: a free one) to a server in the sandbox, until the end of
+        `async with`, which gives the local port. Every user of this host can connect to it.
+        `on_error` gets the error of a connection that fails. Raise Conflict `port_taken`."""
+        from sbx.client.port_forward import forwarded  # websockets takes 60 ms
+
+        path = f"{self._path}/port-tunnels/{port}"
+        return forwarded(self._wire, path, local_port, on_error)
 
     # -- the default conversation ---------------------------------------------------------------
 

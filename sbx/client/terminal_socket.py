@@ -71,14 +71,15 @@ class RemoteAttached:
 async def attached(wire: HttpClient, path: str) -> AsyncIterator[RemoteAttached]:
     """Connect, and disconnect at the end. Raise the error of the body, Unavailable
     `service_unreachable`."""
-    socket = await _connected(wire, path)
+    socket = await connected(wire, path)
     try:
         yield RemoteAttached(socket)
     finally:
         await socket.close()
 
 
-async def _connected(wire: HttpClient, path: str) -> ClientConnection:
+async def connected(wire: HttpClient, path: str) -> ClientConnection:
+    """Open a WebSocket to the service. Raise as `attached`."""
     address = wire.address
     headers = {} if wire.authorization is None else {"authorization": wire.authorization}
     options: dict[str, Any] = {
@@ -101,7 +102,7 @@ async def _connected(wire: HttpClient, path: str) -> ClientConnection:
         raise error_of(error.response.status_code, bytes(error.response.body)) from error
     except (OSError, TimeoutError, InvalidHandshake) as error:
         raise errors.Unavailable(
-            f"no terminal answers at {address.shown}: {error or 'it takes too long'}",
+            f"no service answers at {address.shown}: {error or 'it takes too long'}",
             code="service_unreachable",
             hint="start it with: sbx serve",
             details={"address": address.shown},

@@ -2,6 +2,11 @@
 
 import asyncio
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,6 +23,8 @@ from serving import Service
 from websockets.asyncio.client import connect as connect_websocket
 from websockets.exceptions import InvalidStatus
 
+from sbx.client import Client
+from sbx.errors import Conflict, SbxError
 from tests.fake_clock import FakeClock
 
 # Echoes each request as JSON; some paths misbehave.
@@ -286,6 +293,80 @@ async def test_a_websocket_to_a_closed_port_is_refused(
     assert json.loads(raised.value.response.body)["error"]["code"] == "port_not_open"
 
 
+# Echoes the bytes of a connection in capitals once its client has ended its direction.
+PLAIN = """
+import socket
+with socket.create_server(("127.0.0.1", 7000)) as server:
+    while True:
+        connection, _ = server.accept()
+        data = b""
+        while piece := connection.recv(65536):
+            data += piece
+        connection.sendall(data.upper())
+        connection.close()
+"""
+
+
+async def test_a_local_port_carries_any_protocol(
+    http: httpx.AsyncClient, sdk: SdkService, box: str
+) -> None:
+    await started(http, box, "plain.py", PLAIN, 7000)
+    problems: list[SbxError] = []
+    key = http.headers["authorization"].removeprefix("Bearer ")
+    async with Client(sdk.url, key=key) as client:
+        remote = client.sandbox(box)
+
+        async def echoed(port: int, data: bytes) -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(data)
+            writer.write_eof()
+            try:
+                return await asyncio.wait_for(reader.read(), 30)
+            finally:
+                writer.close()
+                await writer.wait_closed()
+
+        async with remote.forward_port(7000, on_error=problems.append) as port:
+            large = b"a\x00\xff" * 300_000
+            assert await echoed(port, large) == large.upper()
+            assert await echoed(port, b"") == b""
+            assert problems == []
+            with pytest.raises(Conflict) as raised:
+                async with remote.forward_port(7000, local_port=port):
+                    pass
+            assert raised.value.code == "port_taken"
+        async with remote.forward_port(7001, on_error=problems.append) as port:
+            assert await echoed(port, b"x") == b""
+        assert [error.code for error in problems] == ["port_not_open"]
+
+
+# Begins a reply, and never ends it. A connection without a request is one that waits for the port.
+ENDLESS = """
+import socket, time
+with socket.create_server(("127.0.0.1", 8000)) as server:
+    while True:
+        connection, _ = server.accept()
+        if connection.recv(65536):
+            connection.sendall(b"HTTP/1.1 200 OK\\r\\n\\r\\nbegun")
+            time.sleep(1000)
+"""
+
+
+async def test_a_reply_is_cut_once_its_key_is_revoked(sdk: SdkService) -> None:
+    access = sdk.served.service.access
+    key, text = await access.make_key("stopper", operator=False)
+    headers = {"authorization": f"Bearer {text}"}
+    async with httpx.AsyncClient(base_url=sdk.url, headers=headers, timeout=60) as http:
+        box = (await made(http))["id"]
+        await started(http, box, "endless.py", ENDLESS, 8000)
+        async with http.stream("GET", f"/v1/sandboxes/{box}/ports/8000/") as reply:
+            pieces = reply.aiter_raw()
+            assert await anext(pieces) == b"begun"
+            await access.revoke_key(key.id)
+            with pytest.raises(httpx.RemoteProtocolError):
+                await asyncio.wait_for(anext(pieces), 30)
+
+
 async def test_an_endpoint_of_opensandbox_is_such_a_port(sdk: SdkService) -> None:
     where: dict[str, Any] = {"domain": f"{sdk.host}/opensandbox", "api_key": await sdk.key("os")}
     transport = ConnectionConfig(**where).new_owned_transport()
@@ -314,6 +395,29 @@ async def test_the_jail_still_has_no_network(http: httpx.AsyncClient, box: str) 
     run = {"code": code}
     reply = await http.post(f"/v1/sandboxes/{box}/conversations/default/runs", json=run)
     assert reply.json()["stdout"] == "['lo'] OSError\n"
+
+
+def test_sbx_port_opens_a_local_port(service: Service) -> None:
+    box = json.loads(service.quick("create", "--json").stdout)["id"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sbx", "port", box, "8000", "-L", "0"],
+        env={**os.environ, "SBX_SOCKET": str(service.socket), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        host, _, port = process.stdout.readline().decode().strip().partition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b""  # nothing listens inside
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, problems = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert b"a connection was refused" in problems
+    assert service.quick("port", "sandbox-unknown", "8000", "-L", "0").returncode != 0
+    assert service.quick("port", box, "8000", "-L", "70000").returncode == 2
 
 
 def test_sbx_port_prints_a_link(service: Service) -> None:

@@ -1,5 +1,7 @@
 """Ports: servers that code started in a sandbox, and signed links to them."""
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Request, Response, WebSocket
@@ -9,11 +11,12 @@ from starlette.websockets import WebSocketDisconnect
 from sbx.api.auth import CallerDep, ServiceDep, StackDep, caller, check_origin, service
 from sbx.api.bodies import RequestBody
 from sbx.api.errors import documented, iso
-from sbx.api.ports import relay_http, relay_websocket
+from sbx.api.ports import relay_bytes, relay_http, relay_websocket
 from sbx.api.server.settings import address
 from sbx.api.surfaces import LINK_QUERY
 from sbx.api.v1.terminals import refuse_socket
 from sbx.errors import BadRequest, SbxError
+from sbx.runtime.conversation import Conversation
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["native"])
@@ -86,6 +89,21 @@ async def relay(
 @router.websocket("/ports/{port}/{path:path}")
 async def relay_socket(socket: WebSocket, sandbox_id: str, port: int, path: str) -> None:
     """Relay a WebSocket, as `relay`."""
+    await _relay(socket, sandbox_id, port, partial(relay_websocket, path=f"/{path}"))
+
+
+@router.websocket("/port-tunnels/{port}")
+async def tunnel(socket: WebSocket, sandbox_id: str, port: int) -> None:
+    """Relay one TCP connection to this port, of any protocol: see `relay_bytes`."""
+    await _relay(socket, sandbox_id, port, relay_bytes)
+
+
+async def _relay(
+    socket: WebSocket,
+    sandbox_id: str,
+    port: int,
+    act: Callable[[WebSocket, Conversation, int], Awaitable[None]],
+) -> None:
     try:
         check_port(port)
         check_origin(socket)
@@ -97,7 +115,7 @@ async def relay_socket(socket: WebSocket, sandbox_id: str, port: int, path: str)
             conversation=DEFAULT_CONVERSATION,
         )
         async with lease as use:
-            await relay_websocket(socket, use.conversation(), port, f"/{path}")
+            await act(socket, use.conversation(), port)
     except WebSocketDisconnect:
         pass
     except SbxError as error:
