@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from sbx.errors import BadRequest, NotFound
+from sbx.policy.checks import env_name
 from sbx.policy.units import parse_size
 from sbx.service.service import Service
 
@@ -31,6 +32,20 @@ def policy_of(templates: Mapping[str, str], name: str) -> str:
         code="unknown_template",
         hint="the operator adds it to the setting templates; '*' there is every other name",
     )
+
+
+def split_environment(env: Mapping[str, str] | None) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the variables that a sandbox may have, and those that only its commands may have:
+    sbx itself sets them for a kernel (PYTHONPATH, HOME, …)."""
+    for_all, for_commands = {}, {}
+    for name, value in (env or {}).items():
+        try:
+            env_name(name)
+        except ValueError:
+            for_commands[name] = value
+        else:
+            for_all[name] = value
+    return for_all, for_commands
 
 
 async def limits_within(

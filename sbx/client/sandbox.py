@@ -57,7 +57,7 @@ class RemoteSandbox:
         """Forward a port of 127.0.0.1 (0: a free one) to a server in the sandbox, until the end of
         `async with`, which gives the local port. Every user of this host can connect to it.
         `on_error` gets the error of a connection that fails. Raise Conflict `port_taken`."""
-        from sbx.client.port_forward import forwarded  # websockets takes 60 ms
+        from sbx.client.websocket import forwarded  # websockets takes 60 ms
 
         path = f"{self._path}/port-tunnels/{port}"
         return forwarded(self._wire, path, local_port, on_error)

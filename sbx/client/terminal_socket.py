@@ -6,18 +6,15 @@ sbx/protocol/terminals.py has its messages and its close codes.
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Self
 
-from websockets.asyncio.client import ClientConnection, connect, unix_connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
 
 from sbx import errors
-from sbx.client.errors import error_of
 from sbx.client.http import HttpClient
-from sbx.protocol.terminals import MESSAGE_MAX, NOT_READ, PING_S, TYPED_MAX, UNKNOWN, check_size
-
-_CONNECT_S = 10.0
-_CLOSE_S = 1.0
+from sbx.client.websocket import connected
+from sbx.protocol.terminals import NOT_READ, TYPED_MAX, UNKNOWN, check_size
 
 
 class RemoteAttached:
@@ -76,37 +73,6 @@ async def attached(wire: HttpClient, path: str) -> AsyncIterator[RemoteAttached]
         yield RemoteAttached(socket)
     finally:
         await socket.close()
-
-
-async def connected(wire: HttpClient, path: str) -> ClientConnection:
-    """Open a WebSocket to the service. Raise as `attached`."""
-    address = wire.address
-    headers = {} if wire.authorization is None else {"authorization": wire.authorization}
-    options: dict[str, Any] = {
-        "additional_headers": headers,
-        "user_agent_header": None,
-        "compression": None,
-        "max_size": MESSAGE_MAX,
-        "open_timeout": _CONNECT_S,
-        "close_timeout": _CLOSE_S,
-        "ping_interval": PING_S,
-        "ping_timeout": PING_S,
-        "proxy": None,
-    }
-    try:
-        if address.path is not None:
-            return await unix_connect(address.path, f"ws://{address.host}{path}", **options)
-        scheme = "wss" if address.tls else "ws"
-        return await connect(f"{scheme}://{address.host}{path}", **options)
-    except InvalidStatus as error:
-        raise error_of(error.response.status_code, bytes(error.response.body)) from error
-    except (OSError, TimeoutError, InvalidHandshake) as error:
-        raise errors.Unavailable(
-            f"no service answers at {address.shown}: {error or 'it takes too long'}",
-            code="service_unreachable",
-            hint="start it with: sbx serve",
-            details={"address": address.shown},
-        ) from error
 
 
 def _ended(message: str) -> tuple[int | None, str]:

@@ -221,6 +221,14 @@ async def test_streams_directory_and_environment(face: Face, box: Both) -> None:
     assert (await box.commands.run("pwd", cwd="sub")).stdout == "/home/user/sub\n"
 
 
+async def test_commands_get_the_variables_that_a_kernel_must_not_have(face: Face) -> None:
+    box = await face.create(envs={"PYTHONPATH": "/tmp/own", "PLAIN": "1"})
+    assert (await box.commands.run("echo $PYTHONPATH $PLAIN")).stdout == "/tmp/own 1\n"
+    code = "import os\nos.environ.get('PYTHONPATH'), os.environ['PLAIN']"
+    assert (await box.run_code(code)).text == "(None, '1')"
+    await box.kill()
+
+
 async def test_a_failure_is_an_exception_with_the_exit_code(box: Both) -> None:
     with pytest.raises(CommandExitException) as raised:
         await box.commands.run("echo o; echo e >&2; exit 3")

@@ -4,7 +4,8 @@ The labels of such a sandbox:
 
     {"surface": "e2b", "template", "metadata": {name: text}, "network": {…}, "internet": bool,
      "auto_pause": bool, "auto_resume": bool, "paused": bool, "end_at": seconds of the epoch,
-     "holders": [bounds of the callers that have a token], "contexts": {id: {"language", "cwd"}}}
+     "holders": [bounds of the callers that have a token], "env": the variables of commands only,
+     "contexts": {id: {"language", "cwd"}}}
 """
 
 import math
@@ -23,7 +24,7 @@ from sbx.api.errors import iso
 from sbx.api.sdk_target import labels_of
 from sbx.api.signed_urls import HOLDERS_MAX, holder_of, token_of
 from sbx.api.surfaces import e2b_id
-from sbx.api.templates import policy_of
+from sbx.api.templates import policy_of, split_environment
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.service.caller import Caller
 from sbx.service.sandbox import ServiceSandbox
@@ -82,8 +83,10 @@ async def create(request: Request, caller: CallerDep, service: ServiceDep) -> di
     profile = policy_of(request.app.state.settings.templates, new.templateID)
     network = new.network or NetworkBody()
     auto_pause = bool(new.autoPause)
+    env, command_env = split_environment(new.envVars)
     labels = {
         "surface": SURFACE,
+        "env": command_env,
         "template": new.templateID,
         "metadata": new.metadata or {},
         "network": network.model_dump(exclude_none=True),
@@ -98,7 +101,7 @@ async def create(request: Request, caller: CallerDep, service: ServiceDep) -> di
         caller,
         profile=profile,
         narrower=await _network(service, profile, new, network),
-        env=new.envVars or None,
+        env=env or None,
         ttl_s=None if auto_pause else new.timeout,
         labels=labels,
     )

@@ -12,7 +12,7 @@ from sbx.api.auth import CallerDep, ServiceDep, StackDep
 from sbx.api.ports import relay_http
 from sbx.api.sdk_target import SdkTarget, labels_of
 from sbx.api.signed_urls import SIGNED
-from sbx.api.surfaces import E2B_SANDBOX, ENVD_PORT, id_of_e2b
+from sbx.api.surfaces import E2B_SANDBOX, ENVD_PORT, e2b_id, id_of_e2b
 from sbx.errors import NotFound, Unavailable
 from sbx.service.caller import Caller
 from sbx.service.sandbox import ServiceSandbox
@@ -34,7 +34,8 @@ class E2bTarget(SdkTarget):
             "USER": "user",
             "LOGNAME": "user",
             "E2B_SANDBOX": "true",
-            "E2B_SANDBOX_ID": self.sandbox.id.replace("-", ""),
+            "E2B_SANDBOX_ID": e2b_id(self.sandbox.id),
+            **self.labels.get("env", {}),
         }
 
     async def change(self, **labels: Any) -> None:

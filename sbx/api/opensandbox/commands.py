@@ -106,7 +106,8 @@ async def _kept_env(target: ExecdTarget) -> dict[str, str]:
             kept = dotenv_values(
                 stream=StringIO(content.decode("utf-8", "replace")), interpolate=False
             )
-    return {"EXECD_ENVS": _ENV_FILE, **{k: v for k, v in kept.items() if v is not None}}
+    own = target.labels.get("env", {})
+    return {"EXECD_ENVS": _ENV_FILE, **own, **{k: v for k, v in kept.items() if v is not None}}
 
 
 async def _check_directory(target: ExecdTarget, cwd: str | None) -> None:

@@ -3,7 +3,7 @@
 The labels of such a sandbox:
 
     {"surface": "opensandbox", "image", "entrypoint", "metadata": {name: text}, "paused": bool,
-     "contexts": {id: language}}
+     "env": the variables of commands only, "contexts": {id: language}}
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from sbx.api.errors import iso
 from sbx.api.opensandbox.execd import EXECD_PORT, SURFACE, check_running, find
 from sbx.api.sdk_target import labels_of
 from sbx.api.surfaces import LINK_HEADER
-from sbx.api.templates import limits_within, policy_of
+from sbx.api.templates import limits_within, policy_of, split_environment
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.service.lifecycle import State
 from sbx.service.models import SandboxView
@@ -78,14 +78,21 @@ async def create(request: Request, caller: CallerDep, service: ServiceDep) -> di
         memory=new.resourceLimits.get("memory"),
     )
     narrower |= await _network(service, profile, new.networkPolicy)
+    env, command_env = split_environment(new.env)
     labels = {
         "surface": SURFACE,
+        "env": command_env,
         "image": image,
         "entrypoint": new.entrypoint,
         "metadata": new.metadata or {},
     }
     view = await service.sandboxes.create(
-        caller, profile=profile, narrower=narrower, env=new.env, ttl_s=new.timeout, labels=labels
+        caller,
+        profile=profile,
+        narrower=narrower,
+        env=env or None,
+        ttl_s=new.timeout,
+        labels=labels,
     )
     await service.recording.record(caller, "sandbox.create", view.id, surface=SURFACE)
     return shown(view)

@@ -1,21 +1,60 @@
-"""A local TCP port whose connections go to a server in a sandbox, each through a WebSocket.
+"""WebSockets of a service, at the address of all other requests.
 
-sbx/api/ports.py has the other end.
+connected   one of them
+forwarded   a local TCP port; its connections go to a server in a sandbox, each through one of them;
+            sbx/api/ports.py has the other end
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
-from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import ConnectionClosed
+from websockets.asyncio.client import ClientConnection, connect, unix_connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
+from sbx import errors
+from sbx.client.errors import error_of
 from sbx.client.http import HttpClient
-from sbx.client.terminal_socket import connected
 from sbx.errors import Conflict, SbxError
+from sbx.protocol.terminals import MESSAGE_MAX, PING_S
 
+_CONNECT_S = 10.0
+_CLOSE_S = 1.0
 _PIECE = 64 << 10
 _LOOPBACK = "127.0.0.1"
+
+
+async def connected(wire: HttpClient, path: str) -> ClientConnection:
+    """Open a WebSocket to the service. Raise the error of the body, Unavailable
+    `service_unreachable`."""
+    address = wire.address
+    headers = {} if wire.authorization is None else {"authorization": wire.authorization}
+    options: dict[str, Any] = {
+        "additional_headers": headers,
+        "user_agent_header": None,
+        "compression": None,
+        "max_size": MESSAGE_MAX,
+        "open_timeout": _CONNECT_S,
+        "close_timeout": _CLOSE_S,
+        "ping_interval": PING_S,
+        "ping_timeout": PING_S,
+        "proxy": None,
+    }
+    try:
+        if address.path is not None:
+            return await unix_connect(address.path, f"ws://{address.host}{path}", **options)
+        scheme = "wss" if address.tls else "ws"
+        return await connect(f"{scheme}://{address.host}{path}", **options)
+    except InvalidStatus as error:
+        raise error_of(error.response.status_code, bytes(error.response.body)) from error
+    except (OSError, TimeoutError, InvalidHandshake) as error:
+        raise errors.Unavailable(
+            f"no service answers at {address.shown}: {error or 'it takes too long'}",
+            code="service_unreachable",
+            hint="start it with: sbx serve",
+            details={"address": address.shown},
+        ) from error
 
 
 @asynccontextmanager
