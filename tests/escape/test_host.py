@@ -50,10 +50,19 @@ async def test_the_same_file_is_read_where_its_directory_is_shown(
     assert await tell(box, "open('/opt/mounted/secret').read()") == SECRET
 
 
-@pytest.mark.parametrize("path", ["/etc/shadow", "/etc/ssh", "/home", "/var/log", "/run", "/sys"])
+@pytest.mark.parametrize("path", ["/etc/shadow", "/etc/ssh", "/var/log", "/run", "/sys"])
 @pytest.mark.unprivileged
 async def test_system_files_of_the_host_are_not_there(box: AsyncSandbox, path: str) -> None:
     assert await attack(box, f"os.stat({path!r})") == "ENOENT"
+
+
+@pytest.mark.unprivileged
+async def test_the_homes_of_the_host_are_not_there(box: AsyncSandbox) -> None:
+    """/home has a name of the workspace, and otherwise only the way to the interpreter."""
+    below = {Path(path) for path in (sys.prefix, sys.base_prefix, sys.executable)}
+    ways = {path.parts[2] for path in below if path.parts[1:2] == ("home",)}
+    assert set(await tell(box, "os.listdir('/home')")) <= {"user", *ways}
+    assert await tell(box, "os.path.realpath('/home/user/x')") == "/workspace/x"
 
 
 @pytest.mark.unprivileged
@@ -70,6 +79,7 @@ async def test_a_home_of_the_host_shows_nothing_but_the_way_to_the_interpreter(
         expected = {
             path.relative_to(parent).parts[0] for path in shown if path.is_relative_to(parent)
         }
+        expected |= {"user"} if parent == "/home" else set()  # a name of the workspace
         assert set(await tell(box, f"os.listdir({parent!r})")) == expected
 
 
@@ -83,6 +93,7 @@ async def test_the_root_directory_holds_only_what_the_plan_put_there(box: AsyncS
         "bin",
         "dev",
         "etc",
+        "home",
         "lib",
         "lib32",
         "lib64",

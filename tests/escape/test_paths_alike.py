@@ -71,7 +71,8 @@ def facts(pid):
         'slack': lines(f'/proc/{pid}/timerslack_ns'),
         'tty': lines(f'/proc/{pid}/stat')[0].rpartition(')')[2].split()[4:6],
     }
-OF_THE_VIEW = ('/', '/dev', '/dev/pts', '/dev/pts/ptmx', '/opt', '/opt/sbx', '/etc', '/sandbox')
+OF_THE_VIEW = ('/', '/dev', '/dev/pts', '/dev/pts/ptmx', '/opt', '/opt/sbx', '/etc', '/sandbox',
+               '/home')
 def told():
     umask = os.umask(0o22)
     os.umask(umask)

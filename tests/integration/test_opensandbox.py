@@ -766,7 +766,7 @@ async def test_a_link_opens_only_its_own_sandbox_and_port(
     mine = await box.get_endpoint(44772)
     web = await box.get_endpoint(8000)
     theirs = await other.get_endpoint(44772)
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
 
         async def ping(address: str, headers: dict[str, str]) -> int:
             return (await http.get(f"http://{address}/ping", headers=headers)).status_code
@@ -790,7 +790,7 @@ async def test_a_link_ends_with_the_key_of_its_maker(sdk: SdkService) -> None:
     endpoint = await box.get_endpoint(44772)
     await sdk.served.service.access.revoke_key(record.id)
     sdk.served.service.links._checked.clear()
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         reply = await http.get(f"http://{endpoint.endpoint}/ping", headers=endpoint.headers)
     assert reply.status_code == 401
     await face.close()
@@ -820,7 +820,7 @@ async def test_code_inside_cannot_forge_the_answer_of_the_file_program(face: Fac
 async def test_errors_have_both_fields_on_every_route(sdk: SdkService) -> None:
     key = await sdk.key("raw")
     base = f"{sdk.url}/opensandbox/v1"
-    async with httpx.AsyncClient(headers={"open-sandbox-api-key": key}) as http:
+    async with httpx.AsyncClient(headers={"open-sandbox-api-key": key}, timeout=60) as http:
         for method, route in (
             ("GET", "/nowhere"),
             ("GET", "/sandboxes/x"),

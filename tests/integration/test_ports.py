@@ -196,7 +196,7 @@ async def test_a_link_opens_one_port_of_one_sandbox(
     other = (await made(http))["id"]
     link = await linked(http, box)
     text = link["path"].partition("sbx_link=")[2]
-    async with httpx.AsyncClient(base_url=sdk.url) as nobody:
+    async with httpx.AsyncClient(base_url=sdk.url, timeout=60) as nobody:
         reply = await nobody.get(link["path"])
         assert reply.status_code == 201
         assert reply.json()["path"] == "/"
@@ -223,7 +223,7 @@ async def test_another_owner_reaches_nothing(
     http: httpx.AsyncClient, sdk: SdkService, box: str
 ) -> None:
     headers = {"authorization": f"Bearer {await sdk.key('stranger')}"}
-    async with httpx.AsyncClient(base_url=sdk.url, headers=headers) as stranger:
+    async with httpx.AsyncClient(base_url=sdk.url, headers=headers, timeout=60) as stranger:
         assert (await stranger.get(f"/v1/sandboxes/{box}/ports/8000/")).status_code == 404
         reply = await stranger.post(f"/v1/sandboxes/{box}/port-links", json={"port": 8000})
         assert reply.status_code == 404
@@ -249,7 +249,9 @@ async def test_a_page_has_a_name_of_its_own(
     host = f"8000-{box}.localhost"
     port = sdk.host.partition(":")[2]
     assert link["url"].startswith(f"http://{host}:{port}/?sbx_link=")
-    async with httpx.AsyncClient(base_url=sdk.url, headers={"host": f"{host}:{port}"}) as browser:
+    async with httpx.AsyncClient(
+        base_url=sdk.url, headers={"host": f"{host}:{port}"}, timeout=60
+    ) as browser:
         assert (await browser.get("/page")).status_code == 401
         first = await browser.get(f"/?{link['url'].partition('?')[2]}")
         assert first.status_code == 201
@@ -376,7 +378,7 @@ async def test_an_endpoint_of_opensandbox_is_such_a_port(sdk: SdkService) -> Non
     await box.commands.run("python3 server.py >/dev/null 2>&1 &")
     await box.commands.run(WAITS.format(8000))
     endpoint = await box.get_endpoint(8000)
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         reply = await http.get(f"http://{endpoint.endpoint}/x?y=1", headers=endpoint.headers)
         assert (reply.status_code, reply.json()["path"]) == (201, "/x?y=1")
         assert (await http.get(f"http://{endpoint.endpoint}/x")).status_code == 401

@@ -41,7 +41,9 @@ async def ship(yard: ShipyardClient, sdk: SdkService, key: str) -> AsyncIterator
 
 async def _deleted(sdk: SdkService, key: str, ship_id: str) -> int:
     headers = {"authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(base_url=f"{sdk.url}/shipyard", headers=headers) as http:
+    async with httpx.AsyncClient(
+        base_url=f"{sdk.url}/shipyard", headers=headers, timeout=60
+    ) as http:
         return (await http.delete(f"/ship/{ship_id}")).status_code
 
 
@@ -202,7 +204,9 @@ async def test_delete_and_list_which_the_sdk_has_not(
 ) -> None:
     created = await yard.create_ship(TTL)
     headers = {"authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(base_url=f"{sdk.url}/shipyard", headers=headers) as http:
+    async with httpx.AsyncClient(
+        base_url=f"{sdk.url}/shipyard", headers=headers, timeout=60
+    ) as http:
         assert created.id in [each["id"] for each in (await http.get("/ships")).json()]
         assert (await http.delete(f"/ship/{created.id}")).status_code == 204
         assert (await http.delete(f"/ship/{created.id}")).status_code == 404
@@ -501,7 +505,9 @@ async def test_a_session_id_is_any_text_and_never_a_path(
 )
 async def test_wrong_keys_are_401_on_every_route(sdk: SdkService, key: str, reason: str) -> None:
     headers = {"authorization": f"Bearer {key}", "x-session-id": "x"}
-    async with httpx.AsyncClient(base_url=f"{sdk.url}/shipyard", headers=headers) as http:
+    async with httpx.AsyncClient(
+        base_url=f"{sdk.url}/shipyard", headers=headers, timeout=60
+    ) as http:
         for method, route in (
             ("POST", "/ship"),
             ("GET", "/ship/x"),
@@ -520,7 +526,7 @@ async def test_wrong_keys_are_401_on_every_route(sdk: SdkService, key: str, reas
 
 
 async def test_no_request_is_anonymous(sdk: SdkService) -> None:
-    async with httpx.AsyncClient(base_url=f"{sdk.url}/shipyard") as http:
+    async with httpx.AsyncClient(base_url=f"{sdk.url}/shipyard", timeout=60) as http:
         assert (await http.get("/ships")).status_code == 401
 
 
