@@ -30,6 +30,7 @@ HEADERS_MAX = 100
 HEADER_BYTES_MAX = 64 << 10
 PATH_BYTES_MAX = 16 << 10  # of path and query together
 IDLE_S = 15.0  # without a byte of a body
+INTERACTIVE_S = 180.0  # the same for input as a person types it; its client sends a sign of life
 JSON_S = 30.0  # for all of a body that is not streamed
 LOGIN_MAX = 16 << 10  # bytes of the only body that identifies its caller
 SLOW_AFTER_S = 60.0  # in each such window a streamed body must come at SLOWEST
@@ -61,6 +62,7 @@ _CONTENT = re.compile(
     r"|POST /e2b/49999/execute|POST /e2b/49983/process\.Process/SendInput"
 )
 _LOGIN = "POST /api/v1/login"
+_INTERACTIVE = "POST /e2b/49983/process.Process/StreamInput"
 # RFC 9112, 3.2, and RFC 3986, 3.2.2: a name or an address, perhaps empty, and perhaps a port.
 _HOST = re.compile(
     rb"(\[[0-9A-Fa-f:.]+(%25[A-Za-z0-9._~-]+)?\]|([A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)"
@@ -161,6 +163,7 @@ class LimitedBody:
         self._limit = limit = _largest(called)  # None: streamed, unbounded
         if limit is not None and length is not None and length > limit:
             raise _too_large(limit)
+        self._interactive = called == _INTERACTIVE
         self._receive = receive
         self._scope = scope
         self._authenticate = None if called == _LOGIN else authenticate
@@ -177,7 +180,7 @@ class LimitedBody:
             self._authenticate = None
         began = time.monotonic()
         try:
-            async with asyncio.timeout(IDLE_S):
+            async with asyncio.timeout(INTERACTIVE_S if self._interactive else IDLE_S):
                 message = await self._receive()
         except TimeoutError:
             raise _too_slow() from None
@@ -195,7 +198,7 @@ class LimitedBody:
             return
         if self._limit is not None and self._waited > JSON_S:
             raise _too_slow()
-        if self._limit is None:
+        if self._limit is None and not self._interactive:
             self._check_rate()
 
     def _check_rate(self) -> None:

@@ -126,7 +126,7 @@ TRAFFIC_HEADER = "e2b-traffic-access-token"
 _E2B_PORT = b"e2b-sandbox-port"
 _E2B_INSIDE = re.compile(r"/e2b/(?:ports/)?([0-9]{1,5})/.*", re.DOTALL)
 _E2B_CONTROL = re.compile(
-    r"(?:/v2)?/(?:sandboxes|templates|snapshots|volumes|secrets)(?:[/?].*)?", re.DOTALL
+    r"(?:/v[23])?/(?:sandboxes|templates|snapshots|volumes|secrets)(?:[/?].*)?", re.DOTALL
 )
 _CONNECT_CODES = {
     400: "invalid_argument", 401: "unauthenticated", 403: "permission_denied", 404: "not_found",

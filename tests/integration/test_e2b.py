@@ -29,6 +29,8 @@ from e2b_face import Face, collector, e2b_key
 from sdk_service import SdkService
 from sessions_calls import until
 
+from sbx.api import middleware
+
 
 @pytest_asyncio.fixture(scope="module", params=["async", "sync"])
 async def face(request: pytest.FixtureRequest, sdk: SdkService) -> Face:
@@ -193,12 +195,33 @@ async def test_metrics_are_of_the_sandbox(box: Both) -> None:
         lambda face, box: box.fork(),
         lambda face, box: box.update_network({"allow_internet_access": True}),
         lambda face, box: face.create(volume_mounts={"/mnt": "vol"}),
+        lambda face, box: face.create(mcp={"duckduckgo": {}}),
     ],
-    ids=["snapshot", "fork", "network", "volume"],
+    ids=["snapshot", "fork", "network", "volume", "mcp"],
 )
 async def test_a_local_jail_says_what_it_has_not(face: Face, box: Both, call: Any) -> None:
     with pytest.raises(SandboxException, match="501: sbx does not offer"):
         await call(face, box)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda options: e2b.Volume.create("own", **options),
+        lambda options: e2b.Secret.create("own", "value", **options),
+        lambda options: e2b.Template.exists("own", **options),
+        lambda options: e2b.Template.build(
+            e2b.Template().from_python_image(), alias="own", **options
+        ),
+    ],
+    ids=["volume", "secret", "template", "build"],
+)
+async def test_what_needs_a_cloud_is_an_error_of_the_sdk(sdk: SdkService, call: Any) -> None:
+    options = {"api_key": e2b_key(await sdk.key("cloudy")), "api_url": sdk.url}
+    classes = (SandboxException, e2b.BuildException, e2b.SecretException, e2b.VolumeException)
+    with pytest.raises(classes) as raised:
+        await asyncio.to_thread(call, options)
+    assert "sbx does not offer" in str(raised.value)
 
 
 # -- commands --------------------------------------------------------------------------------------
@@ -299,6 +322,22 @@ async def test_streamed_input(face: Face, box: Both) -> None:
     assert (await handle.wait()).stdout.strip() == "300002"
     with pytest.raises(NotFoundException):
         await face.stream_input(box, 4_000_000, ["x"])
+
+
+async def test_streamed_input_may_pause(sdk: SdkService, monkeypatch: pytest.MonkeyPatch) -> None:
+    face = Face("async", sdk, await sdk.key("typist"))
+    box = await face.create()
+    handle = Both(await box.commands.run("wc -c", background=True, stdin=True))
+    monkeypatch.setattr(middleware, "IDLE_S", 0.5)
+    stream = box.commands.inner.stream_input(handle.pid)
+    await stream.send("a")
+    await asyncio.sleep(1)  # longer than other bodies may pause
+    await stream.send("b")
+    await stream.close()
+    monkeypatch.undo()
+    await box.commands.close_stdin(handle.pid)
+    assert (await handle.wait()).stdout.strip() == "2"
+    await box.kill()
 
 
 async def test_output_that_nobody_reads_does_not_block_others(face: Face, box: Both) -> None:

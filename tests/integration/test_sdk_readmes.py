@@ -39,8 +39,8 @@ ENDED = "\nawait sandbox.destroy()\n"
 
 def example(package: str, mark: str) -> str:
     """The only example of a package that has this text."""
-    text = importlib.metadata.metadata(package).get_payload()
-    (block,) = [each for each in BLOCK.findall(str(text)) if mark in each]
+    text = importlib.metadata.distribution(package).read_text("METADATA") or ""
+    (block,) = [each for each in BLOCK.findall(text) if mark in each]
     return str(block)
 
 

@@ -49,8 +49,7 @@ class AutoResume(ForeignBody):
 
 
 class NewE2bSandbox(ForeignBody):
-    """Fields that a local sandbox does not have (mcp, iam, …) are ignored, and named in the header
-    `Sbx-Ignored`."""
+    """Unknown fields are ignored, and named in the header `Sbx-Ignored`."""
 
     templateID: str = "base"
     metadata: dict[str, str] | None = None
@@ -61,6 +60,8 @@ class NewE2bSandbox(ForeignBody):
     allow_internet_access: bool | None = None
     network: NetworkBody | None = None
     volumeMounts: list[Any] | None = None
+    mcp: dict[str, Any] | None = None
+    iam: dict[str, Any] | None = None
     secure: bool | None = None
 
 
@@ -80,6 +81,8 @@ async def create(request: Request, caller: CallerDep, service: ServiceDep) -> di
     new = await _body(request, NewE2bSandbox)
     if new.volumeMounts:
         raise _not_available("a volume; the operator mounts directories of the host")
+    if new.mcp or new.iam:
+        raise _not_available("a gateway for MCP, or identities of a cloud")
     profile = policy_of(request.app.state.settings.templates, new.templateID)
     network = new.network or NetworkBody()
     auto_pause = bool(new.autoPause)
