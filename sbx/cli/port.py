@@ -1,6 +1,5 @@
 """`sbx port`: a link to a server that code started in a sandbox, or a local port for it."""
 
-import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
@@ -67,6 +66,8 @@ def port(
 
 async def _forward(client: "Client", sandbox_id: str, port: int, local: int, as_json: bool) -> None:
     """Forward the connections to a local port, until Ctrl-C."""
+    import asyncio  # help does not need it
+
     box = client.sandbox(sandbox_id)
     await box.info()  # an unknown sandbox is an error now
 

@@ -456,7 +456,7 @@ async def test_several_files_in_one_call(box: Both) -> None:
 
 @pytest.mark.parametrize("gzip", [False, True])
 async def test_large_files_and_files_of_the_client(face: Face, box: Both, gzip: bool) -> None:
-    content = bytes(range(256)) * 40_000
+    content = bytes(range(256)) * 16_000
     await box.files.write("large", io.BytesIO(content), gzip=gzip)
     assert bytes(await box.files.read("large", format="bytes", gzip=gzip)) == content
     await box.files.write("/tmp/large", content, use_octet_stream=True, gzip=gzip)
@@ -665,9 +665,10 @@ async def test_results_of_each_type(box: Both) -> None:
     assert (await box.run_code("{'k': [1]}")).results[0].json == {"k": [1]}
 
 
-async def test_charts_and_tables_have_their_data(box: Both) -> None:
+async def test_charts_and_tables_have_their_data(sdk: SdkService) -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("pandas")
+    box = await Face("async", sdk, await sdk.key("painter")).create()
     run = await box.run_code(
         "import matplotlib.pyplot as plt\nplt.plot([1, 2], [3, 4], label='line')\n"
         "plt.title('Title')\nplt.show()",
@@ -681,6 +682,7 @@ async def test_charts_and_tables_have_their_data(box: Both) -> None:
     assert run.results[0].chart.type.value == "bar"
     run = await box.run_code("import pandas as pd\npd.DataFrame({'a': [1, 2], 'b': ['x', None]})")
     assert run.results[0].data == {"a": [1, 2], "b": ["x", None]}
+    await box.kill()
 
 
 async def test_variables_of_one_run(box: Both) -> None:

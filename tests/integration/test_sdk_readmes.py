@@ -88,11 +88,18 @@ async def printed(sdk: SdkService, code: str) -> list[str]:
     ("package", "mark", "lines"),
     [
         ("e2b", "Hello from E2B!", ["Hello from E2B!"]),
-        ("e2b", "from e2b_code_interpreter", ["2"]),
+        pytest.param("e2b", "from e2b_code_interpreter", ["2"], marks=pytest.mark.full_tier),
         ("e2b-code-interpreter", "# outputs 2", ["2"]),
         ("opensandbox", "# 5. Terminate the remote", ["Hello Sandbox!"]),
-        ("opensandbox", "max_connections=20", ["Hello Sandbox!"]),
-        ("opensandbox-code-interpreter", "HTTPTransport(", ["4"]),
+        pytest.param(
+            "opensandbox",
+            "max_connections=20",
+            ["Hello Sandbox!"],
+            marks=pytest.mark.full_tier,
+        ),
+        pytest.param(
+            "opensandbox-code-interpreter", "HTTPTransport(", ["4"], marks=pytest.mark.full_tier
+        ),
     ],
 )
 async def test_an_example_that_is_whole(

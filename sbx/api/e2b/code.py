@@ -6,6 +6,7 @@ between runs, except files. The default context of a language is made by its fir
 The lines of a run are JSON in ASCII: the clients also split at U+2028 and U+0085.
 """
 
+import asyncio
 import json
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -42,7 +43,7 @@ _NAMES = {
     "e2b/data": "data", "e2b/chart": "chart",
 }  # fmt: skip
 _RICH_RESULTS = f"__import__('runpy').run_path('{GUEST}/sbx/guest/tools/rich_results.py');"
-_hidden: WeakKeyDictionary[Kernel, int] = WeakKeyDictionary()  # the number of hidden cells
+_cells: WeakKeyDictionary[Kernel, "HiddenCells"] = WeakKeyDictionary()
 _Line = dict[str, Any]
 _Contexts = dict[str, dict[str, str]]
 
@@ -91,27 +92,31 @@ async def _started_cell(
     many hidden cells its kernel had before it."""
     async with target.use() as conversation:
         kernel, _ = await conversation.contexts.find(context).ready()
-        before, after = [], []
-        if kernel not in _hidden:
-            _hidden[kernel] = 0
-            before.append(_RICH_RESULTS)
-        if env:
-            prepare, restore = _environment_code(env)
-            before.append(prepare)
-            after.append(restore)
-        for each in before:
-            await _hide(target, context, each)
-        _hidden[kernel] += len(before)
-        hidden = _hidden[kernel]
-        handle = await target.start(RunRequest(kind="python", code=code, context=context))
-        for each in after:
-            await _hide(target, context, each)
-        _hidden[kernel] += len(after)
+        if (cells := _cells.get(kernel)) is None:
+            cells = _cells[kernel] = HiddenCells()
+        async with cells.turn:  # no other cell may come between these
+            if not cells.count:
+                await cells.start(target, context, _RICH_RESULTS)
+            prepare, restore = _environment_code(env) if env else ("", "")
+            if prepare:
+                await cells.start(target, context, prepare)
+            hidden = cells.count
+            handle = await target.start(RunRequest(kind="python", code=code, context=context))
+            if restore:
+                await cells.start(target, context, restore)
     return handle, hidden
 
 
-async def _hide(target: E2bTarget, context: str, code: str) -> None:
-    await target.start(RunRequest(kind="python", code=code, context=context))
+class HiddenCells:
+    """The cells of a kernel that the user does not see: how many there were."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.turn = asyncio.Lock()
+
+    async def start(self, target: E2bTarget, context: str, code: str) -> None:
+        await target.start(RunRequest(kind="python", code=code, context=context))
+        self.count += 1
 
 
 def _environment_code(env: Mapping[str, str]) -> tuple[str, str]:
