@@ -190,7 +190,7 @@ MEASURES = (
     # lifetimes, scripts and notebooks in `sbx run`, the room of a workspace, unknown fields, spans,
     # metrics by policy, a rotated audit log, options that narrow, `sbx project`, hints,
     # labels and links of sandboxes, what the SDKs of other products share, ports, live processes.
-    Measure("lines", lines, 103_300, 74_000),
+    Measure("lines", lines, 103_301, 74_000),
     Measure("public class names in more than one module", repeated_class_names, 0, 10),
     Measure("Protocol classes", protocols, 15, 15),
     Measure("modules that exactly one other module imports", modules_with_one_importer, 141, 90),
