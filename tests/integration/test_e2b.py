@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import io
+import json
+import struct
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -30,6 +32,7 @@ from sdk_service import SdkService
 from sessions_calls import until
 
 from sbx.api import middleware
+from sbx.api.e2b import connect
 
 
 @pytest_asyncio.fixture(scope="module", params=["async", "sync"])
@@ -359,6 +362,50 @@ async def test_a_process_outlives_its_client(face: Face, box: Both) -> None:
         return bool(await box.files.exists("outlived"))
 
     await until(is_written)
+
+
+def envelopes(content: bytes) -> list[tuple[int, dict[str, Any]]]:
+    """The flags and the messages of a stream."""
+    messages = []
+    while content:
+        flags, length = struct.unpack_from(">BI", content)
+        messages.append((flags, json.loads(content[5 : 5 + length])))
+        content = content[5 + length :]
+    return messages
+
+
+async def test_a_silent_stream_is_kept_alive(sdk: SdkService) -> None:
+    face = Face("async", sdk, await sdk.key("listener"))
+    box = await face.create()
+    headers = {
+        "e2b-sandbox-id": box.sandbox_id,
+        "e2b-sandbox-port": "49983",
+        "x-access-token": box.traffic_access_token,
+        "content-type": "application/connect+json",
+        "keepalive-ping-interval": "1",
+    }
+
+    async def start(message: dict[str, Any]) -> httpx.Response:
+        url = f"{sdk.url}/process.Process/Start"
+        async with httpx.AsyncClient(headers=headers, timeout=60) as client:
+            return await client.post(url, content=connect.envelope(message))
+
+    process = {"cmd": "/bin/bash", "args": ["-c", "sleep 2.5; echo up"]}
+    reply = await start({"process": process, "stdin": False})
+    assert reply.headers["content-type"] == "application/connect+json"
+    *events, last = envelopes(reply.content)
+    kinds = [next(iter(message["event"])) for _, message in events]
+    assert kinds[0] == "start"
+    assert kinds.count("keepalive") >= 1
+    assert kinds[-2:] == ["data", "end"]
+    assert {flags for flags, _ in events} == {0}
+    assert last == (2, {})
+    refused = await start({"process": {**process, "cwd": "/nowhere"}})
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid_argument")
+    reply = await start({"process": {**process, "args": ["-c", "kill -9 $$"]}})
+    end = envelopes(reply.content)[-2][1]["event"]["end"]
+    assert (end["exitCode"], end["exited"], end["status"]) == (-1, False, "signal: killed")
+    await box.kill()
 
 
 async def test_another_user_does_not_exist(box: Both) -> None:
