@@ -229,7 +229,7 @@ async def _both_ways(
 
 
 async def _while_allowed(client: HTTPConnection, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, and cut it off as soon as the caller is no longer allowed. Raise as both."""
+    """Do the work until the caller loses its permission. Raise as both."""
     working = asyncio.create_task(work)
     checking = asyncio.create_task(_check_caller(client))
     try:

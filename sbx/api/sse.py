@@ -233,7 +233,7 @@ class _Stream(Response):
                 await self._sent.wait()
 
     def _taken(self) -> bytes:
-        """Return what was collected. A burst of events is one write."""
+        """Return the collected events. A burst of events is one write."""
         body = b"".join(self._pieces)
         self._pieces.clear()
         self._size = 0

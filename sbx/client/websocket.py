@@ -16,13 +16,11 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from sbx import errors
 from sbx.client.errors import error_of
 from sbx.client.http import HttpClient
-from sbx.errors import Conflict, SbxError
 from sbx.protocol.terminals import MESSAGE_MAX, PING_S
 
 _CONNECT_S = 10.0
 _CLOSE_S = 1.0
 _PIECE = 64 << 10
-_LOOPBACK = "127.0.0.1"
 
 
 async def connected(wire: HttpClient, path: str) -> ClientConnection:
@@ -59,7 +57,7 @@ async def connected(wire: HttpClient, path: str) -> ClientConnection:
 
 @asynccontextmanager
 async def forwarded(
-    wire: HttpClient, path: str, port: int, on_error: Callable[[SbxError], None]
+    wire: HttpClient, path: str, port: int, on_error: Callable[[errors.SbxError], None]
 ) -> AsyncIterator[int]:
     """Listen on a port of the loopback (0: a free one), and yield it. `on_error` gets the error of
     each connection that could not be forwarded. Raise Conflict `port_taken`."""
@@ -75,7 +73,7 @@ async def forwarded(
                 both.create_task(_sent(reader, tunnel))
                 both.create_task(_received(tunnel, writer))
             await tunnel.close()
-        except SbxError as error:
+        except errors.SbxError as error:
             on_error(error)
         finally:
             handling.discard(task)
@@ -84,18 +82,20 @@ async def forwarded(
                 await writer.wait_closed()
 
     try:
-        server = await asyncio.start_server(accept, _LOOPBACK, port)
+        server = await asyncio.start_server(accept, "127.0.0.1", port)
     except OSError as error:
-        raise Conflict(
+        raise errors.Conflict(
             f"the port {port} of this host cannot be opened: {error.strerror}",
             code="port_taken",
             hint="name another port, or 0 for a free one",
         ) from error
     async with server:
-        yield server.sockets[0].getsockname()[1]
-        for task in handling:
-            task.cancel()
-        await asyncio.gather(*handling, return_exceptions=True)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            for task in handling:
+                task.cancel()
+            await asyncio.gather(*handling, return_exceptions=True)
 
 
 async def _sent(reader: asyncio.StreamReader, tunnel: ClientConnection) -> None:

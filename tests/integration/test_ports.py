@@ -342,6 +342,27 @@ async def test_a_local_port_carries_any_protocol(
         assert [error.code for error in problems] == ["port_not_open"]
 
 
+async def test_a_local_port_that_is_broken_off_closes_its_connections(
+    http: httpx.AsyncClient, sdk: SdkService, box: str
+) -> None:
+    await started(http, box, "plain.py", PLAIN, 7000)
+    key = http.headers["authorization"].removeprefix("Bearer ")
+    streams: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    async with Client(sdk.url, key=key) as client:
+
+        async def break_off() -> None:
+            async with client.sandbox(box).forward_port(7000) as port:
+                streams.append(await asyncio.open_connection("127.0.0.1", port))
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await break_off()
+        ((reader, writer),) = streams
+        async with asyncio.timeout(30):
+            assert await reader.read() == b""
+        writer.close()
+
+
 # Begins a reply, and never ends it. A connection without a request is one that waits for the port.
 ENDLESS = """
 import socket, time

@@ -66,7 +66,7 @@ async def upload(
             elif path is None:
                 raise BadRequest("path is missing")
             else:
-                contents = _one(request, path)
+                contents = _octet_stream(request, path)
             async with aclosing(contents) as files:
                 async for where, chunks in files:
                     if where in stored:
@@ -88,7 +88,7 @@ async def _parts(request: Request, path: str | None) -> _Files:
                 yield paths.absolute(path or _unescaped(part.filename)), part.chunks()
 
 
-async def _one(request: Request, path: str) -> _Files:
+async def _octet_stream(request: Request, path: str) -> _Files:
     encoding = request.headers.get("content-encoding", "identity")
     if encoding not in ("identity", "gzip"):
         raise BadRequest(f"the encoding {encoding[:40]} is unknown; send gzip")

@@ -22,7 +22,7 @@ from sbx.api.e2b.connect import Message
 from sbx.api.e2b.processes import check_user
 from sbx.api.e2b.target import TargetDep
 from sbx.api.errors import iso
-from sbx.api.inner_files import InnerEntry, InnerFiles
+from sbx.api.inner_files import InnerEntry, InnerFiles, is_in_workspace
 from sbx.api.surfaces import ENVD_PORT
 from sbx.errors import Conflict, InvalidPath, NotFound, SbxError, Unavailable
 from sbx.protocol.files import FileEvent
@@ -276,7 +276,7 @@ async def _changes(
     path = paths.absolute(message.path)
     top = paths.inside(path)
     await _check_directory(InnerFiles(conversation), path)
-    if top != paths.inside(paths.HOME) and not top.startswith(f"{paths.inside(paths.HOME)}/"):
+    if top != paths.inside(paths.HOME) and not is_in_workspace(top):
         raise InvalidPath(f"{path}: only directories below {paths.HOME} can be watched")
     events = conversation.files.watch(top, recursive=bool(message.recursive))
     async with aclosing(events):

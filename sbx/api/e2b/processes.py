@@ -16,7 +16,7 @@ from sbx.api.e2b import connect, paths
 from sbx.api.e2b.connect import Message
 from sbx.api.e2b.target import E2bTarget, TargetDep
 from sbx.api.surfaces import ENVD_PORT
-from sbx.errors import BadRequest, Broken, Conflict, Denied, NotFound
+from sbx.errors import BadRequest, Conflict, Denied, NotFound
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.processes.live_processes import LiveProcess, ProcessEnd
 
@@ -270,7 +270,8 @@ async def _events(
             for begin in range(0, len(data), _PIECE):
                 piece = base64.b64encode(data[begin : begin + _PIECE]).decode()
                 yield {"event": {"data": {stream: piece}}}
-    end = process.end or ProcessEnd()
+    assert process.end is not None  # else there would be another piece of output
+    end = process.end
     if end.timed_out:
         yield connect.end_of_stream("deadline_exceeded", "the time of the process is over")
     elif end.exit_code is None and end.signal is None:
@@ -280,9 +281,7 @@ async def _events(
 
 
 def end_message(end: ProcessEnd) -> dict[str, Any]:
-    """Return how a process ended, as EndEvent."""
-    if end.exit_code is None and end.signal is None:
-        raise Broken("the end of the process is unknown")
+    """Return a known end of a process as EndEvent."""
     if end.signal is not None:
         text = f"signal: {_signal_name(end.signal)}"
         return {"exitCode": -1, "exited": False, "status": text, "error": text}

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 
 from sbx.api.auth import CallerDep, ServiceDep, StackDep
+from sbx.api.e2b.paths import HOME
 from sbx.api.ports import relay_http
 from sbx.api.sdk_target import SdkTarget, labels_of
 from sbx.api.signed_urls import SIGNED
@@ -30,7 +31,7 @@ class E2bTarget(SdkTarget):
     def environment(self) -> dict[str, str]:
         """The variables of each process, besides those of the sandbox."""
         return {
-            "HOME": "/home/user",
+            "HOME": HOME,
             "USER": "user",
             "LOGNAME": "user",
             "E2B_SANDBOX": "true",

@@ -236,7 +236,7 @@ def _attributes_of(path: str) -> dict[str, str]:
 
 
 def _entry(path: str) -> dict[str, Any]:
-    """Return an entry. A link also has its target, with what it is and its mode."""
+    """Return an entry. A link also has its target, with its kind and its mode."""
     status = os.lstat(path)
     link: dict[str, Any] = {}
     if stat.S_ISLNK(status.st_mode):
