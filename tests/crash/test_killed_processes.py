@@ -47,7 +47,7 @@ async def test_killed_during_a_run_the_run_says_so_and_the_next_works(
     box = victim_box
     async for event in box.stream("import time\nprint('busy')\ntime.sleep(60)"):
         if isinstance(event, Stdout) and "busy" in event.text:
-            jail = used_jail(broker())
+            jail = used_jail(box)
             kill(getattr(jail, victim))
     assert isinstance(event, RunEnd)
     run = event.run
@@ -68,7 +68,7 @@ async def test_killed_at_rest_the_next_run_says_that_the_state_is_lost(
 ) -> None:
     box = victim_box
     await box.run("kept = 1; open('kept', 'w').close()")
-    jail = used_jail(broker())
+    jail = used_jail(box)
     kill(getattr(jail, victim))
     await all_gone(jail)
     await until(lambda: box.receipt is None)
@@ -90,7 +90,7 @@ async def test_killed_beneath_a_command_the_command_says_so(
     await box.start()
     async for event in box.stream_shell("echo begun; sleep 60"):
         if isinstance(event, Stdout):
-            kill(getattr(used_jail(broker()), victim))
+            kill(getattr(used_jail(box), victim))
     assert isinstance(event, RunEnd)
     run = event.run
     assert (run.status, run.cause) == (Status.KILLED, Cause.CRASHED)
@@ -126,7 +126,7 @@ async def test_bwrap_killed_while_it_starts_leaves_nothing_and_the_next_start_wo
 async def test_broker_killed_during_a_run_ends_the_run_and_all_inside(box: AsyncSandbox) -> None:
     async for event in box.stream("import time\nprint('busy')\ntime.sleep(60)"):
         if isinstance(event, Stdout) and "busy" in event.text:
-            jail = used_jail(broker())
+            jail = used_jail(box)
             kill(broker())
     assert isinstance(event, RunEnd)
     assert (event.run.status, event.run.state_lost) == (Status.KILLED, True)

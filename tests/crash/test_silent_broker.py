@@ -45,7 +45,7 @@ async def test_a_broker_that_stays_silent_is_killed_with_its_jails(
     runtime: Runtime, box: AsyncSandbox
 ) -> None:
     await box.run("1")
-    itself, jail = broker(), used_jail(broker())
+    itself, jail = broker(), used_jail(box)
     await stop(itself)
     await until(lambda: not runtime.alive)
     with pytest.raises(Unavailable) as raised:

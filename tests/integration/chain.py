@@ -124,9 +124,11 @@ def descendants(top: psutil.Process) -> list[psutil.Process]:
     return found
 
 
-def used_jail(itself: psutil.Process) -> Inside:
-    """The only one that somebody uses."""
-    (found,) = cold_jails(itself) + [jail for one in nests(itself) for jail in one.entered()]
+def used_jail(box: AsyncSandbox) -> Inside:
+    """The jail of this sandbox's kernel. Others may have been prewarmed for the next sandbox."""
+    itself, inside = broker(), box.conversation("default").processes
+    jails = cold_jails(itself) + [jail for one in nests(itself) for jail in one.entered()]
+    (found,) = [jail for jail in jails if jail.kernel.pid in inside]
     return found
 
 
