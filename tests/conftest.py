@@ -39,6 +39,7 @@ from typing import Any
 import forked_serve
 import psutil
 import pytest
+from console_service import console  # noqa: F401  # a fixture
 from hypothesis import settings
 from sdk_service import sdk  # noqa: F401  # a fixture
 from shared_services import (  # noqa: F401  # fixtures

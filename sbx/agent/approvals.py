@@ -11,7 +11,7 @@ exist.
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -100,10 +100,13 @@ class Approvals:
         clock: Clock | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
+        on_change: Callable[[Approval, ApprovalDecision | None], None] | None = None,
     ) -> None:
+        """`on_change` is called when a call waits for a decision, and when it got one."""
         self._records = _in_memory() if records is None else records
         self._clock: Clock = clock or Clock()
         self._timeout_s = timeout_s
+        self._on_change = on_change
         # Weak: a caller that no longer waits is forgotten; the records keep the call.
         self._waiting: WeakValueDictionary[str, Pending] = WeakValueDictionary()
 
@@ -158,6 +161,8 @@ class Approvals:
             decision := pending.current_decision
         ) is not None:  # its run was aborted during the write
             await self._records.settle(tool_call_id, decision)
+        elif self._on_change is not None:
+            self._on_change(pending.approval, None)
         return pending
 
     async def remembers(self, place: AgentContext, tool_name: str, subject: str) -> bool:
@@ -212,9 +217,7 @@ class Approvals:
         may not create a rule: the rule would outlive the token, and it would apply to a project
         outside the bounds. If this raises, nothing is decided.
         """
-        approval = await self._records.get(tool_call_id)
-        if approval is None or not reach.covers(approval):
-            raise _unknown(tool_call_id)
+        approval = await self.get(reach, tool_call_id)
         now, by = self._clock.now(), by or reach.owner
         if approval.decision is not None:
             raise _already(tool_call_id, approval.decision)
@@ -239,6 +242,13 @@ class Approvals:
         rule = _rule(approval, approved, remember, prefix, by, now)
         decision = ApprovalDecision(approved, by, now, remember)
         return await run_to_completion(self._decide(approval, decision, rule))
+
+    async def get(self, reach: ApprovalScope, tool_call_id: str) -> Approval:
+        """Return a call with its decision, if it has one. Raise NotFound."""
+        approval = await self._records.get(tool_call_id)
+        if approval is None or not reach.covers(approval):
+            raise _unknown(tool_call_id)
+        return approval
 
     async def pending(
         self, reach: ApprovalScope, *, limit: int = 50, cursor: str | None = None
@@ -318,6 +328,8 @@ class Approvals:
     def _tell(self, tool_call_id: str, decision: ApprovalDecision) -> None:
         if (pending := self._waiting.pop(tool_call_id, None)) is not None:
             pending.tell(decision)
+            if self._on_change is not None:
+                self._on_change(pending.approval, decision)
 
 
 def _in_memory() -> "ApprovalStore":
@@ -386,6 +398,7 @@ def _already(tool_call_id: str, decision: ApprovalDecision) -> Conflict:
         details={
             "approved": decision.approved,
             "by": decision.by,
+            "at": decision.at,
             "decided_at": decision.at,
             "remembered": decision.remembered,
         },

@@ -67,8 +67,9 @@ class ChatAsk:
         return self.owner, self.conversation_id
 
     @property
-    def session_id(self) -> str | None:
-        return None
+    def start_fields(self) -> Json:
+        """Return what `run_start` says about the place of the run, on the wire."""
+        return {}
 
 
 @dataclass(slots=True)
@@ -202,8 +203,8 @@ class ChatRun:
             "run_id": self.run_id,
             "conversation_id": self.ask.conversation_id,
         }
-        if isinstance(event, AgentRunStart) and self.ask.session_id is not None:
-            record["sandbox_session_id"] = self.ask.session_id
+        if isinstance(event, AgentRunStart):
+            record |= self.ask.start_fields
         size = len(json.dumps(record, default=str)) + _EVENT_SIZE
         self.progress.follow(event)
         # The end event of a call or an answer repeats its live output in full.
@@ -218,7 +219,8 @@ class Chats:
     known.
 
     `most` is the limit of concurrent runs, and `per_owner` the limit for one owner. Ended runs are
-    replayed for `replay_s` seconds, within `ended_bytes` in total and `run_bytes` each.
+    replayed for `replay_s` seconds, within `ended_bytes` in total and `run_bytes` each. `on_change`
+    is called at the start and at the end of a run.
     """
 
     def __init__(
@@ -231,6 +233,7 @@ class Chats:
         replay_s: float = RETENTION_S,
         run_bytes: int = 8 << 20,
         ended_bytes: int = 64 << 20,
+        on_change: "Callable[[ChatRun], None] | None" = None,
     ) -> None:
         self._open = open
         self._most = most
@@ -240,6 +243,7 @@ class Chats:
         self._ended: TTLCache[Key, ChatRun] = TTLCache(
             ended_bytes, replay_s, timer=clock.now, getsizeof=lambda run: run.log.size
         )
+        self._on_change = on_change
         self._closing = False
 
     async def start(self, ask: ChatAsk) -> ChatRun:
@@ -256,6 +260,7 @@ class Chats:
                 agent = await resources.enter_async_context(self._open(run))
                 self._ended.pop(ask.key, None)
                 run._begin(agent, resources.pop_all(), self._over)
+                self._notify(run)
         except BaseException as error:
             del self._running[ask.key]
             run._fail(error)
@@ -324,6 +329,11 @@ class Chats:
         del self._running[run.ask.key]
         with suppress(ValueError):  # it is larger than all ended runs may be together
             self._ended[run.ask.key] = run
+        self._notify(run)
+
+    def _notify(self, run: ChatRun) -> None:
+        if self._on_change is not None:
+            self._on_change(run)
 
 
 def _count(event: AgentEvent) -> None:

@@ -16,6 +16,8 @@ from sbx import __version__
 from sbx.agent.settings import AgentSettings
 from sbx.api import agent_v1, e2b, errors, opensandbox, sessions_v1, shipyard, v1
 from sbx.api.auth import OperatorDep, ServiceDep, caller
+from sbx.api.console import login, me, observe, pages, stream
+from sbx.api.console.listener import ConsoleListener, ConsoleMiddleware
 from sbx.api.middleware import RequestLimitsMiddleware
 from sbx.api.server.settings import ServiceSettings
 from sbx.api.v1 import bay
@@ -66,6 +68,14 @@ _TELEMETRY: TelemetryConfig = {
 }
 
 
+_PEEK = {
+    "name": "peek",
+    "in": "query",
+    "description": "The request only observes: it does not count as a use of the sandbox.",
+    "schema": {"type": "boolean", "default": False},
+}
+
+
 class _App(FastAPI):
     """FastAPI, with the security schemes in its document but without a dependency per call."""
 
@@ -81,6 +91,9 @@ class _App(FastAPI):
                 "description": "A key or a token; not needed on the Unix socket",
             }
             document["security"] = [{"bearer": []}, {}]
+            for path, operations in document["paths"].items():
+                if path.startswith("/v1/sandboxes/{sandbox_id}") and "get" in operations:
+                    operations["get"].setdefault("parameters", []).append(_PEEK)
         assert self.openapi_schema is not None
         return self.openapi_schema
 
@@ -89,8 +102,10 @@ def create_app(
     service: Service,
     settings: ServiceSettings,
     agent_settings: AgentSettings | SbxError | None = None,
+    console: ConsoleListener | None = None,
 ) -> FastAPI:
-    """Return the app over `service`, which its caller starts and closes.
+    """Return the app over `service`, which its caller starts and closes. `console`: the listeners
+    for browsers.
 
     Without `agent_settings`, or with their error in place of them, everything except chats works.
     """
@@ -108,6 +123,7 @@ def create_app(
     app.state.settings = settings
     app.state.agent_settings = agent_settings
     app.state.cors_origins = frozenset(origins)
+    app.state.console = console
     errors.install(app)
     _mount(app)
     _mount_docs(app)
@@ -120,6 +136,8 @@ def create_app(
             expose_headers=_CORS_EXPOSED,
             allow_credentials=True,
         )
+    if console is not None:
+        app.add_middleware(ConsoleMiddleware, listener=console)
     app.add_middleware(RequestLimitsMiddleware, authenticate=caller)
     return app
 
@@ -135,7 +153,9 @@ def _mount(app: FastAPI) -> None:
         opensandbox.code.router,
     )
     surfaces = (v1, bay, sessions_v1, agent_v1, opensandbox, shipyard, e2b)
-    routers = (router for surface in surfaces for router in surface.routers)
+    console = (login, me, observe, stream, pages)
+    routers = [part.router for part in console]  # /projects/directories before /projects/{id}
+    routers += [router for surface in surfaces for router in surface.routers]
     for router in sorted(routers, key=lambda router: router not in frequent):
         app.router.routes.extend(router.routes)
 

@@ -1,13 +1,15 @@
 """The caller of a request: the owner of a key, the bounds of a token, or the peer of the socket.
 
 No request is anonymous and no header names an owner. The order is: `Authorization: Bearer`, the
-cookie of a login, and without both, on a Unix socket only, the uid of the peer from Linux
+cookie of a token, and without both, on a Unix socket only, the uid of the peer from Linux
 (SO_PEERCRED; the server puts it into the extension `sbx.peer` of the scope). A surface of another
-product has its own header in place of the first (surfaces.py).
+product has its own header in place of the first (surfaces.py). At a listener for browsers, only the
+cookie of the console counts (console/listener.py).
 """
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -15,6 +17,7 @@ from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
 from sbx.api.admission import PLACE, AdmissionPlace
+from sbx.api.console.listener import ConsoleSite, cookie_of, site_of
 from sbx.api.server.peer_credentials import PEER
 from sbx.api.signed_urls import signed_link
 from sbx.api.surfaces import LINKED_PORT, link_of, surface_of
@@ -36,13 +39,17 @@ async def _service(request: Request) -> Service:
 
 
 async def caller(request: HTTPConnection) -> Caller:
-    """Return the caller of a request or WebSocket. See `authenticate`.
+    """Return the caller of a request or WebSocket. See `authenticate`. With `peek=true`, a GET is
+    no use of a sandbox.
 
     The state of the request keeps it: the middleware needs it before it reads a body.
     """
     caller: Caller | None = getattr(request.state, "caller", None)
     if caller is None:
-        caller = request.state.caller = await authenticate(request)
+        caller = await authenticate(request)
+        if request.scope.get("method") == "GET" and request.query_params.get("peek") == "true":
+            caller = replace(caller, peeks=True)
+        request.state.caller = caller
     return caller
 
 
@@ -50,6 +57,8 @@ async def authenticate(request: HTTPConnection) -> Caller:
     """Return the caller now: in a long stream a key may have been revoked meanwhile. Raise Denied
     `unauthorized`, and `forbidden` for a page of another origin with a cookie."""
     access = service(request).access
+    if (site := site_of(request.scope)) is not None:
+        return await _logged_in(request, site)
     if (surface := surface_of(request.scope)) is not None:
         if (key := surface.credential(request)) is not None:
             return _with_place(await access.from_bearer(key), request)
@@ -70,6 +79,18 @@ async def authenticate(request: HTTPConnection) -> Caller:
             check_origin(request)
         return _with_place(await access.from_bearer(cookie), request)
     return _peer(request)
+
+
+async def _logged_in(request: HTTPConnection, site: ConsoleSite) -> Caller:
+    """Return the caller of a browser. At a listener for browsers, nothing else identifies one."""
+    if (cookie := cookie_of(request, site)) is None:
+        raise Denied(
+            "a login is needed",
+            code="unauthorized",
+            hint="get a login link with: sbx console",
+        )
+    login = await service(request).console.find(cookie)
+    return _with_place(login.caller, request)
 
 
 def _peer(request: HTTPConnection) -> Caller:

@@ -32,7 +32,7 @@ PATH_BYTES_MAX = 16 << 10  # of path and query together
 IDLE_S = 15.0  # without a byte of a body
 INTERACTIVE_S = 180.0  # the same for input as a person types it; its client sends a sign of life
 JSON_S = 30.0  # for all of a body that is not streamed
-LOGIN_MAX = 16 << 10  # bytes of the only body that identifies its caller
+LOGIN_MAX = 16 << 10  # bytes of a body that identifies its caller
 SLOW_AFTER_S = 60.0  # in each such window a streamed body must come at SLOWEST
 SLOWEST = 4096  # bytes in a second, on average
 HURRIED_AFTER_S = 5.0  # the same, while others wait for its slot
@@ -61,7 +61,7 @@ _CONTENT = re.compile(
     r"|POST /shipyard/ship/[^/]+/exec"
     r"|POST /e2b/49999/execute|POST /e2b/49983/process\.Process/SendInput"
 )
-_LOGIN = "POST /api/v1/login"
+_LOGINS = ("POST /api/v1/login", "POST /api/v1/console/login")
 _INTERACTIVE = "POST /e2b/49983/process.Process/StreamInput"
 # RFC 9112, 3.2, and RFC 3986, 3.2.2: a name or an address, perhaps empty, and perhaps a port.
 _HOST = re.compile(
@@ -166,7 +166,7 @@ class LimitedBody:
         self._interactive = called == _INTERACTIVE
         self._receive = receive
         self._scope = scope
-        self._authenticate = None if called == _LOGIN else authenticate
+        self._authenticate = None if called in _LOGINS else authenticate
         self._read = 0
         self._waited = 0.0
         self._window = 0, 0.0  # read and waited at the start of the current window
@@ -295,7 +295,7 @@ def _largest(called: str) -> int | None:
     """Return the largest body for this method and path; None for one that is never in memory."""
     if _STREAMED.fullmatch(called):
         return None
-    if called == _LOGIN:
+    if called in _LOGINS:
         return LOGIN_MAX
     return CONTENT_MAX if _CONTENT.fullmatch(called) else JSON_MAX
 

@@ -24,6 +24,13 @@ def serve(
         str | None,
         typer.Option(help="Listen on TCP, too; there, a key is needed.", metavar="HOST:PORT"),
     ] = None,
+    console: Annotated[
+        str | None,
+        typer.Option(help="Listen on TCP for browsers, permanently.", metavar="HOST:PORT"),
+    ] = None,
+    no_console: Annotated[
+        bool, typer.Option("--no-console", help="Have no socket for `sbx console`.")
+    ] = False,
     data_dir: Annotated[
         Path | None,
         typer.Option(help="The directory of the store and of all files.", metavar="DIR"),
@@ -117,6 +124,8 @@ def serve(
         {
             "socket": socket,
             "listen": listen,
+            "console": console,
+            "console_socket": False if no_console else None,
             "data_dir": data_dir,
             "policy_dirs": policies or None,
             "mount_dirs": mount_dirs or None,

@@ -30,6 +30,7 @@ _CLASS_OF_STATUS: dict[int, type[errors.SbxError]] = {
     404: errors.NotFound,
     409: errors.Conflict,
     413: errors.TooLarge,
+    421: errors.Denied,
     423: errors.Conflict,
     429: errors.Unavailable,
     501: errors.Unavailable,

@@ -26,6 +26,7 @@ from sbx.agent.tools.approval_rules import Mode, Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Arguments, Effect, Ruling, Tool
 from sbx.errors import SbxError, Unavailable
+from sbx.protocol.agent import Json
 from sbx.protocol.languages import check_language
 from sbx.protocol.runs import Event
 from sbx.runtime.conversation import Conversation
@@ -55,7 +56,8 @@ _SETTING_NAMES = "MODEL_PROVIDER, BASE_URL, API_KEY and MODEL_NAME"
 class AgentRequest(ChatAsk):
     """A message to the agent of a conversation, on behalf of `caller` and within their bounds.
 
-    `session` and `chat` exist. `scope` is the permission that opens the sandbox.
+    `session` and `chat` exist. `scope` is the permission that opens the sandbox. `after_seq`: the
+    last message before this run.
     """
 
     caller: Caller
@@ -63,14 +65,22 @@ class AgentRequest(ChatAsk):
     chat: ChatRow
     project: Project | None = None
     scope: str = "execute"
+    after_seq: int = 0
 
     @property
     def key(self) -> Key:
         return self.chat.key
 
     @property
-    def session_id(self) -> str | None:
-        return self.session.session_id
+    def start_fields(self) -> Json:
+        place = {
+            "session_id": self.session.session_id,
+            "sandbox_session_id": self.session.session_id,
+            "sandbox_id": self.session.id,
+            "project_id": self.chat.project_id,
+            "after_seq": self.after_seq,
+        }
+        return {name: value for name, value in place.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,8 @@ import logging
 import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import replace
+from typing import Any
 
 from sbx.agent.approvals import Approvals
 from sbx.agent.chats import ChatRun, Chats, RunProgress
@@ -12,11 +14,13 @@ from sbx.agent.history import StoredHistory, repair_history
 from sbx.agent.settings import AgentSettings
 from sbx.agent.tools.registry import Tools
 from sbx.errors import Conflict, NotFound, SbxError
-from sbx.protocol.approvals import RESTART
+from sbx.protocol.approvals import RESTART, Approval, ApprovalDecision
 from sbx.protocol.changes import ChangesSetting
-from sbx.service.agent_runs import AgentRequest, AgentRunFactory, ModelSource
+from sbx.protocol.pages import Page
+from sbx.service.agent_runs import AgentRequest, AgentRunFactory, Invoke, ModelSource
 from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
+from sbx.service.notices import Notice
 from sbx.service.projects.client import RemoteSession
 from sbx.service.projects.projects import Project
 from sbx.service.projects.session import ProjectSession
@@ -24,13 +28,14 @@ from sbx.service.service import Service
 from sbx.store import agent_runs, chats
 from sbx.store.agent_runs import AgentRunRow
 from sbx.store.approvals import ApprovalStore
-from sbx.store.chats import ChatRow
+from sbx.store.chats import ChatFilter, ChatRow
 from sbx.store.messages import MessageRow, Messages
 
-__all__ = ["AgentRunRow", "Agents", "ChatRow", "MessageRow", "no_conversation"]
+__all__ = ["AgentRunRow", "Agents", "ChatFilter", "ChatRow", "MessageRow", "no_conversation"]
 
 _log = logging.getLogger(__name__)
 _APPROVAL_TIMEOUT_S = 600.0
+_TITLE_MAX = 80
 _DENIALS_S = 2.0  # for agents to take note of denials at the end of the service
 
 
@@ -49,11 +54,12 @@ class Agents:
             ApprovalStore(service.store, service.pending),
             service.clock,
             timeout_s=valid.approval_timeout if valid is not None else _APPROVAL_TIMEOUT_S,
+            on_change=self._approval_changed,
         )
         self._factory = AgentRunFactory(
             service, self.models, self.tools, self.messages, self.approvals
         )
-        self.chats = Chats(self._factory.agent, service.clock)
+        self.chats = Chats(self._factory.agent, service.clock, on_change=self._run_changed)
         self._service = service
         self._starting = asyncio.Lock()
         self._started = False
@@ -124,8 +130,10 @@ class Agents:
         session: SandboxView,
         conversation_id: str,
         project_id: str | None = None,
+        message: str | None = None,
     ) -> tuple[ChatRow, Project | None]:
-        """Return the row of a conversation with an agent, created if need be, and its project.
+        """Return the row of a conversation with an agent, created if need be, and its project. The
+        first `message` gives it a title.
 
         A token may continue in the project of a conversation, but not begin one there. Raise
         NotFound, Conflict `conversation_of_another`.
@@ -142,11 +150,50 @@ class Agents:
             business_domain_id=session.business_domain_id,
             sandbox_id=session.id,
             project_id=project_id,
+            title=_title(message),
         )
         row = await chats.ensure(self._service.store, new)
+        self.conversation_changed(row)
         if row.project_id is None:
             return row, None
         return row, await self._service.projects.get(caller.owner, row.project_id)
+
+    async def list_chats(
+        self, caller: Caller, chosen: ChatFilter, *, limit: int
+    ) -> Page[tuple[ChatRow, int]]:
+        """Return conversations within the caller's bounds, with the number of their pending
+        approvals, the last used first."""
+        bounds = {
+            name: bound
+            for name in ("user_id", "agent_id", "conversation_id")
+            if (bound := getattr(caller, name)) is not None
+        }
+        if any(getattr(chosen, name) not in (None, bound) for name, bound in bounds.items()):
+            return Page([])
+        chosen = replace(chosen, **bounds)
+        now = self._service.clock.now()
+        found = await chats.page(self._service.store, chosen, now=now, limit=limit + 1)
+        last = found[limit - 1][0] if len(found) > limit else None
+        cursor = f"{last.last_used_at!r} {last.id}" if last is not None else None
+        return Page(found[:limit], cursor)
+
+    async def rename(self, chat: ChatRow, title: str) -> None:
+        await chats.set_title(self._service.store, chat.id, title)
+        self.conversation_changed(chat)
+
+    async def delete_chat(self, caller: Caller, chat: ChatRow) -> None:
+        """Abort its run, and delete the conversation with its kernel and its files. The directory
+        of a project stays."""
+        await self.chats.abort(chat.key)
+        if chat.project_id is not None:
+            await self._service.projects.close_conversation(chat.owner, chat.id)
+        if chat.sandbox_id is not None:
+            with suppress(NotFound, Conflict):  # it is deleted, or has expired with its files
+                await self._service.sandboxes.delete_conversation(
+                    caller, chat.sandbox_id, chat.conversation_id
+                )
+        await chats.delete(self._service.store, chat.id)
+        self.conversation_changed(chat, "conversation.deleted")
 
     def history(self, chat: ChatRow) -> StoredHistory:
         return StoredHistory(self.messages, chat.id)
@@ -193,6 +240,52 @@ class Agents:
             if isinstance(sandbox, ProjectSession | RemoteSession):
                 await sandbox.allow_commands()
 
+    # -- notices -----------------------------------------------------------------------------------
+
+    def conversation_changed(self, row: ChatRow, kind: str = "conversation.changed") -> None:
+        """Publish that the list of conversations has changed."""
+        body = {"type": kind, "conversation_id": row.conversation_id}
+        self._service.notices.publish(
+            Notice(row.owner, body, row.user_id, row.agent_id, row.conversation_id)
+        )
+
+    def _run_changed(self, run: ChatRun) -> None:
+        request = run.ask
+        if not isinstance(request, AgentRequest) or isinstance(request, Invoke):
+            return
+        body = {"conversation_id": request.conversation_id, "run_id": run.run_id}
+        if run.end is None:
+            body |= {"type": "chat.started"}
+        else:
+            body |= {"type": "chat.ended", "reason": run.end.reason}
+        row = request.chat
+        self._service.notices.publish(
+            Notice(row.owner, body, row.user_id, row.agent_id, row.conversation_id)
+        )
+
+    def _approval_changed(self, approval: Approval, decision: ApprovalDecision | None) -> None:
+        body: dict[str, Any]
+        if decision is None:
+            body = {"type": "approval.pending", "approval": approval.to_json()}
+        else:
+            body = {
+                "type": "approval.decided",
+                "tool_call_id": approval.tool_call_id,
+                "conversation_id": approval.conversation_id,
+                "approved": decision.approved,
+                "by": decision.by,
+                "remembered": decision.remembered,
+            }
+        self._service.notices.publish(
+            Notice(
+                approval.owner,
+                body,
+                approval.user_id,
+                approval.agent_id,
+                approval.conversation_id,
+            )
+        )
+
     # -- approvals --------------------------------------------------------------------------------
 
     async def _deny(self, run: ChatRun) -> None:
@@ -219,6 +312,11 @@ class Agents:
             store = self._service.store
             for row in await chats.named(store, owner, name, user_id=user, agent_id=agent):
                 await repair_history(self.history(row), calls)
+
+
+def _title(message: str | None) -> str | None:
+    """Return the first 80 characters of a message, in one line."""
+    return " ".join(message.split())[:_TITLE_MAX].strip() or None if message else None
 
 
 def no_conversation(conversation_id: str) -> NotFound:

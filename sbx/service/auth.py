@@ -23,7 +23,8 @@ from sbx.aio import Clock, run_to_completion
 from sbx.errors import BadRequest, Broken, Denied, NotFound, Unavailable
 from sbx.service.caller import Caller
 from sbx.service.ids import ID_MAX, check_id
-from sbx.store import Store, keys, tokens
+from sbx.store import Store, console_sessions, keys, tokens
+from sbx.store.console_sessions import ConsoleSessionRow
 from sbx.store.keys import KeyRecord as KeyRecord
 from sbx.store.pending import PendingWrites
 from sbx.store.tokens import TokenRecord as TokenRecord
@@ -126,22 +127,16 @@ class Authenticator:
         token = await tokens.get(self._store, claims["jti"])
         if (
             token is None
-            or token.revoked_at is not None
-            or token.id in self._revoked
+            or self._has_ended(token)
             or token.owner != claims["sub"]
-            or now >= min(token.expires_at, claims["exp"])
+            or now >= claims["exp"]
         ):
             raise _unauthorized()
-        caller = Caller(
-            token.owner,
-            "token",
-            scopes=token.scopes,
-            user_id=token.user_id,
-            agent_id=token.agent_id,
-            conversation_id=token.conversation_id,
-            via_id=token.id,
-        )
-        return caller, token.expires_at
+        return _caller_of(token), token.expires_at
+
+    def _has_ended(self, token: TokenRecord) -> bool:
+        revoked = token.revoked_at is not None or token.id in self._revoked
+        return revoked or self._clock.now() >= token.expires_at
 
     def _remember(self, digest: bytes, caller: Caller, until: float) -> None:
         self._known[digest] = (caller, until)
@@ -318,17 +313,44 @@ class Authenticator:
         return await run_to_completion(self._revoke(token_id, tokens.get, tokens.revoke))
 
     async def is_revoked(self, via_id: str) -> bool:
-        """Return whether this key or token was revoked, or does not exist."""
+        """Return whether this key, token or login was revoked, or does not exist."""
         if via_id in self._revoked:
             return True
+        if via_id.startswith(console_sessions.PREFIX):
+            login = await console_sessions.get(self._store, via_id)
+            return login is None or self._clock.now() >= login.expires_at
         get = keys.get if via_id.startswith("key-") else tokens.get
         record = await get(self._store, via_id)
         return record is None or record.revoked_at is not None
+
+    async def of_login(self, login: ConsoleSessionRow) -> tuple[Caller, float]:
+        """Return the caller with the login of a browser, and the time until which its rights last.
+        Raise Denied `unauthorized` after the end of the token or key that it came from."""
+        if login.token_id is not None:
+            token = await tokens.get(self._store, login.token_id)
+            if token is not None and not self._has_ended(token):
+                return _caller_of(token), min(token.expires_at, login.expires_at)
+        elif login.key_id is None or not await self.is_revoked(login.key_id):
+            caller = Caller(login.owner, "console", operator=login.operator, via_id=login.id)
+            return caller, login.expires_at
+        raise _unauthorized()
 
     async def signing_secret(self) -> bytes:
         if self._secret is None:
             self._secret = await asyncio.to_thread(secret_at, self._secret_file)
         return self._secret
+
+
+def _caller_of(token: TokenRecord) -> Caller:
+    return Caller(
+        token.owner,
+        "token",
+        scopes=token.scopes,
+        user_id=token.user_id,
+        agent_id=token.agent_id,
+        conversation_id=token.conversation_id,
+        via_id=token.id,
+    )
 
 
 def _digest(text: str) -> str:

@@ -11,18 +11,21 @@ class Caller:
     unbound.
 
     `operator`: may use the admin routes, and sees all owners where a route offers that. `scopes`:
-    None is all of them. `via_id`: the key or token, for the record; None for a peer. It gives no
-    right, so callers that differ in nothing else are equal.
+    None is all of them. `via`: `console` is the login of a browser with all rights of its owner;
+    one with the rights of a token is `token`. `via_id`: the key, token or login, for the record;
+    None for a peer. It gives no right, so callers that differ in nothing else are equal. `peeks`:
+    this request only observes, and is no use of a sandbox.
     """
 
     owner: str
-    via: Literal["peer", "key", "token"]
+    via: Literal["peer", "key", "token", "console"]
     operator: bool = False
     scopes: frozenset[str] | None = None
     user_id: str | None = None
     agent_id: str | None = None
     conversation_id: str | None = None
     via_id: str | None = field(default=None, compare=False)
+    peeks: bool = field(default=False, compare=False)
 
     @property
     def who(self) -> str:

@@ -152,4 +152,4 @@ class ExpiringSandbox(SandboxRecord):
         self.dependencies.store.write_later(
             partial(events.add_expiry, sandbox_id=self.id, at=self.now)
         )
-        self.changes.notify()
+        self.announce("expired")

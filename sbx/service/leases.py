@@ -205,11 +205,13 @@ class SandboxLease:
         sandbox.check(Act.USE)  # before it counts as a use: a session in use never expires
         sandbox.users += 1
         try:
-            to_start = name if self._starts and self._scope == "execute" else None
-            self.active = await sandbox.opened(to_start=to_start)
-            if self._starts:
+            starts = self._starts and not self.caller.peeks
+            to_start = name if starts and self._scope == "execute" else None
+            self.active = await sandbox.opened(to_start=to_start, touch=not self.caller.peeks)
+            if starts:
                 sandbox.begin_use()
-            sandbox.touch()
+            if not self.caller.peeks:
+                sandbox.touch()
         except BaseException:
             sandbox.users -= 1
             await _end_unused(sandbox)
@@ -225,7 +227,7 @@ class SandboxLease:
         traceback: TracebackType | None,
     ) -> None:
         sandbox = self._sandbox
-        if sandbox.row.deleted_at is None:
+        if sandbox.row.deleted_at is None and not self.caller.peeks:
             sandbox.touch()
         sandbox.users -= 1
         await _end_unused(sandbox)

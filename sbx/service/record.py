@@ -21,6 +21,7 @@ from sbx.service import lifecycle
 from sbx.service.egress_log import EgressLog
 from sbx.service.lifecycle import Act, State
 from sbx.service.models import SandboxView
+from sbx.service.notices import Notice, Notices
 from sbx.store import Store, events
 from sbx.store import sandboxes as rows
 from sbx.store.sandboxes import SandboxRow
@@ -49,6 +50,7 @@ class ServiceDependencies:
     workspaces: dict[str, WorkspaceRow]
     open_limit: OpenFilesLimit
     frame_budgets: FrameBudgets
+    notices: Notices
     audit: Audit | None = None
 
 
@@ -275,7 +277,22 @@ class SandboxRecord:
         self.dependencies.store.write_later(
             lambda db: events.add(db, self.id, at, kind, cause, **details)
         )
+        self.announce(kind, cause, **details)
+
+    def announce(self, kind: str, cause: str | None = None, **details: Any) -> None:
+        """Wake the followers of a recorded event."""
         self.changes.notify()
+        row = self.row
+        body = {
+            "type": "sandbox",
+            "sandbox_id": self.id,
+            "at": self.now,
+            "kind": kind,
+            "cause": cause,
+            "details": details,
+        }
+        notice = Notice(row.owner, body, row.user_id, row.agent_id, details.get("conversation"))
+        self.dependencies.notices.publish(notice)
 
 
 def _within_workspace(policy: Policy, workspace: WorkspaceRow) -> Policy:

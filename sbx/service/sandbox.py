@@ -104,10 +104,11 @@ class ServiceSandbox(ExpiringSandbox):
         write = partial(rows.touch, row=self.row, at=at, idle=self.idle_at)
         self.dependencies.store.write_later(write)
 
-    async def opened(self, *, to_start: str | None = None) -> PersistentSandbox:
+    async def opened(self, *, to_start: str | None = None, touch: bool = True) -> PersistentSandbox:
         """Open it at the first call. Raises as `check` and `Runtime.open`.
 
         `to_start`: the conversation that needs a kernel; a new sandbox may get a prewarmed one.
+        Without `touch`, one that this opens is idle at once.
         """
         self.check(Act.USE)
         if self.active is None:
@@ -117,6 +118,10 @@ class ServiceSandbox(ExpiringSandbox):
                 self.check(Act.USE)
                 if self.active is None:
                     await run_to_completion(self._open(to_start))
+                    if touch:
+                        self.touch()
+                    else:
+                        self._idle_at = self.now
         assert self.active is not None
         return self.active
 
@@ -143,7 +148,6 @@ class ServiceSandbox(ExpiringSandbox):
         except errors.SbxError as error:
             self.set_failed(error)
             raise
-        self.touch()
 
     async def _prewarmed(
         self, loaded: Policy, decided: Policy, conversation: str | None
@@ -252,7 +256,7 @@ class ServiceSandbox(ExpiringSandbox):
             await self.dependencies.store.write(write)
             self.row = replace(self.row, deleted_at=now, cause=cause, files_removed=not managed)
             await self._end_logged(EXPIRED if cause == "expired" else DELETED)
-            self.changes.notify()
+            self.announce("deleted", cause)
             return True
 
     async def shut(self, reason: RunError) -> None:

@@ -34,6 +34,7 @@ from sbx.service.leases import SandboxIndex, SandboxLease, row_of, unknown
 from sbx.service.lifecycle import Act, State
 from sbx.service.limits import KernelLimit
 from sbx.service.models import ConversationView, SandboxView, SessionIdentity
+from sbx.service.notices import Notices
 from sbx.service.record import LATEST, ServiceDependencies
 from sbx.service.recording import Recording
 from sbx.service.sandbox import ServiceSandbox
@@ -66,6 +67,7 @@ class Sandboxes:
         workspaces: Workspaces,
         audit: Audit | None = None,
         recording: Recording | None = None,
+        notices: Notices | None = None,
     ) -> None:
         """With `recording`, new work that cannot be recorded is refused."""
         self._recording = recording
@@ -74,7 +76,16 @@ class Sandboxes:
         self.open_limit = open_limit = OpenFilesLimit()
         make_room, budgets = self.kernels.make_room, FrameBudgets()
         self._dependencies = ServiceDependencies(
-            store, clock, runtime, settings, make_room, workspaces.by_id, open_limit, budgets, audit
+            store,
+            clock,
+            runtime,
+            settings,
+            make_room,
+            workspaces.by_id,
+            open_limit,
+            budgets,
+            notices or Notices(),
+            audit,
         )
         self._store = store
         self._clock = clock
@@ -180,6 +191,7 @@ class Sandboxes:
         sandbox = ServiceSandbox(self._dependencies, row, new=True)
         sandbox.set_policy(loaded, decided)
         self.index.add(sandbox)
+        sandbox.announce("created", profile=row.profile)
         return await sandbox.view()
 
     async def get(self, caller: Caller, sandbox_id: str) -> SandboxView:
@@ -207,6 +219,12 @@ class Sandboxes:
         matches = [*islice(matching, limit + 1)]
         views = [await sandbox.view() for sandbox in matches[:limit]]
         return Page(views, views[-1].id if len(matches) > limit else None)
+
+    async def ended(self, caller: Caller, *, since: float, limit: int) -> Sequence[SandboxRow]:
+        """Return the records of sandboxes within the caller's bounds that were deleted after this
+        time, the last one first."""
+        found = await rows.ended_of(self._store, caller.owner, since=since, limit=limit)
+        return [row for row in found if caller.sees(row.user_id, row.agent_id)]
 
     def using(
         self,
@@ -351,6 +369,7 @@ class Sandboxes:
             directories = await self._store.write(write)
             sharing = (other for other in self.every() if other.row.workspace_id == workspace.id)
             opened = [other.forget_conversation(name) for other in sharing]
+        sandbox.announce("conversation_deleted", conversation=name)
         await asyncio.gather(*(_end(each) for each in opened if each is not None))
         await self._garbage.remove_conversations(workspace, directories)
 

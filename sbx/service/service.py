@@ -28,12 +28,15 @@ from sbx.linux.namespaces import unmapped_uid
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service.auth import Authenticator
+from sbx.service.console import ConsoleLogins
 from sbx.service.events import SandboxEvents
 from sbx.service.garbage import GarbageCollector
 from sbx.service.idempotency import IdempotencyCache
 from sbx.service.links import Links
+from sbx.service.notices import Notices
 from sbx.service.projects.link import ProjectProcess, ProjectServerLink
 from sbx.service.projects.projects import Projects
+from sbx.service.prompt_templates import PromptTemplates
 from sbx.service.reaper import Reaper
 from sbx.service.recording import Recording
 from sbx.service.reserve import Reserve
@@ -73,6 +76,9 @@ class Service:
     uploads: UserUploads
     access: Authenticator
     links: Links
+    console: ConsoleLogins
+    notices: Notices
+    templates: PromptTemplates
     projects: Projects
     replies: IdempotencyCache
     audit: Audit
@@ -95,6 +101,7 @@ class Service:
         hide_below(data_dir)
         self.clock: Clock = clock or Clock()
         self.instance_id = f"sbx-{secrets.token_hex(4)}"
+        self.started_at = self.clock.now()
         self._broker = broker
         self._project_process = project_server
         self._project_server: ProjectServerLink | None = None
@@ -149,6 +156,7 @@ class Service:
             shared_uid=await asyncio.to_thread(unmapped_uid),
         )
         self.links = Links(self.access, clock)
+        self.console = ConsoleLogins(self.store, self.access, clock)
         self.replies = IdempotencyCache(self.store, clock)
         self.garbage = GarbageCollector(self.store, clock, self.runtime, settings)
         self.workspaces = Workspaces(
@@ -159,6 +167,8 @@ class Service:
             settings.workspaces_per_owner,
             self.recording,
         )
+        self.templates = PromptTemplates(self.store, clock)
+        self.notices = Notices()
         self.sandboxes = Sandboxes(
             self.store,
             clock,
@@ -168,6 +178,7 @@ class Service:
             self.workspaces,
             self.audit,
             self.recording,
+            self.notices,
         )
         self.events = SandboxEvents(self.store, self.sandboxes.index)
         await self.sandboxes.load()
@@ -182,7 +193,7 @@ class Service:
         )
         stack.push_async_callback(self.runs.close)
         stack.push_async_callback(self.sandboxes.close)
-        self.uploads = UserUploads(self.store, self.sandboxes, self.recording)
+        self.uploads = UserUploads(self.store, self.sandboxes, self.recording, self.notices)
         if self._project_process is not None:
             link = ProjectServerLink(self._project_process)
             self._project_server = await stack.enter_async_context(link)

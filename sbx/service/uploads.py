@@ -11,6 +11,7 @@ from sbx.protocol.files import Upload
 from sbx.service.caller import Caller
 from sbx.service.leases import SandboxLease
 from sbx.service.models import SandboxView
+from sbx.service.notices import Notice, Notices
 from sbx.service.recording import Recording
 from sbx.service.sandboxes import Sandboxes
 from sbx.service.session_rules import FileRules
@@ -23,10 +24,13 @@ from sbx.workspace import UploadLimits
 class UserUploads:
     """The uploads of all sandboxes of a service."""
 
-    def __init__(self, store: Store, sandboxes: Sandboxes, recording: Recording) -> None:
+    def __init__(
+        self, store: Store, sandboxes: Sandboxes, recording: Recording, notices: Notices
+    ) -> None:
         self._store = store
         self._sandboxes = sandboxes
         self._recording = recording
+        self._notices = notices
 
     async def store(
         self,
@@ -67,6 +71,7 @@ class UserUploads:
         await record(
             use.caller, "upload.delete", (await use.view()), conversation=conversation, name=name
         )
+        self._announce(await use.view(), conversation)
 
     async def conversations_with(
         self, caller: Caller, view: SandboxView, name: str
@@ -107,6 +112,15 @@ class UserUploads:
             size=upload.size,
             sha256=upload.sha256,
         )
+        self._announce(await use.view(), conversation)
+
+    def _announce(self, view: SandboxView, conversation: str) -> None:
+        body = {
+            "type": "uploads.changed",
+            "sandbox_id": view.id,
+            "conversation_id": conversation,
+        }
+        self._notices.publish(Notice(view.owner, body, view.user_id, view.agent_id, conversation))
 
 
 def limits_of(view: SandboxView) -> UploadLimits | None:

@@ -16,7 +16,8 @@ from sbx.store import Store, values
 
 @dataclass(frozen=True, slots=True)
 class ChatRow:
-    """`sandbox_id` is the last sandbox of the agent. A chat without `project_id` is temporary."""
+    """`sandbox_id` is the last sandbox of the agent. A chat without `project_id` is temporary.
+    `title`: that of its user, or the begin of the first message."""
 
     id: str
     owner: str
@@ -28,6 +29,7 @@ class ChatRow:
     business_domain_id: str | None = None
     sandbox_id: str | None = None
     project_id: str | None = None
+    title: str | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -61,10 +63,11 @@ async def ensure(store: Store, row: ChatRow) -> ChatRow:
             there,
             last_used_at=max(there.last_used_at, row.last_used_at),
             sandbox_id=row.sandbox_id or there.sandbox_id,
+            title=there.title or row.title,
         )
         on.execute(
-            "UPDATE chats SET last_used_at = ?, sandbox_id = ? WHERE id = ?",
-            (used.last_used_at, used.sandbox_id, used.id),
+            "UPDATE chats SET last_used_at = ?, sandbox_id = ?, title = ? WHERE id = ?",
+            (used.last_used_at, used.sandbox_id, used.title, used.id),
         )
         return used
 
@@ -91,6 +94,51 @@ async def list_for_owner(store: Store, owner: str, *, limit: int = 1000) -> list
         limit,
     )
     return [ChatRow(*row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFilter:
+    """The chats of a list: None selects all. `search` is a part of a title; `after` is the time of
+    the last use and the id of the last chat of the page before."""
+
+    owner: str
+    user_id: str | None = None
+    agent_id: str | None = None
+    conversation_id: str | None = None
+    project_id: str | None = None
+    search: str | None = None
+    after: tuple[float, str] | None = None
+
+
+async def page(
+    store: Store, chosen: ChatFilter, *, now: float, limit: int
+) -> list[tuple[ChatRow, int]]:
+    """Return chats with the number of their pending approvals, the last used first."""
+    used, chat_id = chosen.after or (None, None)
+    rows = await store.rows(
+        f"SELECT {_CHAT}, (SELECT count(*) FROM approvals AS a WHERE a.chat_id = chats.id"  # noqa: S608
+        "   AND a.decided_by IS NULL AND a.expires_at > :now)"
+        " FROM chats WHERE owner = :owner"
+        " AND (:user_id IS NULL OR user_id = :user_id)"
+        " AND (:agent_id IS NULL OR agent_id = :agent_id)"
+        " AND (:conversation_id IS NULL OR conversation_id = :conversation_id)"
+        " AND (:project_id IS NULL OR project_id = :project_id)"
+        " AND (:search IS NULL OR instr(lower(coalesce(title, conversation_id)), lower(:search)))"
+        " AND (:used IS NULL OR (last_used_at, id) < (:used, :chat_id))"
+        " ORDER BY last_used_at DESC, id DESC LIMIT :limit",
+        **{field.name: getattr(chosen, field.name) for field in fields(chosen)} | {"after": None},
+        used=used,
+        chat_id=chat_id,
+        now=now,
+        limit=limit,
+    )
+    return [(ChatRow(*row[:-1]), row[-1]) for row in map(tuple, rows)]
+
+
+async def set_title(store: Store, chat_id: str, title: str) -> None:
+    await store.write(
+        lambda on: on.execute("UPDATE chats SET title = ? WHERE id = ?", (title, chat_id)).rowcount
+    )
 
 
 async def changes_setting(store: Store, chat_id: str) -> ChangesSetting:
@@ -170,7 +218,7 @@ def _added(on: sqlite3.Connection, row: ChatRow) -> ChatRow:
     ):
         raise NotFound(f"project {row.project_id} does not exist")
     on.execute(
-        f"INSERT INTO chats ({_CHAT}) VALUES ({', '.join('?' * 10)})",  # noqa: S608
+        f"INSERT INTO chats ({_CHAT}) VALUES ({', '.join('?' * 11)})",  # noqa: S608
         values(row),
     )
     return row

@@ -100,6 +100,11 @@ class Messages:
 
         return await self._store.read(act)
 
+    async def last_seq(self, chat_id: str) -> int:
+        """Return the number of the last message of a chat, or 0."""
+        row = await self._store.row("SELECT last_seq FROM chats WHERE id = ?", chat_id)
+        return 0 if row is None else row["last_seq"]
+
     def _written(self, message: Mapping[str, Any]) -> str:
         """Encode as ASCII: the output of a tool may have half a character, which is not UTF-8."""
         if _weight(message) <= self._message_max:  # or else it would take long to write

@@ -183,6 +183,18 @@ async def get(store: Store, owner: str, sandbox_id: str) -> SandboxRow | None:
     return None if row is None else _sandbox(row)
 
 
+async def ended_of(store: Store, owner: str, *, since: float, limit: int) -> list[SandboxRow]:
+    """Return the sandboxes of an owner that were deleted after this time, the last one first."""
+    rows = await store.rows(
+        f"SELECT {_SANDBOX} FROM sandboxes WHERE owner = ? AND deleted_at > ?"  # noqa: S608
+        " ORDER BY deleted_at DESC LIMIT ?",
+        owner,
+        since,
+        limit,
+    )
+    return [_sandbox(row) for row in rows]
+
+
 async def with_files_to_remove(store: Store, *, limit: int = 1000) -> list[EndedSandbox]:
     rows = await store.rows(
         "SELECT sandboxes.id, cause, expires_at, sandboxes.deleted_at, workspace_id, directory,"

@@ -13,9 +13,11 @@ from sbx.api.agent_v1.dependencies import AgentsDep, ChatDep, approval_scope, ch
 from sbx.api.agent_v1.messages import Cursor
 from sbx.api.agent_v1.models import (
     ApprovalBody,
+    ApprovalItem,
     CommandPermission,
     CommandsChange,
     Decided,
+    Decision,
     Limit,
     PendingBody,
     PendingList,
@@ -80,6 +82,24 @@ async def revoke(
     recorded = await agents.approvals.revoke(approval_scope(caller), rule_id)
     await service.recording.record(caller, "approval.rule.revoke", rule_id)
     return revoked(recorded)
+
+
+@router.get("/{tool_call_id}", response_model_exclude_unset=True, responses=documented(404))
+async def get(tool_call_id: str, caller: CallerDep, agents: AgentsDep) -> ApprovalItem:
+    """Return one call, also a decided one, as long as its conversation exists."""
+    approval = await agents.approvals.get(approval_scope(caller), tool_call_id)
+    decision = approval.decision
+    return ApprovalItem(
+        **approval.to_json() | {"project_id": approval.project_id},
+        decision=None
+        if decision is None
+        else Decision(
+            approved=decision.approved,
+            by=decision.by,
+            at=decision.at,
+            remembered=decision.remembered,
+        ),
+    )
 
 
 @router.post("/{tool_call_id}", responses=documented(404, 409))

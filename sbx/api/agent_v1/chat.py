@@ -16,7 +16,7 @@ from sbx.api.agent_v1.dependencies import (
     project_of,
     session_of,
 )
-from sbx.api.agent_v1.models import Aborted, NewChat
+from sbx.api.agent_v1.models import Aborted, NewChat, Started
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
@@ -34,7 +34,10 @@ _STREAM: dict[str, Any] = {
 }
 
 
-@router.post("", **_STREAM)
+_DETACHED: dict[int, Any] = {202: {"model": Started, "description": "It has started"}}
+
+
+@router.post("", **{**_STREAM, "responses": _STREAM["responses"] | _DETACHED})
 async def chat(
     new: NewChat,
     request: Request,
@@ -44,7 +47,8 @@ async def chat(
     sessions: SessionsDep,
 ) -> Response:
     """Send a message to the agent of a conversation, and stream its events. The run continues if
-    the client disconnects. With `Last-Event-ID`, the same body follows the current run."""
+    the client disconnects. With `Last-Event-ID`, the same body follows the current run. With
+    `detach`, the reply is a 202 with the ids of the run, at once."""
     name = conversation_of(caller, new)
     if "last-event-id" in request.headers:
         run = _find_run(agents, caller, new, name)
@@ -53,7 +57,7 @@ async def chat(
     if new.project_id is not None:
         await project_of(service, caller, new.project_id)
     session = await session_of(sessions, caller, new, name)
-    row, project = await agents.ensure_chat(caller, session, name, new.project_id)
+    row, project = await agents.ensure_chat(caller, session, name, new.project_id, new.message)
     run = await agents.chats.start(
         AgentRequest(
             caller.owner,
@@ -65,9 +69,18 @@ async def chat(
             session=session,
             chat=row,
             project=project,
+            after_seq=await agents.messages.last_seq(row.id),
         )
     )
     await service.recording.record(caller, "chat.start", name, run=run.run_id, sandbox=session.id)
+    if new.detach:
+        started = Started(
+            run_id=run.run_id,
+            conversation_id=name,
+            session_id=session.session_id,
+            sandbox_id=session.id,
+        )
+        return Response(started.model_dump_json(), 202, media_type="application/json")
     return await sse.stream(_events(run, 0), request=request)
 
 

@@ -23,7 +23,8 @@ Json = dict[str, Any]
 class NewChat(RequestBody):
     """`conversation_id`: null for a new one, which is part of every event. `model`: a name at the
     configured provider; `max_steps`: null for the configured number. `resume`, without a message:
-    continue where an earlier run broke off."""
+    continue where an earlier run broke off. `detach`: reply at once, and leave the events to those
+    who follow the run."""
 
     user_id: Name
     agent_id: Name
@@ -35,12 +36,22 @@ class NewChat(RequestBody):
     resume: bool = False
     max_steps: Annotated[int, Field(ge=1, le=1000)] | None = None
     model: ModelName | None = None
+    detach: bool = False
 
     @model_validator(mode="after")
     def _is_not_empty(self) -> Self:
         if self.resume != (self.message is None):
             raise ValueError("message is missing" if not self.resume else "resume has no message")
         return self
+
+
+class Started(BaseModel):
+    """A run whose events can be followed."""
+
+    run_id: str
+    conversation_id: str
+    session_id: str | None
+    sandbox_id: str
 
 
 class CommandsChange(RequestBody):
@@ -143,6 +154,22 @@ class PendingBody(BaseModel):
     created_at: float
     expires_at: float
     dry_run: Json | None = None
+
+
+class Decision(BaseModel):
+    """`at` in seconds of the epoch."""
+
+    approved: bool
+    by: str
+    at: float
+    remembered: Literal["exact", "prefix"] | None
+
+
+class ApprovalItem(PendingBody):
+    """A call with its decision; null while it waits for one."""
+
+    project_id: str | None
+    decision: Decision | None
 
 
 class PendingList(BaseModel):

@@ -33,6 +33,7 @@ from fastapi import FastAPI
 from sbx.agent.settings import AgentSettings, read_agent_settings
 from sbx.api.agent_v1 import agents_of
 from sbx.api.app import create_app
+from sbx.api.console.listener import ConsoleListener, address_of
 from sbx.api.server import privileges, project_process
 from sbx.api.server.http_protocol import KEEP_ALIVE_S, HttpProtocol
 from sbx.api.server.settings import ServiceSettings
@@ -93,7 +94,8 @@ def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None
             account = privileges.account_of(settings)
             privileges.prepare_data(settings.data, account)
         listeners = _listeners(settings)
-        for listener in listeners:
+        consoles = _console_listeners(settings)
+        for listener in (*listeners, *consoles):
             ending.callback(listener.close)
         broker = project_server = None
         if root:
@@ -107,7 +109,8 @@ def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None
                 groups=settings.cgroups,
             )
             undo.callback(broker.close)
-            parents = {each.path.parent for each in listeners if each.path is not None}
+            sockets = (*listeners, *consoles)
+            parents = {each.path.parent for each in sockets if each.path is not None}
             writable = [settings.data, *sorted(parents)]
             # It maps no project: the broker of the project server does that.
             mine = settings.model_copy(update={"project_owners": ()})
@@ -122,6 +125,7 @@ def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None
                     settings,
                     agent_settings,
                     listeners,
+                    consoles,
                     (broker, project_server),
                     notifier,
                     on_first_key,
@@ -142,6 +146,7 @@ async def _serve(
     settings: ServiceSettings,
     agent_settings: AgentSettings | SbxError,
     listeners: Sequence[Listener],
+    consoles: Sequence[Listener],
     started: tuple[BrokerProcess | None, ProjectProcess | None],
     notifier: Notifier,
     on_first_key: OnKey,
@@ -159,12 +164,15 @@ async def _serve(
             _log.info("listening on %s", ", ".join(shown))
             for line in _sdk_exports(shown):
                 _log.info("%s", line)
+            if console is not None:
+                _log.info("the console: %s", console.url or "sbx console opens it")
 
-        app = create_app(service, settings, agent_settings)
+        console = await _console(service, settings, consoles)
+        app = create_app(service, settings, agent_settings, console)
         agents = agents_of(app)
         await agents.start()
         server = _Server(service, app, agents, settings, ready, notifier)
-        await server.serve(sockets=[listener.sock for listener in listeners])
+        await server.serve(sockets=[each.sock for each in (*listeners, *consoles)])
         if (failure := service.failure) is not None:
             raise Broken(
                 _FAILURES.get(failure.code, failure.message),
@@ -190,6 +198,35 @@ def _listeners(settings: ServiceSettings) -> list[Listener]:
             raise BadRequest("there is nothing to listen on", code="invalid_settings")
         undo.pop_all()
     return listeners
+
+
+def _console_listeners(settings: ServiceSettings) -> list[Listener]:
+    """Return the listeners for browsers: a Unix socket, and TCP if the settings name it."""
+    listeners = []
+    with ExitStack() as undo:
+        if settings.console_path is not None:
+            listeners.append(listen_on_unix(settings, settings.console_path))
+            undo.callback(listeners[-1].close)
+        if settings.console is not None:
+            listeners.append(listen_on_tcp(settings.console))
+            if not listeners[-1].sock.getsockname()[0].startswith(_LOOPBACK):
+                _log.warning("the console is not encrypted: put TLS before it")
+        undo.pop_all()
+    return listeners
+
+
+async def _console(
+    service: Service, settings: ServiceSettings, listeners: Sequence[Listener]
+) -> ConsoleListener | None:
+    if not listeners:
+        return None
+    urls = settings.console_url, settings.console_frames_url
+    return ConsoleListener(
+        await service.console.name(),
+        path=next((str(each.path) for each in listeners if each.path is not None), None),
+        address=next((address_of(each.sock) for each in listeners if each.path is None), None),
+        urls=(urls[0], urls[1]) if urls[0] is not None and urls[1] is not None else None,
+    )
 
 
 class _Server(uvicorn.Server):

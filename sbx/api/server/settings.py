@@ -78,6 +78,10 @@ NOT_IN_WORKING_DIRECTORY: Mapping[str, str] = {
     "socket_group": "which users may connect",
     "socket_mode": "which users may connect",
     "listen": "on which network address the service can be reached",
+    "console": "on which network address the console can be reached",
+    "console_socket": "whether the service has a socket for the console",
+    "console_url": "which web page may use the service as a logged-in user",
+    "console_frames_url": "which web page shows output that is not trusted",
     "api_key": "which key gives the operator's rights",
     "cors_origins": "which web pages may call the service",
     "audit_size_max": "how the audit log is divided into files",
@@ -116,6 +120,9 @@ class ServiceSettings(Settings):
     process that parses HTTP; None is the account `sbx` if it exists, else the uid below
     `uid_range`. `connections_max`: at once over TCP, and as many on the Unix socket; fewer if few
     files may be open.
+    `console`: a permanent address for browsers; `console_socket`: whether there is `console.sock`
+    for `sbx console`. `console_url`: the origin that a reverse proxy gives the console, and
+    `console_frames_url` the one that it gives frames with output of sandboxes.
     `*_per_owner`: at once, for the key and all tokens of one owner. `sessions_*`: the defaults of a
     session of /api/v1, which a request may narrow. `templates`: the policy of each image or
     template of the SDK of another product, by name or pattern; `*` is every other one.
@@ -127,6 +134,10 @@ class ServiceSettings(Settings):
     socket_group: str | None = None
     socket_mode: Annotated[_Mode | None, BeforeValidator(_octal)] = None
     listen: str | None = None
+    console: str | None = None
+    console_socket: bool = True
+    console_url: str | None = None
+    console_frames_url: str | None = None
     user: str | None = None
     api_key: SecretStr | None = None
     cors_origins: tuple[str, ...] = ()
@@ -156,7 +167,14 @@ class ServiceSettings(Settings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
 
-    @field_validator("listen")
+    @field_validator("console_url", "console_frames_url")
+    @classmethod
+    def _is_an_origin(cls, value: str | None) -> str | None:
+        if value is not None:
+            cls._are_origins((value,))
+        return value
+
+    @field_validator("listen", "console")
     @classmethod
     def _is_an_address(cls, value: str | None) -> str | None:
         if value is not None:
@@ -171,6 +189,12 @@ class ServiceSettings(Settings):
             if scheme not in ("http", "https") or not rest or "/" in rest or "*" in rest:
                 raise ValueError(f"'{origin}' is not an origin such as https://app.example.org")
         return value
+
+    @model_validator(mode="after")
+    def _console_has_two_origins(self) -> Self:
+        if (self.console_url is None) != (self.console_frames_url is None):
+            raise ValueError("console_url and console_frames_url need each other")
+        return self
 
     @model_validator(mode="after")
     def _paths_are_absolute(self) -> Self:
@@ -198,7 +222,15 @@ class ServiceSettings(Settings):
     @property
     def private(self) -> tuple[Path, ...]:
         """Return the data and the socket. A user of the socket with its uid is the operator."""
-        return (self.data, self.projects_data, self.socket)
+        return (self.data, self.projects_data, self.socket, *filter(None, (self.console_path,)))
+
+    @property
+    def console_path(self) -> Path | None:
+        """Return the socket for browsers, next to that of programs; None without one."""
+        if not self.console_socket:
+            return None
+        prefix = "" if self.socket.name == "sbx.sock" else f"{self.socket.stem}-"
+        return self.socket.with_name(f"{prefix}console.sock")
 
     @property
     def credentials_path(self) -> Path:

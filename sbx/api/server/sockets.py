@@ -40,13 +40,14 @@ class Listener:
                     self.path.unlink()
 
 
-def listen_on_unix(settings: ServiceSettings) -> Listener:
-    """Bind and listen. Raise Conflict `already_running` and `socket_path_taken`, Denied
-    `socket_directory_not_private`, BadRequest `invalid_settings`, Unavailable.
+def listen_on_unix(settings: ServiceSettings, path: Path | None = None) -> Listener:
+    """Bind and listen at `path`, or at the socket of the settings. Raise Conflict
+    `already_running` and `socket_path_taken`, Denied `socket_directory_not_private`, BadRequest
+    `invalid_settings`, Unavailable.
 
     Only for a process with one thread: it changes the umask for a moment.
     """
-    path = settings.socket
+    path = path or settings.socket
     group = _group_id(settings.socket_group)
     mode = settings.socket_mode
     if mode is None:

@@ -99,6 +99,33 @@ _STOPPED = RunError("KernelStopped", "the kernel was stopped meanwhile", "")
 _RESTARTED = RunError("KernelRestarted", "the kernel was restarted meanwhile", "")
 
 
+async def ask_kernel(
+    context: Context, kind: str, content: Mapping[str, Any], timeout_s: float
+) -> frames.ReplyFrame:
+    """Return the reply of the live kernel to a question about code; start nothing.
+
+    Raise Conflict `busy` while a cell runs, and `kernel_gone` without a kernel; Denied, BadRequest
+    and TooLarge for the code, and Unavailable `timeout`.
+    """
+    context.check_open()
+    context.checked(content["code"], None)
+    if not context.alive:
+        raise kernel_gone()
+    if context.busy:
+        raise errors.Conflict("the kernel runs a cell", code="busy", hint="ask when it has ended")
+
+    async def discard(_: Published) -> None:
+        """Ignore what code of an object prints while it is asked."""
+
+    kernel, _ = await context.ready()
+    live = context.new_forwarded(discard)
+    context.start_request(live, kernel, kind, content, timeout_s, None)
+    await context.wait_for(live)
+    if live.reply is None:
+        raise errors.Unavailable("the kernel did not answer in time", code="timeout")
+    return live.reply
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """The content of an `execute_request`. Libraries inside read its `msg_id`."""

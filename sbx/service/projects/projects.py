@@ -5,11 +5,13 @@ An agent leases the sandbox of the project (sessions.py) by `using`.
 """
 
 import logging
+import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from sbx import errors
@@ -175,6 +177,35 @@ class Projects:
 
     async def close(self) -> None:
         await self._sessions.close()
+
+    def refusal(self, sandbox_enabled: bool) -> errors.SbxError | None:
+        """Return why this service cannot have such a project; None if it can."""
+        return self._refusal(sandbox_enabled)
+
+    async def directories_in(self, below: str, *, limit: int) -> tuple[Sequence[str], bool]:
+        """Return the names of the visible directories in one that may be a project, and whether
+        there are more. A service without rights there has no names. Raise as `create`."""
+        directory = await self._directory(below)
+        if self._server is not None:
+            return [], True
+
+        def read() -> Sequence[str]:
+            with os.scandir(directory) as entries:
+                found = islice(
+                    (
+                        each.name
+                        for each in entries
+                        if each.is_dir(follow_symlinks=False) and not each.name.startswith(".")
+                    ),
+                    limit + 1,
+                )
+                return sorted(found)
+
+        try:
+            names = await in_thread(read)
+        except OSError:
+            return [], True
+        return names[:limit], len(names) > limit
 
     def _check(self, sandbox_enabled: bool) -> None:
         if (why := self._refusal(sandbox_enabled)) is not None:

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sbx import __version__
 from sbx.api import sse
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.bodies import OkBody
@@ -14,7 +13,6 @@ from sbx.api.errors import documented, iso
 from sbx.api.v1.bay.idempotency import TAKES_KEY, Answer, answered, encoded
 from sbx.api.v1.bay.models import (
     BayExtension,
-    ContainerRuntime,
     EventList,
     Limit,
     NewSandbox,
@@ -22,10 +20,10 @@ from sbx.api.v1.bay.models import (
     SandboxList,
     SandboxResponse,
     StopBody,
-    iso_or_none,
+    shown,
 )
+from sbx.api.v1.details import DetailedList, detailed
 from sbx.service.lifecycle import State
-from sbx.service.models import SandboxView
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 
@@ -66,10 +64,16 @@ async def list_(
     limit: Limit = 50,
     cursor: str | None = None,
     status: str | None = None,
-) -> SandboxList:
-    """List the caller's sandboxes by id. Ignore an unknown status, as Bay does."""
+    detail: bool = False,
+    ended: bool = False,
+) -> SandboxList | DetailedList:
+    """List the caller's sandboxes by id. Ignore an unknown status, as Bay does. `detail` adds their
+    owners, kernels and usage, which does not count as a use; `ended` adds, with it, the records of
+    those that were deleted within 30 days."""
     state = State.named(status)
     page = await service.sandboxes.list(caller, limit=limit, cursor=cursor, state=state)
+    if detail:
+        return await detailed(service, caller, page, ended=ended and cursor is None)
     return SandboxList(items=[shown(view) for view in page.items], next_cursor=page.next_cursor)
 
 
@@ -167,31 +171,4 @@ async def _followed(
 def _event(row: Any) -> SandboxEvent:
     return SandboxEvent(
         id=row.seq, at=iso(row.at), type=row.type, cause=row.cause, details=row.details or {}
-    )
-
-
-def shown(view: SandboxView, *, containers: bool = False) -> SandboxResponse:
-    """Return a sandbox in Bay's form. Its only container is the live kernel."""
-    live = containers and view.state is State.READY
-    return SandboxResponse(
-        id=view.id,
-        status=str(view.state),
-        profile=view.profile,
-        cargo_id=view.workspace_id,
-        capabilities=list(view.policy.capabilities),
-        created_at=iso(view.created_at),
-        expires_at=iso_or_none(view.expires_at),
-        idle_expires_at=iso_or_none(view.idle_expires_at),
-        containers=[_kernel(view)] if live else None,
-    )
-
-
-def _kernel(view: SandboxView) -> ContainerRuntime:
-    return ContainerRuntime(
-        name="kernel",
-        runtime_type="sbx",
-        status="running",
-        version=__version__,
-        capabilities=list(view.policy.capabilities),
-        healthy=True,
     )

@@ -1,0 +1,80 @@
+"""Logins of browsers. The store has only the hash of a cookie."""
+
+from dataclasses import dataclass
+
+from sbx.store import Store, record, values
+
+PREFIX = "login-"  # of the ids
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSessionRow:
+    """`token_id`: the token whose rights it has; `key_id`: the key that requested it. It ends with
+    either. `last_seen_at` is exact to a minute."""
+
+    id: str
+    owner: str
+    operator: bool
+    token_id: str | None
+    key_id: str | None
+    user_agent: str
+    created_at: float
+    last_seen_at: float
+    expires_at: float
+
+
+async def add(store: Store, row: ConsoleSessionRow, digest: str) -> None:
+    """Store a login by the SHA-256 of its cookie in hex."""
+    await store.write(
+        lambda on: on.execute(
+            "INSERT INTO console_sessions (id, owner, operator, token_id, key_id, user_agent,"
+            " created_at, last_seen_at, expires_at, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*values(row), digest),
+        )
+    )
+
+
+async def get_by_digest(store: Store, digest: str) -> ConsoleSessionRow | None:
+    row = await store.row("SELECT * FROM console_sessions WHERE hash = ?", digest)
+    return None if row is None else record(ConsoleSessionRow, row, operator=bool(row["operator"]))
+
+
+async def get(store: Store, session_id: str) -> ConsoleSessionRow | None:
+    row = await store.row("SELECT * FROM console_sessions WHERE id = ?", session_id)
+    return None if row is None else record(ConsoleSessionRow, row, operator=bool(row["operator"]))
+
+
+async def list_for_owner(store: Store, owner: str) -> list[ConsoleSessionRow]:
+    rows = await store.rows(
+        "SELECT * FROM console_sessions WHERE owner = ? ORDER BY created_at, rowid", owner
+    )
+    return [record(ConsoleSessionRow, row, operator=bool(row["operator"])) for row in rows]
+
+
+async def delete(store: Store, session_id: str, owner: str) -> bool:
+    """Return whether the owner had it."""
+    return await store.write(
+        lambda on: (
+            on.execute(
+                "DELETE FROM console_sessions WHERE id = ? AND owner = ?", (session_id, owner)
+            ).rowcount
+            == 1
+        )
+    )
+
+
+def seen(store: Store, session_id: str, at: float, expires_at: float) -> None:
+    store.write_later(
+        lambda on: on.execute(
+            "UPDATE console_sessions SET last_seen_at = ?, expires_at = ? WHERE id = ?",
+            (at, expires_at, session_id),
+        )
+    )
+
+
+async def forget_ended(store: Store, before: float) -> int:
+    return await store.write(
+        lambda on: (
+            on.execute("DELETE FROM console_sessions WHERE expires_at < ?", (before,)).rowcount
+        )
+    )
