@@ -38,6 +38,8 @@ class Message:
     name: str | None = None
     is_error: bool = False
     images: tuple[Image, ...] = ()
+    outputs: tuple[dict[str, Any], ...] = ()  # for people: a model does not receive them
+    error: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,10 @@ def to_json(message: Message) -> dict[str, Any]:
         fields["images"] = [
             {"media_type": image.media_type, "data": image.data} for image in message.images
         ]
+    if message.outputs:
+        fields["outputs"] = list(message.outputs)
+    if message.error is not None:
+        fields["error"] = message.error
     return fields
 
 
@@ -125,8 +131,10 @@ def from_json(fields: Mapping[str, Any]) -> Message:
             images=tuple(
                 Image(image["media_type"], image["data"]) for image in fields.get("images", ())
             ),
+            outputs=tuple(dict(each) for each in fields.get("outputs", ())),
+            error=dict(fields["error"]) if fields.get("error") is not None else None,
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"a field of a message is missing or invalid: {error}") from None
     texts = (
         message.content,

@@ -194,6 +194,8 @@ def _as_message(call: ToolCall, result: ToolResult) -> Message:
         name=call.name,
         is_error=result.is_error,
         images=result.images,
+        outputs=result.outputs,
+        error=result.error,
     )
 
 

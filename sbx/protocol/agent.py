@@ -67,10 +67,15 @@ class ToolApproval:
 
 @dataclass(frozen=True, slots=True)
 class ToolEnd:
+    """`outputs`: bundles by media type; an image is the file that keeps it, and a last
+    `{"truncated": true}` stands for what did not fit. `error` has the shape of every report."""
+
     tool_call_id: str
     result: str
     is_error: bool
     duration_ms: float
+    outputs: tuple[Json, ...] = ()
+    error: Json | None = None
     type: Literal["tool_end"] = field(default="tool_end", init=False)
 
 

@@ -7,7 +7,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,12 +111,13 @@ class Console:
 
     async def code(self, client: httpx.AsyncClient | None = None, **new: Any) -> str:
         """A code for the operator, or for the caller of a client."""
-        async with AsyncExitStack() as stack:
-            asking = client or await stack.enter_async_context(self.served.client())
-            reply = await asking.post("/api/v1/console/codes", json=new)
-            assert reply.status_code == 201, reply.text
-            code: str = reply.json()["code"]
-            return code
+        if client is None:
+            async with self.served.client() as operator:
+                return await self.code(operator, **new)
+        reply = await client.post("/api/v1/console/codes", json=new)
+        assert reply.status_code == 201, reply.text
+        code: str = reply.json()["code"]
+        return code
 
     async def login(self, client: httpx.AsyncClient | None = None, **new: Any) -> str:
         code = await self.code(client, **new)

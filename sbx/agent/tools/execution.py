@@ -6,7 +6,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 
 from sbx.agent.sandbox import ToolRun, ToolSandbox
-from sbx.agent.tools.figures import figures, kept
+from sbx.agent.tools.figures import figures, kept, shown_outputs
 from sbx.agent.tools.tool import (
     Arguments,
     Effect,
@@ -59,8 +59,13 @@ async def _run_code(call: ToolCallRequest, arguments: Arguments) -> ToolResult:
     else:
         live = call.sandbox.start_script(code, language)
     run = await _followed(call, live)
-    lines, images = await kept(call, figures(run.outputs))
-    return ToolResult(describe_run(run, lines), is_error=not run.ok, images=images)
+    lines, images, files = await kept(call, figures(run.outputs))
+    return ToolResult(
+        describe_run(run, lines),
+        is_error=not run.ok,
+        images=images,
+        outputs=shown_outputs(run.outputs, files),
+    )
 
 
 def limited_to(languages: Collection[str], definition: ToolDefinition) -> ToolDefinition:

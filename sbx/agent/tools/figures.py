@@ -10,13 +10,14 @@ import base64
 import binascii
 import hashlib
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sbx.agent.messages import Image
 from sbx.agent.tools.results import keep
 from sbx.agent.tools.tool import ToolCallRequest
 from sbx.errors import SbxError
+from sbx.protocol.agent import Json
 from sbx.protocol.bundles import text_of
 from sbx.protocol.runs import MimeBundle
 from sbx.telemetry.host_paths import without_host_paths
@@ -29,6 +30,9 @@ _SUFFIXES = {
     "image/svg+xml": "svg",
     "application/pdf": "pdf",
 }
+_SHOWN_TYPES = ("text/plain", "text/html", "text/markdown", "text/latex", "application/json")
+_SHOWN_MAX = 256 << 10
+_ALT_MAX = 200
 _FILES_MAX = 20
 _IMAGES_MAX = 8
 _IMAGE_MAX = 3_750_000  # bytes; providers accept 5 MB of base64
@@ -56,10 +60,11 @@ def figures(outputs: Iterable[MimeBundle]) -> Iterator[Figure]:
 
 async def kept(
     call: ToolCallRequest, shown: Iterable[Figure]
-) -> tuple[list[str], tuple[Image, ...]]:
-    """Store the figures. Return a line with the path of each figure, and the images for the
-    model."""
+) -> tuple[list[str], tuple[Image, ...], list[Json]]:
+    """Store the figures. Return a line with the path of each figure, the images for the model, and
+    the files of the figures in their order: path, media_type, size."""
     lines: list[str] = []
+    files: list[Json] = []
     images: list[Image] = []
     room = _IMAGES_SIZE_MAX
     digest = hashlib.sha256(call.id.encode(errors="replace")).hexdigest()[:12]
@@ -73,11 +78,36 @@ async def kept(
             path = await keep(call.sandbox, name, figure.content)
         except SbxError as error:
             path = f"could not be kept in a file ({without_host_paths(error)['message']:.200})"
+        else:
+            files.append({"path": path, "media_type": figure.media_type, "size": size})
         lines.append(f"{path} ({figure.media_type}, {size} bytes)")
         if len(images) < _IMAGES_MAX and size <= min(room, _IMAGE_MAX) and can_be_shown(figure):
             room -= size
             images.append(Image(figure.media_type, base64.b64encode(figure.content).decode()))
-    return lines, tuple(images)
+        if len(files) < number:
+            files.append({})
+    return lines, tuple(images), files
+
+
+def shown_outputs(bundles: Sequence[MimeBundle], files: Sequence[Json]) -> tuple[Json, ...]:
+    """Return the bundles of a run for a person, at most _SHOWN_MAX characters of text in all. A
+    figure is the file that keeps it, with an `alt`. What does not fit is `{"truncated": true}`."""
+    shown: list[Json] = []
+    room, kept_files = _SHOWN_MAX, iter(files)
+    for bundle in bundles:
+        entry: Json = {}
+        for media_type in _SHOWN_TYPES:
+            if (text := text_of(bundle, media_type)) is not None:
+                entry[media_type] = text
+        if next(figures([bundle]), None) is not None and (file := next(kept_files, None)):
+            alt = entry.get("text/plain", "")[:_ALT_MAX]
+            entry[file["media_type"]] = {**file, "alt": alt}
+        room -= sum(len(text) for text in entry.values() if isinstance(text, str))
+        if room < 0:
+            return (*shown, {"truncated": True})
+        if entry:
+            shown.append(entry)
+    return tuple(shown)
 
 
 def can_be_shown(figure: Figure) -> bool:

@@ -41,7 +41,8 @@ def failed(error: SbxError) -> ToolResult:
     """Return an SbxError as a result: its code, its message, its hint."""
     shown = without_host_paths(error)
     hint = f"\nHint: {shown['hint']}" if "hint" in shown else ""
-    return ToolResult(carried(f"Error ({shown['code']}): {shown['message']}{hint}"), is_error=True)
+    text = carried(f"Error ({shown['code']}): {shown['message']}{hint}")
+    return ToolResult(text, is_error=True, error=shown)
 
 
 def denied(decision: ApprovalDecision, more: str = "") -> ToolResult:
@@ -50,7 +51,8 @@ def denied(decision: ApprovalDecision, more: str = "") -> ToolResult:
     if more:
         hint = _CHANGES_HINT if decision.by == "nobody" else ""
         why = f"{why.removesuffix(' It was not made.')}{more}{hint}"
-    return ToolResult(f"Error (denied): {why}", is_error=True)
+    error = {"code": "denied", "message": why, "details": {"by": decision.by}}
+    return ToolResult(f"Error (denied): {why}", is_error=True, error=error)
 
 
 def cut(text: str, most: int, notice: str = "") -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sbx.agent.messages import Image
+from sbx.protocol.agent import Json
 
 if TYPE_CHECKING:
     from sbx.agent.sandbox import ToolSandbox
@@ -40,11 +41,14 @@ class ToolCallRequest:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result that a model receives. An error is also a result."""
+    """The result that a model receives. An error is also a result. A person sees `outputs` and
+    `error` as well: bundles of a run, see `figures.shown_outputs`, and the report of an error."""
 
     text: str
     is_error: bool = False
     images: tuple[Image, ...] = ()
+    outputs: tuple[Json, ...] = ()
+    error: Json | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,8 @@ class MessageBody(BaseModel):
     name: str | None = None
     is_error: bool | None = None
     images: list[Picture] | None = None
+    outputs: list[Json] | None = None
+    error: Json | None = None
     covers: int | None = None
     created_at: float
 
