@@ -11,9 +11,9 @@ from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 from sbx.api.agent_v1 import agents_of
 from sbx.api.agent_v1.dependencies import check_runs
 from sbx.api.bodies import RequestBody
-from sbx.api.encoding import event_form
 from sbx.api.v1.details import usage_of
 from sbx.errors import BadRequest, NotFound, SbxError
+from sbx.protocol.events import to_json
 from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S
 from sbx.service.caller import Caller
 from sbx.service.sandbox import ServiceSandbox
@@ -141,7 +141,7 @@ async def _run_events(service: Service, caller: Caller, request: FollowRun) -> N
     handle = await service.runs.attach(caller, request.sandbox_id, request.run_id)
     async with aclosing(handle.events(request.after)) as events:
         async for number, event in events:
-            yield number, event_form(event)
+            yield number, to_json(event)
 
 
 async def _usage_events(service: Service, caller: Caller, request: FollowUsage) -> Numbered:

@@ -1,0 +1,71 @@
+// The texts of the page. `t` reads the signal of the language, so that a change shows at once.
+import { signal } from "@preact/signals";
+import i18next from "i18next";
+import en from "./en.json";
+import ja from "./ja.json";
+import zh from "./zh.json";
+import type { ApiError } from "../api/calls";
+
+export const LANGUAGES = { en: "English", zh: "中文", ja: "日本語" } as const;
+export type Language = keyof typeof LANGUAGES;
+
+export const language = signal<Language>((document.documentElement.lang as Language) || "en");
+
+void i18next.init({
+  lng: language.value,
+  fallbackLng: "en",
+  resources: { en: { translation: en }, zh: { translation: zh }, ja: { translation: ja } },
+  interpolation: { escapeValue: false }, // texts are text nodes
+  initAsync: false,
+});
+
+export function setLanguage(chosen: Language): void {
+  localStorage.setItem("sbx.language", chosen);
+  document.documentElement.lang = chosen;
+  void i18next.changeLanguage(chosen);
+  language.value = chosen;
+}
+
+export function t(key: string, values: Record<string, unknown> = {}): string {
+  void language.value;
+  return i18next.t(key, values);
+}
+
+/** An error in the language of the page, or the sentence of the service. */
+export function errorText(error: ApiError | { code: string; message: string; details?: Record<string, unknown> }): string {
+  void language.value;
+  const key = `error.${error.code}`;
+  return i18next.exists(key) ? i18next.t(key, { ...error.details, message: error.message }) : `${error.message} (${error.code})`;
+}
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+export function size(bytes: number): string {
+  let unit = 0;
+  let value = bytes;
+  while (value >= 1024 && unit < UNITS.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  const digits = unit === 0 || value >= 100 ? 0 : 1;
+  return `${new Intl.NumberFormat(language.value, { maximumFractionDigits: digits }).format(value)} ${UNITS[unit]}`;
+}
+
+/** Seconds of the epoch, or ISO text: the service has both. */
+export function seconds(time: number | string): number {
+  return typeof time === "number" ? time : Date.parse(time) / 1000;
+}
+
+export function when(time: number | string | null): string {
+  if (time === null) return "–";
+  const at = seconds(time) * 1000;
+  return new Intl.DateTimeFormat(language.value, { dateStyle: "medium", timeStyle: "short" }).format(at);
+}
+
+export function duration(total: number): string {
+  const left = Math.max(0, Math.round(total));
+  const hours = Math.floor(left / 3600);
+  const minutes = Math.floor((left % 3600) / 60);
+  const rest = String(left % 60).padStart(2, "0");
+  return hours ? `${hours}:${String(minutes).padStart(2, "0")}:${rest}` : `${minutes}:${rest}`;
+}

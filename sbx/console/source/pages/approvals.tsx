@@ -1,0 +1,92 @@
+// All calls that wait for a decision, the oldest first, and the remembered rules.
+import type { JSX } from "preact";
+import { useEffect } from "preact/hooks";
+import { all, at, call } from "../api/calls";
+import type { Approval, Rule } from "../api/types";
+import { t, when } from "../i18n";
+import { Action, Loaded, Name, safe, useLoaded } from "../parts/common";
+import { Icon, Question } from "../parts/toolblock";
+import { approvals, onNotice } from "../shell/state";
+import type { ToolExecution } from "../types/agent";
+
+export function executionOf(approval: Approval): ToolExecution {
+  return {
+    toolCallId: approval.tool_call_id,
+    toolName: approval.tool_name,
+    toolArgs: approval.tool_args,
+    status: "pending_approval",
+    sandboxed: true,
+    expiresAt: approval.expires_at,
+    dryRun: approval.dry_run,
+    output: [],
+  };
+}
+
+export function ApprovalsPage(): JSX.Element {
+  const rules = useLoaded<Rule[]>(() => all<Rule>((cursor) => at(["api", "v1", "approvals", "rules"], { limit: 200, cursor })));
+  useEffect(() => onNotice((notice) => notice.type === "approval.decided" && notice.remembered && rules.reload()), []);
+  return (
+    <div class="page">
+      <h1>{t("nav.approvals")}</h1>
+      {approvals.value.length === 0 ? (
+        <p class="empty">{t("approval.none")}</p>
+      ) : (
+        <ul class="questions" aria-label={t("approval.waiting")}>
+          {approvals.value.map((approval) => (
+            <li key={approval.tool_call_id}>
+              <section class="tool pending_approval" role="group" aria-label={`${approval.tool_name}: ${t("tool.status.pending_approval")}`} data-status="pending_approval">
+                <header>
+                  <Icon name="shield-check" />
+                  <strong>
+                    <Name>{approval.tool_name}</Name>
+                  </strong>
+                  <a href={`/console/conversations/${encodeURIComponent(approval.conversation_id)}`}>
+                    <Name>{approval.conversation_id}</Name>
+                  </a>
+                </header>
+                <Question execution={executionOf(approval)} />
+              </section>
+            </li>
+          ))}
+        </ul>
+      )}
+      <h2>{t("approval.rules")}</h2>
+      <Loaded of={rules}>
+        {(items) =>
+          items.length === 0 ? (
+            <p class="empty">{t("approval.no_rules")}</p>
+          ) : (
+            <table aria-label={t("approval.rules")}>
+              <thead>
+                <tr>
+                  <th scope="col">{t("approval.rule")}</th>
+                  <th scope="col">{t("approval.where")}</th>
+                  <th scope="col">{t("approval.made")}</th>
+                  <td />
+                </tr>
+              </thead>
+              <tbody>
+                {items.map((rule) => (
+                  <tr key={rule.id}>
+                    <td>
+                      {t(`approval.${rule.kind}`)}: <code>{safe(rule.text)}</code>
+                    </td>
+                    <td>
+                      <Name>{rule.project_id ?? rule.conversation_id ?? ""}</Name>
+                    </td>
+                    <td>{when(rule.created_at)}</td>
+                    <td>
+                      <Action act={async () => (await call("DELETE", at(["api", "v1", "approvals", "rules", rule.id])), rules.reload())} label={t("approval.revoke", { text: safe(rule.text) })}>
+                        {t("approval.revoke_short")}
+                      </Action>
+                    </td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          )
+        }
+      </Loaded>
+    </div>
+  );
+}

@@ -1,0 +1,200 @@
+// One call of a tool, in its four looks, and the question for an approval.
+import { useSignal } from "@preact/signals";
+import type { JSX } from "preact";
+import { call } from "../api/calls";
+import { duration, errorText, t } from "../i18n";
+import type { DryRun, FileChange, ToolExecution } from "../types/agent";
+import { Action, Dialog, Field, Name, safe, useNow } from "./common";
+import { Output, Outputs, type Place } from "./output";
+
+const ICONS: Record<string, string> = {
+  loader: "M12 3v4M12 17v4M3 12h4M17 12h4M5.6 5.6l2.9 2.9M15.5 15.5l2.9 2.9M5.6 18.4l2.9-2.9M15.5 8.5l2.9-2.9",
+  check: "M4 12.5l5.5 5.5L20 7",
+  x: "M6 6l12 12M18 6L6 18",
+  "shield-check": "M12 3l7 3v6c0 4.5-3 7.5-7 9-4-1.5-7-4.5-7-9V6zM9 12l2.2 2.2L15.2 10",
+};
+const ICON_OF = { running: "loader", done: "check", error: "x", pending_approval: "shield-check" } as const;
+
+export function Icon({ name }: { name: string }): JSX.Element {
+  return (
+    <svg class={`icon icon-${name}`} data-icon={name} viewBox="0 0 24 24" aria-hidden="true">
+      <path d={ICONS[name]} />
+    </svg>
+  );
+}
+
+/** The state of a call in words: two more than it has looks. */
+export function stateOf(execution: ToolExecution): string {
+  if (execution.stopped) return t("tool.status.stopped");
+  if (execution.decision && !execution.decision.approved) return t("tool.status.denied");
+  return t(`tool.status.${execution.status}`);
+}
+
+/** The argument that says most, in one line. */
+function summary(args: Record<string, unknown>): string {
+  const told = ["command", "code", "path", "query"].map((name) => args[name]).find((value) => typeof value === "string");
+  const text = typeof told === "string" ? told : JSON.stringify(args);
+  return text.split("\n", 1)[0]!.slice(0, 120);
+}
+
+interface BlockProps {
+  execution: ToolExecution;
+  place: Place | null;
+  /** A later step has begun. */
+  past: boolean;
+}
+
+export function ToolCallBlock({ execution, place, past }: BlockProps): JSX.Element {
+  const chosen = useSignal<boolean | null>(null);
+  const finished = execution.status === "done";
+  const asks = execution.status === "pending_approval" && typeof execution.toolArgs.command === "string";
+  const open = chosen.value ?? !(asks || (finished && past));
+  const state = stateOf(execution);
+  return (
+    <section class={`tool ${execution.status}`} role="group" aria-label={`${execution.toolName}: ${state}`} data-status={execution.status}>
+      <header>
+        <Icon name={ICON_OF[execution.status]} />
+        <strong>
+          <Name>{execution.toolName}</Name>
+        </strong>
+        <code class="summary">{safe(summary(execution.toolArgs))}</code>
+        {!execution.sandboxed && <span class="on-host">{t("tool.on_host")}</span>}
+        <span class="state">{state}</span>
+        {execution.durationMs !== undefined && <span class="fine">{duration(execution.durationMs / 1000)}</span>}
+        <button type="button" class="plain" aria-expanded={open} onClick={() => (chosen.value = !open)}>
+          {t("tool.details")}
+        </button>
+      </header>
+      {execution.status === "pending_approval" && <Question execution={execution} />}
+      {open && (
+        <div class="body">
+          <section aria-label={t("tool.arguments")} role="region">
+            {Object.entries(execution.toolArgs).map(([name, value]) => (
+              <div key={name}>
+                <span class="fine">
+                  <Name>{name}</Name>
+                </span>
+                <Output text={typeof value === "string" ? value : JSON.stringify(value, null, 2)} />
+              </div>
+            ))}
+          </section>
+          {execution.output.length > 0 && (
+            <section aria-label={t("tool.output")} role="region">
+              <Output text={execution.output.map((piece) => piece.text).join("")} />
+            </section>
+          )}
+          {execution.result !== undefined && (
+            <section aria-label={t("tool.result")} role="region">
+              {execution.error ? <p class="failure">{errorText(execution.error)}</p> : <Output text={execution.result} />}
+              {execution.error && execution.result && <Output text={execution.result} />}
+            </section>
+          )}
+        </div>
+      )}
+      {execution.outputs && execution.outputs.length > 0 && <Outputs bundles={execution.outputs} place={place} />}
+    </section>
+  );
+}
+
+/** The command and the changes that it would make, and the buttons of a person. */
+export function Question({ execution }: { execution: ToolExecution }): JSX.Element {
+  const always = useSignal(false);
+  const now = useNow();
+  const left = (execution.expiresAt ?? 0) - now;
+  const decide = (body: unknown): Promise<unknown> => call("POST", `/api/v1/approvals/${encodeURIComponent(execution.toolCallId)}`, body);
+  const command = execution.toolArgs.command;
+  return (
+    <div class="question">
+      {typeof command === "string" && <Output text={command} />}
+      {execution.dryRun && <Changes run={execution.dryRun} />}
+      <div class="buttons">
+        <Action kind="primary" act={() => decide({ approved: true })}>
+          {t("approval.allow")}
+        </Action>
+        <Action act={() => decide({ approved: false })}>{t("approval.deny")}</Action>
+        {typeof command === "string" && (
+          <button type="button" onClick={() => (always.value = true)}>
+            {t("approval.always")}
+          </button>
+        )}
+        <span role="timer" aria-label={t("approval.time_left")}>
+          {duration(left)}
+        </span>
+      </div>
+      {always.value && <AlwaysDialog command={String(command)} decide={decide} onClose={() => (always.value = false)} />}
+    </div>
+  );
+}
+
+function AlwaysDialog({ command, decide, onClose }: { command: string; decide: (body: unknown) => Promise<unknown>; onClose: () => void }): JSX.Element {
+  const kind = useSignal<"exact" | "prefix">("exact");
+  const prefix = useSignal(command.split(/\s+/).slice(0, 2).join(" "));
+  const act = async (): Promise<void> => {
+    const more = kind.value === "prefix" ? { remember: "prefix", prefix: prefix.value } : { remember: "exact" };
+    await decide({ approved: true, ...more });
+    onClose();
+  };
+  return (
+    <Dialog title={t("approval.always_title")} onClose={onClose}>
+      <label class="choice">
+        <input type="radio" name="kind" checked={kind.value === "exact"} onChange={() => (kind.value = "exact")} />
+        {t("approval.exact")}
+      </label>
+      <label class="choice">
+        <input type="radio" name="kind" checked={kind.value === "prefix"} onChange={() => (kind.value = "prefix")} />
+        {t("approval.prefix")}
+      </label>
+      <Field label={t("approval.prefix_field")}>
+        <input type="text" value={prefix.value} disabled={kind.value !== "prefix"} onInput={(event) => (prefix.value = event.currentTarget.value)} />
+      </Field>
+      <div class="buttons">
+        <Action kind="primary" act={act}>
+          {t("approval.allow_always")}
+        </Action>
+        <button type="button" onClick={onClose}>
+          {t("action.cancel")}
+        </button>
+      </div>
+    </Dialog>
+  );
+}
+
+const SIGNS: Record<string, string> = { added: "+", changed: "~", removed: "−" };
+
+export function Changes({ run }: { run: DryRun }): JSX.Element {
+  const changes = run.changes ?? [];
+  return (
+    <section role="region" aria-label={t("approval.changes")} class="changes">
+      <h3>{t("approval.changes")}</h3>
+      {run.exit_code !== null && run.exit_code !== undefined && <p class="fine">{t("approval.exit_code", { code: run.exit_code })}</p>}
+      {run.output && <Output text={run.output} />}
+      {changes.length === 0 && <p>{t("approval.no_changes")}</p>}
+      {changes.map((change) => (
+        <Change key={change.path} change={change} />
+      ))}
+      {run.truncated && <p class="fine">{t("approval.truncated")}</p>}
+      {(run.left_out?.length ?? 0) > 0 && <p class="fine">{t("approval.left_out", { paths: safe(run.left_out!.join(", ")) })}</p>}
+    </section>
+  );
+}
+
+function Change({ change }: { change: FileChange }): JSX.Element {
+  const lines = change.diff ? change.diff.split("\n").slice(0, 2000) : [];
+  return (
+    <div role="group" aria-label={t(`approval.${change.kind}`, { path: safe(change.path), interpolation: { escapeValue: false } })} class={`change ${change.kind}`}>
+      <p class="path">
+        <b aria-hidden="true">{SIGNS[change.kind]}</b> <Name>{change.path}</Name>
+      </p>
+      {lines.length > 0 && (
+        <pre class="diff" tabIndex={0}>
+          {lines.map((line, place) => (
+            <span key={place} class={line.startsWith("+") ? "plus" : line.startsWith("-") ? "minus" : ""}>
+              {safe(line)}
+              {"\n"}
+            </span>
+          ))}
+        </pre>
+      )}
+    </div>
+  );
+}

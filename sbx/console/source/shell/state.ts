@@ -1,0 +1,87 @@
+// What all pages share: the caller, the pending approvals, the settings of the person.
+import { signal } from "@preact/signals";
+import { all, ApiError, at, call, get, loggedOut } from "../api/calls";
+import type { Approval, Me } from "../api/types";
+import { connect, follow, hellos } from "../live/socket";
+
+export const me = signal<Me | null>(null);
+export const startFailure = signal<ApiError | null>(null);
+export const loginFailed = signal(false);
+export const approvals = signal<Approval[]>([]);
+
+type Notice = Record<string, unknown> & { type: string };
+const listeners = new Set<(notice: Notice) => void>();
+
+/** Call back for each notice of the owner, until the returned function is called. */
+export function onNotice(listener: (notice: Notice) => void): () => void {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+export function setting(name: string, fallback: string): string {
+  return localStorage.getItem(`sbx.${name}`) ?? fallback;
+}
+
+export function setSetting(name: string, value: string): void {
+  localStorage.setItem(`sbx.${name}`, value);
+}
+
+/** Log in with the code of the address, if it has one, and begin. */
+export async function start(): Promise<void> {
+  const code = new URLSearchParams(location.hash.slice(1)).get("login");
+  if (code) {
+    history.replaceState(null, "", location.pathname);
+    try {
+      me.value = await call<Me>("POST", "/api/v1/console/login", { code });
+    } catch {
+      loginFailed.value = true;
+    }
+  }
+  if (!me.value) {
+    try {
+      me.value = await get<Me>("/api/v1/me");
+    } catch (error) {
+      if (!loggedOut.value) startFailure.value = error as ApiError;
+      return;
+    }
+  }
+  loginFailed.value = false;
+  loggedOut.value = false;
+  follow({
+    request: () => ({ topic: "owner" }),
+    onEvent: (event) => receive(event as Notice),
+  });
+  hellos.subscribe((count) => {
+    if (count > 0) void loadApprovals();
+  });
+  connect();
+}
+
+function receive(notice: Notice): void {
+  if (notice.type === "approval.pending") {
+    const approval = notice.approval as Approval;
+    approvals.value = [...approvals.value.filter((each) => each.tool_call_id !== approval.tool_call_id), approval];
+    notify(approval);
+  } else if (notice.type === "approval.decided") {
+    approvals.value = approvals.value.filter((each) => each.tool_call_id !== notice.tool_call_id);
+  }
+  for (const listener of listeners) listener(notice);
+}
+
+export async function loadApprovals(): Promise<void> {
+  try {
+    approvals.value = await all<Approval>((cursor) => at(["api", "v1", "approvals"], { limit: 200, cursor }));
+  } catch {
+    // The connection state shows that the service is away; the next hello loads them again.
+  }
+}
+
+function notify(approval: Approval): void {
+  if (setting("notifications", "off") !== "on" || !document.hidden) return;
+  if (Notification.permission === "granted") new Notification("sbx", { body: approval.tool_name });
+}
+
+export async function logout(): Promise<void> {
+  await call("POST", "/api/v1/console/logout", {});
+  location.href = "/console/";
+}

@@ -1,0 +1,1 @@
+var t=localStorage.getItem("sbx.language")??navigator.languages.map(e=>e.slice(0,2)).find(e=>["en","zh","ja"].includes(e))??"en";document.documentElement.lang=t;document.documentElement.dataset.theme=localStorage.getItem("sbx.theme")??"system";
