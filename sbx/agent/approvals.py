@@ -100,9 +100,9 @@ class Approvals:
         clock: Clock | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
-        on_change: Callable[[Approval, ApprovalDecision | None], None] | None = None,
+        on_change: Callable[[Approval, ApprovalDecision | None], None] = lambda *_: None,
     ) -> None:
-        """`on_change` is called when a call waits for a decision, and when it got one."""
+        """`on_change`: called when a call waits for a decision, and when it got one."""
         self._records = _in_memory() if records is None else records
         self._clock: Clock = clock or Clock()
         self._timeout_s = timeout_s
@@ -157,12 +157,10 @@ class Approvals:
         except SbxError:
             self._waiting.pop(tool_call_id, None)
             raise
-        if (
-            decision := pending.current_decision
-        ) is not None:  # its run was aborted during the write
-            await self._records.settle(tool_call_id, decision)
-        elif self._on_change is not None:
+        if (decision := pending.current_decision) is None:
             self._on_change(pending.approval, None)
+        else:  # its run was aborted during the write
+            await self._records.settle(tool_call_id, decision)
         return pending
 
     async def remembers(self, place: AgentContext, tool_name: str, subject: str) -> bool:
@@ -275,12 +273,10 @@ class Approvals:
     ) -> tuple[Sequence[StoredApprovalRule], str | None]:
         """Return the remembered rules, the oldest first, and the cursor of the next page. A reach
         with bounds has the rules of its conversations, but no rules of projects."""
-        if reach.conversation_id is not None and conversation_id not in (
-            None,
-            reach.conversation_id,
-        ):
+        bound = reach.conversation_id
+        if bound is not None and conversation_id not in (None, bound):
             return (), None
-        within = replace(reach, conversation_id=conversation_id or reach.conversation_id)
+        within = replace(reach, conversation_id=conversation_id or bound)
 
         async def page(after: int, limit: int) -> Sequence[StoredApprovalRule]:
             return await self._records.rules(
@@ -328,8 +324,7 @@ class Approvals:
     def _tell(self, tool_call_id: str, decision: ApprovalDecision) -> None:
         if (pending := self._waiting.pop(tool_call_id, None)) is not None:
             pending.tell(decision)
-            if self._on_change is not None:
-                self._on_change(pending.approval, decision)
+            self._on_change(pending.approval, decision)
 
 
 def _in_memory() -> "ApprovalStore":

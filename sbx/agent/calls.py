@@ -359,16 +359,8 @@ class AgentToolCalls:
     def _emit_end(self, call: "_Call", result: ToolResult) -> None:
         call.open = False
         took_ms = round(call.took_s * 1000, 3)
-        self._emit(
-            ToolEnd(
-                call.call.id,
-                result.text,
-                result.is_error,
-                took_ms,
-                outputs=result.outputs,
-                error=result.error,
-            )
-        )
+        outputs, error = result.outputs, result.error
+        self._emit(ToolEnd(call.call.id, result.text, result.is_error, took_ms, outputs, error))
 
 
 class _Call:

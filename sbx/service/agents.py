@@ -172,10 +172,10 @@ class Agents:
             return Page([])
         chosen = replace(chosen, **bounds)
         now = self._service.clock.now()
-        found = await chats.page(self._service.store, chosen, now=now, limit=limit + 1)
-        last = found[limit - 1][0] if len(found) > limit else None
+        rows = await chats.page(self._service.store, chosen, now=now, limit=limit + 1)
+        last = rows[limit - 1][0] if len(rows) > limit else None
         cursor = f"{last.last_used_at!r} {last.id}" if last is not None else None
-        return Page(found[:limit], cursor)
+        return Page(rows[:limit], cursor)
 
     async def rename(self, chat: ChatRow, title: str) -> None:
         await chats.set_title(self._service.store, chat.id, title)

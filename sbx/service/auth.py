@@ -23,8 +23,9 @@ from sbx.aio import Clock, run_to_completion
 from sbx.errors import BadRequest, Broken, Denied, NotFound, Unavailable
 from sbx.service.caller import Caller
 from sbx.service.ids import ID_MAX, check_id
-from sbx.store import Store, console_sessions, keys, tokens
-from sbx.store.console_sessions import ConsoleSessionRow
+from sbx.store import Store, keys, tokens
+from sbx.store import console as console_table
+from sbx.store.console import ConsoleSessionRow
 from sbx.store.keys import KeyRecord as KeyRecord
 from sbx.store.pending import PendingWrites
 from sbx.store.tokens import TokenRecord as TokenRecord
@@ -316,8 +317,8 @@ class Authenticator:
         """Return whether this key, token or login was revoked, or does not exist."""
         if via_id in self._revoked:
             return True
-        if via_id.startswith(console_sessions.PREFIX):
-            login = await console_sessions.get(self._store, via_id)
+        if via_id.startswith(console_table.PREFIX):
+            login = await console_table.get(self._store, via_id)
             return login is None or self._clock.now() >= login.expires_at
         get = keys.get if via_id.startswith("key-") else tokens.get
         record = await get(self._store, via_id)

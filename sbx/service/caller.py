@@ -14,7 +14,7 @@ class Caller:
     None is all of them. `via`: `console` is the login of a browser with all rights of its owner;
     one with the rights of a token is `token`. `via_id`: the key, token or login, for the record;
     None for a peer. It gives no right, so callers that differ in nothing else are equal. `peeks`:
-    this request only observes, and is no use of a sandbox.
+    this request only observes, and does not count as a use of a sandbox.
     """
 
     owner: str

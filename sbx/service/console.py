@@ -22,8 +22,9 @@ from sbx.aio import Clock
 from sbx.errors import Denied, NotFound, Unavailable
 from sbx.service.auth import Authenticator
 from sbx.service.caller import Caller
-from sbx.store import Store, console_sessions
-from sbx.store.console_sessions import ConsoleSessionRow
+from sbx.store import Store
+from sbx.store import console as console_table
+from sbx.store.console import ConsoleSessionRow
 
 CODE_S = 60.0
 CODES_PER_OWNER = 16
@@ -94,18 +95,18 @@ class ConsoleLogins:
         """Return a new cookie and its login. Raise Denied `code_not_valid`, and Unavailable
         `too_many_attempts` after many such codes. A valid code is never refused for these: a code
         cannot be guessed, and a stranger could otherwise prevent all logins."""
-        found = self._codes.pop(_digest(code), None)
-        if found is None:
+        valid = self._codes.pop(_digest(code), None)
+        if valid is None:
             self._count_failure()
             raise Denied(
                 "this login link was used already or has expired",
                 code="code_not_valid",
                 hint="get another one with: sbx console",
             )
-        caller, now = found.caller, self._clock.now()
+        caller, now = valid.caller, self._clock.now()
         cookie = secrets.token_urlsafe(32)
         row = ConsoleSessionRow(
-            id=f"{console_sessions.PREFIX}{secrets.token_hex(8)}",
+            id=f"{console_table.PREFIX}{secrets.token_hex(8)}",
             owner=caller.owner,
             operator=caller.operator,
             token_id=caller.via_id if caller.via == "token" else None,
@@ -115,7 +116,7 @@ class ConsoleLogins:
             last_seen_at=now,
             expires_at=now + COOKIE_S,
         )
-        await console_sessions.add(self._store, row, _digest(cookie))
+        await console_table.add(self._store, row, _digest(cookie))
         caller, _ = await self._access.of_login(row)
         return cookie, ConsoleLogin(caller, row)
 
@@ -133,7 +134,7 @@ class ConsoleLogins:
 
     async def _read(self, digest: str) -> tuple[ConsoleLogin, float]:
         ends = self._ends
-        row = await console_sessions.get_by_digest(self._store, digest)
+        row = await console_table.get_by_digest(self._store, digest)
         if row is None:
             raise _logged_out()
         caller, until = await self._access.of_login(row)
@@ -146,12 +147,12 @@ class ConsoleLogins:
         """Return the logins of an owner that are valid by their time, the oldest first."""
         await self._store.settled()
         now = self._clock.now()
-        rows = await console_sessions.list_for_owner(self._store, owner)
+        rows = await console_table.list_for_owner(self._store, owner)
         return [row for row in rows if now < row.expires_at]
 
     async def end(self, owner: str, session_id: str) -> None:
         """End a login at once. Raise NotFound."""
-        ended = await console_sessions.delete(self._store, session_id, owner)
+        ended = await console_table.delete(self._store, session_id, owner)
         self._ends += 1
         self._checked.clear()
         if not ended:
@@ -159,7 +160,7 @@ class ConsoleLogins:
 
     def _slide(self, row: ConsoleSessionRow, now: float) -> None:
         expires_at = min(now + COOKIE_S, row.created_at + LOGIN_MAX_S)
-        console_sessions.seen(self._store, row.id, now, expires_at)
+        console_table.seen(self._store, row.id, now, expires_at)
 
     def _count_failure(self) -> None:
         now = self._clock.now()

@@ -1,20 +1,21 @@
 """The events of sandboxes, for those who may see them."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from sbx.protocol.pages import Page
 from sbx.service.caller import Caller
 from sbx.service.leases import SandboxIndex, row_of
 from sbx.service.sandbox import ServiceSandbox
-from sbx.store import Store, events
+from sbx.store import Store, events, sandboxes
 from sbx.store.events import EventRow
+from sbx.store.sandboxes import SandboxRow
 
 _LIST_MAX = 500
 
 
 class SandboxEvents:
-    """Both methods omit the events of conversations beyond the caller's bounds, and raise
+    """`page` and `follow` omit the events of conversations beyond the caller's bounds, and raise
     NotFound."""
 
     def __init__(self, store: Store, index: SandboxIndex) -> None:
@@ -37,6 +38,12 @@ class SandboxEvents:
         )
         more = len(page) > limit
         return Page(page[:limit], str(page[limit - 1].seq) if more else None)
+
+    async def ended(self, caller: Caller, *, since: float, limit: int) -> Sequence[SandboxRow]:
+        """Return the records of sandboxes within the caller's bounds that were deleted after this
+        time, the last one first."""
+        ended = await sandboxes.ended_of(self._store, caller.owner, since=since, limit=limit)
+        return [row for row in ended if caller.sees(row.user_id, row.agent_id)]
 
     async def follow(
         self, caller: Caller, sandbox_id: str, *, after: int = 0

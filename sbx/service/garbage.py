@@ -15,7 +15,8 @@ from sbx.errors import SbxError
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service.models import TaskReport
-from sbx.store import Store, console_sessions, tokens
+from sbx.store import Store, tokens
+from sbx.store import console as console_table
 from sbx.store import sandboxes as rows
 from sbx.store import workspaces as workspaces_table
 from sbx.store.sandboxes import EndedSandbox, SandboxRow
@@ -110,7 +111,7 @@ class GarbageCollector:
         before = self._clock.now() - self._settings.tombstones_kept
         await self._store.write(partial(rows.bury, before=before))
         await tokens.forget_ended(self._store, before)
-        await console_sessions.forget_ended(self._store, before)
+        await console_table.forget_ended(self._store, before)
         return TaskReport("orphan_container", removed, 0, failed)
 
     async def _removed_later(self) -> int:

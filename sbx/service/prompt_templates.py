@@ -7,8 +7,8 @@ from typing import Any
 
 from sbx.aio import Clock
 from sbx.errors import Conflict, NotFound, Unavailable
-from sbx.store import Store, templates
-from sbx.store.templates import TemplateRow as TemplateRow
+from sbx.store import Store, console
+from sbx.store.console import TemplateRow as TemplateRow
 
 _PER_OWNER = 200
 
@@ -79,7 +79,7 @@ class PromptTemplates:
 
     async def list_for(self, owner: str) -> Sequence[TemplateRow]:
         """Return the built-in templates, and those of the owner, the oldest first."""
-        return [*BUILT_IN, *await templates.list_for_owner(self._store, owner)]
+        return [*BUILT_IN, *await console.templates_of(self._store, owner)]
 
     async def get(self, owner: str, template_id: str) -> TemplateRow:
         for row in await self.list_for(owner):
@@ -89,7 +89,7 @@ class PromptTemplates:
 
     async def add(self, owner: str, fields: Mapping[str, Any]) -> TemplateRow:
         """Raise Unavailable `too_many_templates`."""
-        if len(await templates.list_for_owner(self._store, owner)) >= _PER_OWNER:
+        if len(await console.templates_of(self._store, owner)) >= _PER_OWNER:
             raise Unavailable(
                 f"there are {_PER_OWNER} templates, which is the limit",
                 code="too_many_templates",
@@ -100,19 +100,19 @@ class PromptTemplates:
         row = TemplateRow(
             id=f"template-{secrets.token_hex(8)}", owner=owner, created_at=at, **fields
         )
-        await templates.put(self._store, row)
+        await console.put_template(self._store, row)
         return row
 
     async def change(self, owner: str, template_id: str, fields: Mapping[str, Any]) -> TemplateRow:
         row = replace(await self._own(owner, template_id), **fields)
-        await templates.put(self._store, row)
+        await console.put_template(self._store, row)
         return row
 
     async def delete(self, owner: str, template_id: str) -> None:
         """Delete a template; a second time does nothing."""
         if template_id in {row.id for row in BUILT_IN}:
             raise _is_built_in()
-        await templates.delete(self._store, template_id, owner)
+        await console.delete_template(self._store, template_id, owner)
 
     async def _own(self, owner: str, template_id: str) -> TemplateRow:
         row = await self.get(owner, template_id)

@@ -75,18 +75,8 @@ class Sandboxes:
         self.kernels = KernelLimit(settings.kernels_max, settings.kernels_per_owner, self.every)
         self.open_limit = open_limit = OpenFilesLimit()
         make_room, budgets = self.kernels.make_room, FrameBudgets()
-        self._dependencies = ServiceDependencies(
-            store,
-            clock,
-            runtime,
-            settings,
-            make_room,
-            workspaces.by_id,
-            open_limit,
-            budgets,
-            notices or Notices(),
-            audit,
-        )
+        parts = store, clock, runtime, settings, make_room, workspaces.by_id, open_limit, budgets
+        self._dependencies = ServiceDependencies(*parts, notices or Notices(), audit)
         self._store = store
         self._clock = clock
         self._runtime = runtime
@@ -185,8 +175,7 @@ class Sandboxes:
         if added is None:
             raise errors.NotFound(f"workspace {workspace.id} does not exist")
         if not added:
-            message = f"the session {row.session_id} exists already"
-            raise errors.Conflict(message, code="session_exists")
+            raise _session_exists(row)
         self._workspaces.remember(workspace)
         sandbox = ServiceSandbox(self._dependencies, row, new=True)
         sandbox.set_policy(loaded, decided)
@@ -219,12 +208,6 @@ class Sandboxes:
         matches = [*islice(matching, limit + 1)]
         views = [await sandbox.view() for sandbox in matches[:limit]]
         return Page(views, views[-1].id if len(matches) > limit else None)
-
-    async def ended(self, caller: Caller, *, since: float, limit: int) -> Sequence[SandboxRow]:
-        """Return the records of sandboxes within the caller's bounds that were deleted after this
-        time, the last one first."""
-        found = await rows.ended_of(self._store, caller.owner, since=since, limit=limit)
-        return [row for row in found if caller.sees(row.user_id, row.agent_id)]
 
     def using(
         self,
@@ -271,8 +254,7 @@ class Sandboxes:
         """Raise BadRequest, Conflict `sandbox_expired` and `sandbox_ttl_infinite`."""
         sandbox = self.index.get_whole(caller, sandbox_id, "admin")
         if not by_s > 0:
-            message = f"extend_by is a number of seconds above 0, not {by_s!r}"
-            raise errors.BadRequest(message, details={"field": "extend_by"})
+            raise _invalid_extension(by_s)
         await sandbox.extend(by_s)
         return await sandbox.view()
 
@@ -423,6 +405,15 @@ async def _conversation_view(active: PersistentSandbox, row: ConversationRow) ->
         status = "busy" if conversation.busy else "ready"
     files, size = await active.measured(row.directory)
     return ConversationView(row.name, row.created_at, status, files, size)
+
+
+def _session_exists(row: SandboxRow) -> errors.Conflict:
+    return errors.Conflict(f"the session {row.session_id} exists already", code="session_exists")
+
+
+def _invalid_extension(by_s: float) -> errors.BadRequest:
+    message = f"extend_by is a number of seconds above 0, not {by_s!r}"
+    return errors.BadRequest(message, details={"field": "extend_by"})
 
 
 def _check_may_create(caller: Caller, session: SessionIdentity | None) -> None:

@@ -9,7 +9,7 @@
     migrations.py  the numbered steps, NNNN.sql
     sandboxes.py   workspaces.py  conversations.py  runs.py  uploads.py  keys.py  tokens.py
     events.py      idempotency.py  chats.py  messages.py  agent_runs.py  approvals.py  projects.py
-                   the rows of each table, and every query on it
+    console.py     the rows of each table, and every query on it
 
 Why sqlite3 and not aiosqlite: a transaction must be one thread hop, because every run is recorded
 within the time of one `1+1` over HTTP. aiosqlite hops for each statement, so BEGIN, INSERT, UPDATE,

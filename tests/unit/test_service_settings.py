@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from sbx import settings_files
+from sbx.api.console.settings import address
 from sbx.api.server.settings import (
     NOT_IN_WORKING_DIRECTORY,
     LoadedSettings,
     ServiceSettings,
-    address,
     read_settings,
 )
 from sbx.errors import BadRequest, Denied, NotFound

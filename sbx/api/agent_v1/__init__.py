@@ -3,31 +3,20 @@
     models.py        its bodies
     dependencies.py  the conversation, the project and the session that a request names
     chat.py          send a message to an agent, follow it, abort it
-    conversations.py the list of conversations, their titles, their end
     messages.py      the messages of a conversation, and how the runs of its agent ended
     approvals.py     decisions of a person, remembered rules, the commands of a conversation
     projects.py      directories of the host that agents work in
-    templates.py     templates of prompts
     tools.py         the definitions of tools, and calls by a program
 
 `sbx.agent` has the loop, the tools and the approvals. `sbx.service.agents` connects them with the
 service.
 """
 
-from sbx.api.agent_v1 import (
-    approvals,
-    chat,
-    conversations,
-    messages,
-    projects,
-    templates,
-    tools,
-)
+from sbx.api.agent_v1 import approvals, chat, messages, projects, tools
 from sbx.api.agent_v1.dependencies import agents_of
 
-_PARTS = (chat, messages, conversations, approvals, projects, templates, tools)
 routers = (
-    *(part.router for part in _PARTS),
+    *(part.router for part in (chat, messages, approvals, projects, tools)),
     approvals.of_conversations,
 )
 

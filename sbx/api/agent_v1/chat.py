@@ -16,7 +16,7 @@ from sbx.api.agent_v1.dependencies import (
     project_of,
     session_of,
 )
-from sbx.api.agent_v1.models import Aborted, NewChat, Started
+from sbx.api.agent_v1.models import Aborted, NewChat, StartedChat
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
@@ -34,7 +34,7 @@ _STREAM: dict[str, Any] = {
 }
 
 
-_DETACHED: dict[int, Any] = {202: {"model": Started, "description": "It has started"}}
+_DETACHED: dict[int, Any] = {202: {"model": StartedChat, "description": "It has started"}}
 
 
 @router.post("", **{**_STREAM, "responses": _STREAM["responses"] | _DETACHED})
@@ -74,7 +74,7 @@ async def chat(
     )
     await service.recording.record(caller, "chat.start", name, run=run.run_id, sandbox=session.id)
     if new.detach:
-        started = Started(
+        started = StartedChat(
             run_id=run.run_id,
             conversation_id=name,
             session_id=session.session_id,

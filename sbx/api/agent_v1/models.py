@@ -45,7 +45,7 @@ class NewChat(RequestBody):
         return self
 
 
-class Started(BaseModel):
+class StartedChat(BaseModel):
     """A run whose events can be followed."""
 
     run_id: str

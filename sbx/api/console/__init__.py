@@ -4,6 +4,9 @@
     login.py        one-time codes, the login and its end, the logins of an owner
     me.py           the caller, its rights and the service
     observe.py      the network of a sandbox, one run, completion, policies, directories
+    settings.py     the settings of the console
+    conversations.py   the list of conversations, their titles, their end
+    templates.py    templates of prompts
     pages.py        the page and its files
     stream.py       one WebSocket for all that changes
     topics.py       what a client of it can follow

@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 from sbx.api.agent_v1 import agents_of
 from sbx.api.agent_v1.dependencies import check_runs
 from sbx.api.bodies import RequestBody
-from sbx.api.v1.details import usage_of
+from sbx.api.v1.bay.sandboxes import usage_of
 from sbx.errors import BadRequest, NotFound, SbxError
 from sbx.protocol.events import to_json
 from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S

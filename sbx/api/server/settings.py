@@ -38,9 +38,9 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from sbx import settings_files
 from sbx.agent.settings import TABLE as AGENT_TABLE
 from sbx.agent.settings import AgentSettings
+from sbx.api.console.settings import ConsoleSettings, address, origin
 from sbx.errors import BadRequest
-from sbx.protocol.addresses import default_socket
-from sbx.runtime.settings import Settings, name_pairs
+from sbx.runtime.settings import name_pairs
 from sbx.service.session_rules import TYPES
 
 PREFIX = "SBX_"
@@ -113,16 +113,13 @@ _TEMPLATES = {
 _Mode = Annotated[int, Field(ge=0, le=0o777)]
 
 
-class ServiceSettings(Settings):
+class ServiceSettings(ConsoleSettings):
     """The settings of `sbx serve`: those of a runtime, and those of the service around it.
 
     Durations in seconds, sizes in bytes. `user`: as root, the account (or `uid`, `uid:gid`) of the
     process that parses HTTP; None is the account `sbx` if it exists, else the uid below
     `uid_range`. `connections_max`: at once over TCP, and as many on the Unix socket; fewer if few
     files may be open.
-    `console`: a permanent address for browsers; `console_socket`: whether there is `console.sock`
-    for `sbx console`. `console_url`: the origin that a reverse proxy gives the console, and
-    `console_frames_url` the one that it gives frames with output of sandboxes.
     `*_per_owner`: at once, for the key and all tokens of one owner. `sessions_*`: the defaults of a
     session of /api/v1, which a request may narrow. `templates`: the policy of each image or
     template of the SDK of another product, by name or pattern; `*` is every other one.
@@ -130,14 +127,9 @@ class ServiceSettings(Settings):
     """
 
     data_dir: Path | None = Field(default_factory=_default_data_dir)
-    socket: Path = Field(default_factory=default_socket)
     socket_group: str | None = None
     socket_mode: Annotated[_Mode | None, BeforeValidator(_octal)] = None
     listen: str | None = None
-    console: str | None = None
-    console_socket: bool = True
-    console_url: str | None = None
-    console_frames_url: str | None = None
     user: str | None = None
     api_key: SecretStr | None = None
     cors_origins: tuple[str, ...] = ()
@@ -167,14 +159,7 @@ class ServiceSettings(Settings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
 
-    @field_validator("console_url", "console_frames_url")
-    @classmethod
-    def _is_an_origin(cls, value: str | None) -> str | None:
-        if value is not None:
-            cls._are_origins((value,))
-        return value
-
-    @field_validator("listen", "console")
+    @field_validator("listen")
     @classmethod
     def _is_an_address(cls, value: str | None) -> str | None:
         if value is not None:
@@ -184,17 +169,7 @@ class ServiceSettings(Settings):
     @field_validator("cors_origins")
     @classmethod
     def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for origin in value:
-            scheme, _, rest = origin.partition("://")
-            if scheme not in ("http", "https") or not rest or "/" in rest or "*" in rest:
-                raise ValueError(f"'{origin}' is not an origin such as https://app.example.org")
-        return value
-
-    @model_validator(mode="after")
-    def _console_has_two_origins(self) -> Self:
-        if (self.console_url is None) != (self.console_frames_url is None):
-            raise ValueError("console_url and console_frames_url need each other")
-        return self
+        return tuple(map(origin, value))
 
     @model_validator(mode="after")
     def _paths_are_absolute(self) -> Self:
@@ -223,14 +198,6 @@ class ServiceSettings(Settings):
     def private(self) -> tuple[Path, ...]:
         """Return the data and the socket. A user of the socket with its uid is the operator."""
         return (self.data, self.projects_data, self.socket, *filter(None, (self.console_path,)))
-
-    @property
-    def console_path(self) -> Path | None:
-        """Return the socket for browsers, next to that of programs; None without one."""
-        if not self.console_socket:
-            return None
-        prefix = "" if self.socket.name == "sbx.sock" else f"{self.socket.stem}-"
-        return self.socket.with_name(f"{prefix}console.sock")
 
     @property
     def credentials_path(self) -> Path:
@@ -283,15 +250,6 @@ def read_settings(
     settings = _validated(values, sources)
     unknown = [*_unknown(environment, "the environment"), *_unknown(dotenv, str(file))]
     return LoadedSettings(settings, sources, tuple(sorted(unknown)))
-
-
-def address(listen: str) -> tuple[str, int]:
-    """Return (host, port) of `127.0.0.1:8765` or `[::1]:8765`. Raise ValueError."""
-    host, colon, port = listen.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise ValueError(f"'{listen}' is not an address such as 127.0.0.1:8765")
-    return host, int(port)
 
 
 class _Layer(NamedTuple):

@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sbx.api.server.settings import ServiceSettings, address
+from sbx.api.console.settings import address
+from sbx.api.server.settings import ServiceSettings
 from sbx.errors import BadRequest, Conflict, Denied, Unavailable
 from sbx.linux import locks
 

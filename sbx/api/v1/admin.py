@@ -8,7 +8,8 @@ from pydantic import BaseModel, Field, StringConstraints
 from sbx.api.auth import OperatorDep, OwnerDep, ServiceDep
 from sbx.api.bodies import REVOKED, RequestBody, revoked
 from sbx.api.errors import documented, iso
-from sbx.api.v1.bay.models import Limit, SandboxResponse, Time, iso_or_none, shown
+from sbx.api.v1.bay.models import Limit, SandboxResponse, Time, iso_or_none
+from sbx.api.v1.bay.sandboxes import shown
 from sbx.errors import Denied, NotFound
 from sbx.service.auth import TOKEN_TTL_MAX_S, KeyRecord, TokenRecord
 from sbx.service.caller import Caller

@@ -8,7 +8,8 @@ from pydantic import BaseModel
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.bodies import ConversationBody, OkBody
 from sbx.api.errors import documented
-from sbx.api.v1.bay.models import SandboxResponse, shown
+from sbx.api.v1.bay.models import SandboxResponse
+from sbx.api.v1.bay.sandboxes import shown
 from sbx.api.v1.dependencies import TargetDep
 from sbx.errors import NotFound
 from sbx.protocol.contexts import DEFAULT_CONTEXT

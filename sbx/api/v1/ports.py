@@ -10,9 +10,9 @@ from starlette.websockets import WebSocketDisconnect
 
 from sbx.api.auth import CallerDep, ServiceDep, StackDep, caller, check_origin, service
 from sbx.api.bodies import RequestBody
+from sbx.api.console.settings import address
 from sbx.api.errors import documented, iso
 from sbx.api.ports import relay_bytes, relay_http, relay_websocket
-from sbx.api.server.settings import address
 from sbx.api.surfaces import LINK_QUERY
 from sbx.api.v1.terminals import refuse_socket
 from sbx.errors import BadRequest, SbxError

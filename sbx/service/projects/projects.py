@@ -191,7 +191,7 @@ class Projects:
 
         def read() -> Sequence[str]:
             with os.scandir(directory) as entries:
-                found = islice(
+                visible = islice(
                     (
                         each.name
                         for each in entries
@@ -199,7 +199,7 @@ class Projects:
                     ),
                     limit + 1,
                 )
-                return sorted(found)
+                return sorted(visible)
 
         try:
             names = await in_thread(read)

@@ -5,15 +5,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
-from sbx import __version__
 from sbx.api.bodies import ForeignBody, InterruptReply
 from sbx.api.encoding import text_and_images
 from sbx.api.errors import iso
 from sbx.protocol.events import error_to_json, run_to_json
 from sbx.protocol.languages import RunLanguage
 from sbx.protocol.runs import Run, Status
-from sbx.service.lifecycle import State
-from sbx.service.models import SandboxView
 
 Id = Annotated[str, StringConstraints(max_length=300)]
 Text = Annotated[str, StringConstraints(max_length=100_000)]
@@ -375,30 +372,3 @@ class CollectorStatus(BaseModel):
     instance_id: str
     interval_seconds: int
     tasks: dict[str, TaskStatus]
-
-
-def shown(view: SandboxView, *, containers: bool = False) -> SandboxResponse:
-    """Return a sandbox in Bay's form. Its only container is the live kernel."""
-    live = containers and view.state is State.READY
-    return SandboxResponse(
-        id=view.id,
-        status=str(view.state),
-        profile=view.profile,
-        cargo_id=view.workspace_id,
-        capabilities=list(view.policy.capabilities),
-        created_at=iso(view.created_at),
-        expires_at=iso_or_none(view.expires_at),
-        idle_expires_at=iso_or_none(view.idle_expires_at),
-        containers=[_kernel(view)] if live else None,
-    )
-
-
-def _kernel(view: SandboxView) -> ContainerRuntime:
-    return ContainerRuntime(
-        name="kernel",
-        runtime_type="sbx",
-        status="running",
-        version=__version__,
-        capabilities=list(view.policy.capabilities),
-        healthy=True,
-    )
