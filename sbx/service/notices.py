@@ -16,14 +16,15 @@ _WAITING_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """`body` has a `type`, such as `sandbox` or `chat.ended`. A notice about a conversation or a
-    session goes to the callers that see it, and one of a project, without a user, to its owner."""
+    """`body` has a `type`, such as `sandbox` or `chat.ended`. A notice goes to the callers that see
+    this user, agent and conversation; one `of_project` to none with the bounds of a token."""
 
     owner: str
     body: Mapping[str, Any]
     user_id: str | None = None
     agent_id: str | None = None
     conversation_id: str | None = None
+    of_project: bool = False
 
 
 class Subscription:
@@ -37,6 +38,8 @@ class Subscription:
     def offer(self, notice: Notice) -> None:
         caller = self._caller
         if notice.owner != caller.owner or self.lost:
+            return
+        if notice.of_project and caller.via == "token":
             return
         if not caller.sees(notice.user_id, notice.agent_id, notice.conversation_id):
             return

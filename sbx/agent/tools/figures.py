@@ -32,6 +32,7 @@ _SUFFIXES = {
 }
 _SHOWN_TYPES = ("text/plain", "text/html", "text/markdown", "text/latex", "application/json")
 _SHOWN_MAX = 256 << 10
+_INLINE_MAX = 48 << 10  # bytes
 _ALT_MAX = 200
 _FILES_MAX = 20
 _IMAGES_MAX = 8
@@ -79,7 +80,7 @@ async def kept(
         except SbxError as error:
             path = f"could not be kept in a file ({without_host_paths(error)['message']:.200})"
         else:
-            files.append({"path": path, "media_type": figure.media_type, "size": size})
+            files.append(_file(path, figure))
         lines.append(f"{path} ({figure.media_type}, {size} bytes)")
         if len(images) < _IMAGES_MAX and size <= min(room, _IMAGE_MAX) and can_be_shown(figure):
             room -= size
@@ -87,6 +88,15 @@ async def kept(
         if len(files) < number:
             files.append({})
     return lines, tuple(images), files
+
+
+def _file(path: str, figure: Figure) -> Json:
+    """Return the file of a figure. A small one has its content as `data`, in base64: people cannot
+    read the files that the sandbox of a project keeps."""
+    file: Json = {"path": path, "media_type": figure.media_type, "size": len(figure.content)}
+    if len(figure.content) <= _INLINE_MAX:
+        file["data"] = base64.b64encode(figure.content).decode()
+    return file
 
 
 def shown_outputs(bundles: Sequence[MimeBundle], files: Sequence[Json]) -> tuple[Json, ...]:
@@ -102,6 +112,7 @@ def shown_outputs(bundles: Sequence[MimeBundle], files: Sequence[Json]) -> tuple
         if next(figures([bundle]), None) is not None and (file := next(kept_files, None)):
             alt = entry.get("text/plain", "")[:_ALT_MAX]
             entry[file["media_type"]] = {**file, "alt": alt}
+            room -= len(file.get("data", ""))
         room -= sum(len(text) for text in entry.values() if isinstance(text, str))
         if room < 0:
             return (*shown, {"truncated": True})

@@ -14,6 +14,9 @@ from sbx.api.agent_v1.models import (
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.errors import Denied
+from sbx.service.caller import Caller
+from sbx.service.notices import Notice
+from sbx.service.service import Service
 
 router = APIRouter(prefix="/api/v1/projects", tags=["projects"])
 
@@ -48,6 +51,7 @@ async def create(new: NewProject, caller: CallerDep, service: ServiceDep) -> Pro
     )
     body = project_body(project)
     await service.recording.record(caller, "project.create", project.id, **_details(body))
+    _publish(service, caller, project.id)
     return body
 
 
@@ -71,6 +75,7 @@ async def change_project(
     )
     body = project_body(project)
     await service.recording.record(caller, "project.change", project_id, **_details(body))
+    _publish(service, caller, project_id)
     return body
 
 
@@ -80,6 +85,14 @@ async def delete(project_id: str, caller: CallerDep, service: ServiceDep) -> Non
     check_projects(caller, project_id)
     await service.projects.delete(caller.owner, project_id)
     await service.recording.record(caller, "project.delete", project_id)
+    _publish(service, caller, project_id, "project.deleted")
+
+
+def _publish(
+    service: Service, caller: Caller, project_id: str, kind: str = "project.changed"
+) -> None:
+    body = {"type": kind, "project_id": project_id}
+    service.notices.publish(Notice(caller.owner, body, of_project=True))
 
 
 def _details(body: ProjectBody) -> dict[str, object]:

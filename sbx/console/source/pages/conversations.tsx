@@ -104,9 +104,9 @@ function Conversation({ conversation, isNew, chat }: { conversation: string; isN
 
   const load = async (thenFollow = true): Promise<void> => {
     try {
+      // First: a run that ends after this is followed, one that ended before has all its messages.
+      const running = (await get<Chat>(at(["api", "v1", "conversations", conversation]))).run;
       const messages = await all<StoredMessage>((cursor) => at(["api", "v1", "conversations", conversation, "messages"], { limit: 200, cursor }), 5000);
-      const current = await get<Chat>(at(["api", "v1", "conversations", conversation]));
-      const running = current.run;
       const items = fromMessages(messages);
       if (!running) {
         for (const item of items) {
@@ -130,7 +130,8 @@ function Conversation({ conversation, isNew, chat }: { conversation: string; isN
     });
     const forget = onNotice((notice) => {
       if (notice.conversation_id !== conversation) return;
-      if (notice.type === "chat.started" && shown.value.run?.runId !== notice.run_id) void load();
+      const other = shown.value.run?.runId !== notice.run_id;
+      if ((notice.type === "chat.started" || notice.type === "chat.ended") && other) void load();
       if (notice.type === "conversation.deleted") go("/console/conversations");
     });
     return () => {
@@ -275,6 +276,7 @@ interface BeginningProps {
 function Beginning({ agent, project, onTemplate, isNew }: BeginningProps): JSX.Element {
   const projects = useLoaded<Project[]>(() => all<Project>((cursor) => at(["api", "v1", "projects"], { limit: 100, cursor })));
   const templates = useLoaded<Template[]>(async () => (me.value!.via === "token" ? [] : (await get<{ items: Template[] }>("/api/v1/templates")).items));
+  useEffect(() => onNotice((notice) => notice.type.startsWith("project.") && projects.reload()), []);
   const chosen = useSignal<Template | null>(null);
   const can = me.value!.can.chat;
   return (

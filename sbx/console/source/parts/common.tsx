@@ -131,8 +131,12 @@ export function Dialog({ title, onClose, children, alert }: DialogProps): JSX.El
   const ref = useRef<HTMLDialogElement>(null);
   useLayoutEffect(() => {
     const before = document.activeElement as HTMLElement | null;
-    ref.current?.showModal();
-    return () => before?.focus();
+    const shown = ref.current!;
+    shown.showModal();
+    return () => {
+      shown.close(); // while it is modal, nothing outside can have the focus
+      before?.focus();
+    };
   }, []);
   return (
     <dialog ref={ref} role={alert ? "alertdialog" : "dialog"} aria-label={title} onCancel={(event) => (event.preventDefault(), onClose())}>

@@ -147,6 +147,10 @@ async function blobOf(image: ImageFile | string, type: string, place: Place | nu
     const bytes = Uint8Array.from(atob(image), (char) => char.charCodeAt(0));
     return new Blob([bytes], { type });
   }
+  if (image.data !== undefined) {
+    const bytes = Uint8Array.from(atob(image.data), (char) => char.charCodeAt(0));
+    return new Blob([bytes], { type });
+  }
   if (!place) throw new Error("no place");
   const path = at(["v1", "sandboxes", place.sandbox, "conversations", place.conversation, "files"], { path: image.path, peek: true });
   return new Blob([await (await request("GET", path)).arrayBuffer()], { type });

@@ -31,6 +31,7 @@ export interface ImageFile {
   media_type: string;
   size: number;
   alt: string;
+  data?: string;
 }
 
 export type Bundle = Record<string, string | ImageFile | boolean>;
