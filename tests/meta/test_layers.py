@@ -22,7 +22,7 @@ ROWS = (
     {"isolation", "workspace"},
     {"policy", "guest", "event_log", "run_methods", "settings_files", "forbidden_directories"},
     {"linux", "protocol", "telemetry", "aio"},
-    {"errors"},
+    {"errors", "console"},
 )
 ONLY: dict[str, set[str]] = {  # tighter than their row
     "linux": set(),

@@ -181,6 +181,10 @@ VALUES = {
     "policy_aliases": "{a = 'strict'}",
     "templates": "{a = 'strict'}",
     "cgroups": "false",
+    "console": "'127.0.0.1:8766'",
+    "console_socket": "false",
+    "console_url": "'https://sbx.example.org'",
+    "console_frames_url": "'https://sbx-out.example.org'",
     "allow_host_mode": "true",
 }
 

@@ -68,9 +68,7 @@ function App(): JSX.Element {
             <a key={page} href={`/console/${page}`} aria-current={page === current ? "page" : undefined} aria-label={page === "approvals" && count ? t("nav.approvals_waiting", { name: t("nav.approvals"), count }) : undefined}>
               {t(`nav.${page}`)}
               {page === "approvals" && count > 0 && (
-                <span class="badge waiting" aria-hidden="true">
-                  {count}
-                </span>
+                <span class="badge waiting count" data-count={count} aria-hidden="true" />
               )}
             </a>
           ))}
