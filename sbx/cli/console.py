@@ -6,6 +6,7 @@ identify its peer: every program of this host can connect to the port.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sbx.cli import connect, exits, output
+from sbx.cli.signals import CancelOnSignal
 from sbx.cli.terminal import STDOUT, one_line, write
 from sbx.errors import BadRequest, Unavailable
 
@@ -65,8 +67,12 @@ def console(
     new = {"operator": not no_operator, "path": path}
     opened = _Console(new, port, host, quiet=only_link or as_json, as_json=as_json)
     opened.browser = not (no_browser or only_link or as_json)
-    with suppress(KeyboardInterrupt), _service(socket, key):
-        connect.ask(socket, key, opened.run)
+    try:
+        with suppress(KeyboardInterrupt), _service(socket):
+            connect.ask(socket, key, opened.run)
+    except exits.StoppedBySignal as stopped:
+        if stopped.signal != signal.SIGINT:  # Ctrl-C is the way to end it
+            raise
     return exits.Exit.OK
 
 
@@ -104,6 +110,12 @@ class _Console:
                 hint=f"choose one of {', '.join(code['names'])}",
             )
         server = await asyncio.start_server(_forwarder(code["socket"]), "127.0.0.1", self._port)
+        with CancelOnSignal():
+            await self._serve(client, code, name, server)
+
+    async def _serve(
+        self, client: "Client", code: dict[str, Any], name: str, server: "asyncio.Server"
+    ) -> None:
         async with server:
             local = server.sockets[0].getsockname()[1]
             origin = f"http://{name}" if local == 80 else f"http://{name}:{local}"
@@ -175,7 +187,7 @@ def _forwarder(path: str) -> Any:
 
 
 @contextmanager
-def _service(socket: str | None, key: str | None) -> Iterator[None]:
+def _service(socket: str | None) -> Iterator[None]:
     """Start a service as a child if none answers at the default socket, and end it afterwards."""
     import subprocess
     import time
@@ -188,20 +200,24 @@ def _service(socket: str | None, key: str | None) -> Iterator[None]:
         return
     output.note(f"no service answers at {address.path}: starting one")
     words = [sys.executable, "-m", "sbx", "serve", "--socket", address.path]
-    with subprocess.Popen(words, stdin=subprocess.DEVNULL) as child:  # this program
-        try:
-            until = time.monotonic() + _START_S
-            while not _answers(address.path):
-                if child.poll() is not None or time.monotonic() > until:
-                    raise Unavailable(
-                        "the service did not start",
-                        code="service_unreachable",
-                        hint="its output above has the reason",
-                    )
-                time.sleep(0.05)
-            yield
-        finally:
-            child.terminate()
+    child = subprocess.Popen(  # this program
+        words, stdin=subprocess.DEVNULL, stdout=sys.stderr
+    )
+    try:
+        until = time.monotonic() + _START_S
+        while not _answers(address.path):
+            if child.poll() is not None or time.monotonic() > until:
+                raise Unavailable(
+                    "the service did not start",
+                    code="service_unreachable",
+                    hint="its output above has the reason",
+                )
+            time.sleep(0.05)
+        yield
+    finally:
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_START_S)
 
 
 def _answers(path: str) -> bool:

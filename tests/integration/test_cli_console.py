@@ -1,0 +1,121 @@
+"""`sbx console`: a link, a local port, and a service of its own if none runs."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from places import short_directory
+from serving import Service
+
+
+@contextmanager
+def running(*words: str, **env: str) -> Iterator["subprocess.Popen[str]"]:
+    """The command, until the end of the test."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "sbx", "console", *words],
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def opened(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    """The JSON document of the command."""
+    assert process.stdout is not None
+    text = ""
+    for line in process.stdout:
+        text += line
+        try:
+            return dict(json.loads(text))
+        except ValueError:
+            continue
+    raise AssertionError(process.stderr and process.stderr.read())
+
+
+def ask(origin: str, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    """One request of a browser; the name needs no resolver."""
+    host = origin.partition("://")[2]
+    connection = http.client.HTTPConnection("127.0.0.1", int(host.rpartition(":")[2]), timeout=30)
+    sent = {"Host": host, "Origin": origin, "X-Sbx-Console": "1"} | headers
+    content = None if body is None else json.dumps(body)
+    if content is not None:
+        sent["Content-Type"] = "application/json"
+    connection.request(method, path, content, sent)
+    reply = connection.getresponse()
+    text = reply.read()
+    cookie = (reply.getheader("set-cookie") or "").partition(";")[0]
+    connection.close()
+    return reply.status, (text, cookie)
+
+
+def test_the_link_logs_in_through_the_local_port(service: Service) -> None:
+    with running("--json", SBX_SOCKET=str(service.socket)) as process:
+        shown = opened(process)
+        assert shown["url"].startswith(f"{shown['origin']}/console/#login=")
+        status, (page, _) = ask(shown["origin"], "GET", "/console/")
+        assert (status, b"<title>sbx</title>" in page) == (200, True)
+        code = shown["url"].partition("#login=")[2]
+        status, (me, cookie) = ask(shown["origin"], "POST", "/api/v1/console/login", {"code": code})
+        assert status == 200, me
+        assert json.loads(me)["owner"] == f"uid:{os.geteuid()}"
+        status, (boxes, _) = ask(shown["origin"], "GET", "/v1/sandboxes", Cookie=cookie)
+        assert (status, "items" in json.loads(boxes)) == (200, True)
+        status, _ = ask(shown["origin"], "GET", "/v1/sandboxes")
+        assert status == 401  # the port itself is nobody
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    with socket.socket() as probe:
+        port = int(shown["origin"].rpartition(":")[2])
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_print_writes_the_link_only(service: Service) -> None:
+    words = ("--print", "--path", "/console/settings", "--no-operator")
+    with running(*words, SBX_SOCKET=str(service.socket)) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "/console/settings#login=" in line
+        code = line.strip().partition("#login=")[2]
+        origin = line.partition("/console/")[0]
+        _, (me, _) = ask(origin, "POST", "/api/v1/console/login", {"code": code})
+        assert json.loads(me)["operator"] is False
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+
+
+def test_a_name_that_the_console_does_not_have_is_refused(service: Service) -> None:
+    ended = service.quick("console", "--print", "--host", "evil.example")
+    assert ended.returncode == 2
+    assert "127.0.0.1" in ended.stderr
+
+
+def test_without_a_service_it_starts_one_and_ends_it() -> None:
+    with short_directory() as directory:
+        place = directory / "own" / "sbx.sock"
+        env = {"SBX_SOCKET": str(place), "SBX_DATA_DIR": str(directory / "data")}
+        with running("--json", **env) as process:
+            shown = opened(process)
+            assert place.with_name("console.sock").exists()
+            status, _ = ask(shown["origin"], "GET", "/console/")
+            assert status == 200
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+            assert process.stderr is not None
+            assert "starting one" in process.stderr.read()
+        assert not place.exists()
+        assert not Path(f"{place.parent}/console.sock").exists()
