@@ -205,8 +205,11 @@ def _console_listeners(settings: ServiceSettings) -> list[Listener]:
     listeners = []
     with ExitStack() as undo:
         if settings.console_path is not None:
-            listeners.append(listen_on_unix(settings, settings.console_path))
-            undo.callback(listeners[-1].close)
+            try:
+                listeners.append(listen_on_unix(settings, settings.console_path))
+                undo.callback(listeners[-1].close)
+            except SbxError as error:  # such as in a directory that systemd made for its socket
+                _log.warning("sbx console cannot be used: %s", error.message)
         if settings.console is not None:
             listeners.append(listen_on_tcp(settings.console))
             if not listeners[-1].sock.getsockname()[0].startswith(_LOOPBACK):
