@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sbx.cli import connect, exits, output
-from sbx.cli.signals import CancelOnSignal
 from sbx.cli.terminal import STDOUT, one_line, write
 from sbx.errors import BadRequest, Unavailable
 
@@ -91,7 +90,9 @@ class _Console:
 
     async def run(self, client: "Client") -> None:
         """Show a link. With a local port, forward it until Ctrl-C, and show a link at Enter."""
-        import asyncio  # help does not need it
+        import asyncio  # help does not need them
+
+        from sbx.cli.signals import CancelOnSignal
 
         code = await client.request("POST", _CODES, json=self._new)
         if code["url"] is not None and self._host is None:

@@ -18,6 +18,7 @@ from playwright.async_api import Browser, BrowserContext, Page, expect
 from sbx.agent.messages import Response
 from tests.browser.conftest import WIDE, Desk
 from tests.browser.test_main_path import send
+from tests.tiers import rows
 
 SOURCE = Path(__file__).resolve().parents[2] / "sbx" / "console" / "source"
 AXE = SOURCE / "node_modules" / "axe-core" / "axe.min.js"
@@ -30,7 +31,7 @@ TEXTS = {
 # -- languages -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("language", ["en", "zh", "ja"])
+@pytest.mark.parametrize("language", rows(["en", "zh", "ja"], ["zh", "ja"]))
 async def test_every_page_is_in_the_language_of_the_browser(
     desk: Desk, browser: Browser, language: str
 ) -> None:
@@ -87,7 +88,7 @@ def need_axe() -> None:
         pytest.skip("axe-core is missing: scripts/console installs it, with Node")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", rows(["light", "dark"], ["light"]))
 async def test_axe_has_no_complaint_on_any_page(
     desk: Desk, browser: Browser, theme: str, client: Any
 ) -> None:
@@ -134,7 +135,9 @@ async def test_a_keyboard_is_enough(desk: Desk, page: Page) -> None:
     await page.keyboard.press("Tab")
     await expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     await page.keyboard.press("Enter")
-    await page.get_by_label("Project").focus()
+    projects = page.get_by_label("Project")
+    await expect(projects.locator("option", has_text="keys")).to_have_count(1)
+    await projects.focus()
     await page.keyboard.type("keys")
     await page.get_by_role("textbox", name="Message").focus()
     await page.keyboard.type("change it")
@@ -177,7 +180,7 @@ async def test_enter_of_an_input_method_does_not_send(page: Page) -> None:
     await expect(box).to_have_value("にほん\n")
 
 
-@pytest.mark.parametrize("width", [320, 700])
+@pytest.mark.parametrize("width", rows([320, 700], [320]))
 async def test_a_narrow_window_needs_no_scrolling_to_the_side(
     desk: Desk, browser: Browser, width: int
 ) -> None:
@@ -263,22 +266,18 @@ async def test_scripts_run_only_after_a_click_and_load_nothing(desk: Desk, page:
     desk.foreign.clear()
 
 
-async def test_a_million_lines_do_not_freeze_the_page(desk: Desk, page: Page) -> None:
+async def test_of_a_long_output_a_part_is_in_the_page(desk: Desk, page: Page) -> None:
+    """The page stays fast because it holds little. To see more takes a click."""
     desk.model.add(
         calls(("run_code", {"code": "print('line of output\\n' * 60_000)"})), Response("ok")
-    )
-    await page.evaluate(
-        """() => { window.longest = 0; let last = performance.now();
-            const look = () => { const now = performance.now();
-                window.longest = Math.max(window.longest, now - last); last = now;
-                requestAnimationFrame(look); };
-            look(); }"""
     )
     await send(page, "print much")
     await expect(page.get_by_role("status", name="Run", exact=True)).to_have_text("Done")
     await page.get_by_role("button", name="Details").click()
-    await expect(page.get_by_text("characters are not shown").first).to_be_visible()
-    assert await page.evaluate("window.longest") < 1500  # on two busy cores
+    output = page.get_by_role("region", name="Output").locator("pre")
+    await expect(output).to_contain_text("line of output")
+    assert await output.evaluate("(pre) => pre.textContent.length") <= 200_000
+    assert await output.locator("span").count() < 10
 
 
 # -- the service goes and comes ----------------------------------------------------------------

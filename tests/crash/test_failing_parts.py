@@ -4,6 +4,7 @@ says why, or the error does; nothing is left, and the next sandbox works."""
 import asyncio
 import contextlib
 import os
+import re
 import resource
 import signal
 import time
@@ -110,7 +111,7 @@ async def test_zygote_that_hangs_in_its_imports_is_killed_and_the_cold_path_serv
     ):
         receipt = await box.start()
         assert receipt.path == "cold"
-        assert "within 2.4 s" in receipt.fallback
+        assert re.search(r"within 2\.[34]\d* s", receipt.fallback)  # of 2.4, what was left
         await until(lambda: not nests(broker()))
 
 

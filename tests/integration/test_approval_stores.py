@@ -127,6 +127,7 @@ async def test_of_many_who_decide_at_once_one_wins_and_the_others_are_told_who(d
             assert late.details == {
                 "approved": decision.approved,
                 "by": decision.by,
+                "at": decision.at,
                 "decided_at": decision.at,
                 "remembered": None,
             }

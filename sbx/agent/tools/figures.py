@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sbx.agent.messages import Image
+from sbx.agent.messages import Image, carried
 from sbx.agent.tools.results import keep
 from sbx.agent.tools.tool import ToolCallRequest
 from sbx.errors import SbxError
@@ -108,7 +108,7 @@ def shown_outputs(bundles: Sequence[MimeBundle], files: Sequence[Json]) -> tuple
         entry: Json = {}
         for media_type in _SHOWN_TYPES:
             if (text := text_of(bundle, media_type)) is not None:
-                entry[media_type] = text
+                entry[media_type] = carried(text)
         if next(figures([bundle]), None) is not None and (file := next(kept_files, None)):
             alt = entry.get("text/plain", "")[:_ALT_MAX]
             entry[file["media_type"]] = {**file, "alt": alt}

@@ -2,6 +2,7 @@
 text in a file."""
 
 import hashlib
+import json
 
 from sbx.agent.messages import carried
 from sbx.agent.sandbox import ToolSandbox
@@ -42,7 +43,8 @@ def failed(error: SbxError) -> ToolResult:
     shown = without_host_paths(error)
     hint = f"\nHint: {shown['hint']}" if "hint" in shown else ""
     text = carried(f"Error ({shown['code']}): {shown['message']}{hint}")
-    return ToolResult(text, is_error=True, error=shown)
+    report = json.loads(carried(json.dumps(shown, ensure_ascii=False, default=str)))
+    return ToolResult(text, is_error=True, error=report)
 
 
 def denied(decision: ApprovalDecision, more: str = "") -> ToolResult:

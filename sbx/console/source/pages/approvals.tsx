@@ -56,7 +56,8 @@ export function ApprovalsPage(): JSX.Element {
           items.length === 0 ? (
             <p class="empty">{t("approval.no_rules")}</p>
           ) : (
-            <table aria-label={t("approval.rules")}>
+            <div class="scroll" tabIndex={0}>
+<table aria-label={t("approval.rules")}>
               <thead>
                 <tr>
                   <th scope="col">{t("approval.rule")}</th>
@@ -84,6 +85,7 @@ export function ApprovalsPage(): JSX.Element {
                 ))}
               </tbody>
             </table>
+</div>
           )
         }
       </Loaded>

@@ -31,7 +31,8 @@ export function ProjectsPage(): JSX.Element {
           projects.length === 0 ? (
             <p class="empty">{t("projects.none")}</p>
           ) : (
-            <table aria-label={t("nav.projects")}>
+            <div class="scroll" tabIndex={0}>
+<table aria-label={t("nav.projects")}>
               <thead>
                 <tr>
                   <th scope="col">{t("projects.name")}</th>
@@ -64,6 +65,7 @@ export function ProjectsPage(): JSX.Element {
                 ))}
               </tbody>
             </table>
+</div>
           )
         }
       </Loaded>

@@ -362,7 +362,8 @@ function Events({ base, turn }: { base: string[]; turn: number }): JSX.Element {
   return (
     <Loaded of={list}>
       {(events) => (
-        <table aria-label={t("events.table")}>
+        <div class="scroll" tabIndex={0}>
+<table aria-label={t("events.table")}>
           <thead>
             <tr>
               <th scope="col">{t("events.at")}</th>
@@ -382,6 +383,7 @@ function Events({ base, turn }: { base: string[]; turn: number }): JSX.Element {
             ))}
           </tbody>
         </table>
+</div>
       )}
     </Loaded>
   );
@@ -408,7 +410,8 @@ function Network({ base, turn }: { base: string[]; turn: number }): JSX.Element 
         ) : (
           <>
             {!complete && <p class="fine">{t("network.more")}</p>}
-            <table aria-label={t("network.table")}>
+            <div class="scroll" tabIndex={0}>
+<table aria-label={t("network.table")}>
               <thead>
                 <tr>
                   <th scope="col">{t("events.at")}</th>
@@ -428,6 +431,7 @@ function Network({ base, turn }: { base: string[]; turn: number }): JSX.Element 
                 ))}
               </tbody>
             </table>
+</div>
           </>
         )
       }
@@ -460,7 +464,8 @@ function Walls({ base }: { base: string[] }): JSX.Element {
               <Action act={copy}>{t("walls.copy")}</Action>
             </div>
             {changed.length > 0 && <p class="failure" role="alert">{t("walls.changed", { walls: safe(changed.join(", ")) })}</p>}
-            <table aria-label={t("sandboxes.tabs.walls")}>
+            <div class="scroll" tabIndex={0}>
+<table aria-label={t("sandboxes.tabs.walls")}>
               <thead>
                 <tr>
                   <th scope="col">{t("walls.name")}</th>
@@ -480,6 +485,7 @@ function Walls({ base }: { base: string[] }): JSX.Element {
                 ))}
               </tbody>
             </table>
+</div>
           </>
         );
       }}

@@ -90,7 +90,8 @@ function Uploads({ target }: { target: Target }): JSX.Element {
       )}
       {list.value?.length === 0 && <p class="empty">{t("files.empty")}</p>}
       {list.value && list.value.length > 0 && (
-        <table aria-label={t("files.table")}>
+        <div class="scroll" tabIndex={0}>
+<table aria-label={t("files.table")}>
           <thead>
             <tr>
               <th scope="col">{t("files.columns.name")}</th>
@@ -118,6 +119,7 @@ function Uploads({ target }: { target: Target }): JSX.Element {
             ))}
           </tbody>
         </table>
+</div>
       )}
       {deleting.value && (
         <Ask
