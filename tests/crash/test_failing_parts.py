@@ -111,7 +111,7 @@ async def test_zygote_that_hangs_in_its_imports_is_killed_and_the_cold_path_serv
     ):
         receipt = await box.start()
         assert receipt.path == "cold"
-        assert re.search(r"within 2\.[34]\d* s", receipt.fallback)  # of 2.4, what was left
+        assert re.search(r"within [12]\.\d+ s", receipt.fallback)  # what was left of 2.4
         await until(lambda: not nests(broker()))
 
 
