@@ -88,7 +88,7 @@ export function reduce(shown: Shown, event: AgentEvent): Shown {
   const seq = event.seq ?? (shown.run?.lastSeq ?? 0) + 1;
   if (event.type === "run_start") {
     if (shown.run?.runId === runId && shown.run.lastSeq >= seq) return shown;
-    // The run is replayed from its start: what it stored meanwhile is not shown twice.
+    // The run is replayed from its start. Its stored messages would be shown twice.
     const after = event.after_seq ?? 0;
     const items = shown.items.filter(
       (item) => item.kind === "user" || (item.seq !== undefined && item.seq <= after) || (item.seq === undefined && item.run !== runId),
@@ -152,8 +152,8 @@ export function reduce(shown: Shown, event: AgentEvent): Shown {
         if (item.kind !== "tool" || !["running", "pending_approval"].includes(item.execution.status)) return item;
         return { ...item, execution: { ...item.execution, status: "error", stopped: true } };
       });
-      const said = items.some((item) => item.kind === "agent" && item.run === runId);
-      if (event.content && !said) {
+      const answered = items.some((item) => item.kind === "agent" && item.run === runId);
+      if (event.content && !answered) {
         items.push({ kind: "agent", key: `${runId}-end`, run: runId, text: event.content, streaming: false });
       }
       return { items, run: { ...next, ended: { reason: event.reason, error: event.error } } };

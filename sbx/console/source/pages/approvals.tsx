@@ -4,7 +4,7 @@ import { useEffect } from "preact/hooks";
 import { all, at, call } from "../api/calls";
 import type { Approval, Rule } from "../api/types";
 import { t, when } from "../i18n";
-import { Action, Loaded, Name, safe, useLoaded } from "../parts/common";
+import { Action, DataTable, Loaded, Name, safe, useLoaded } from "../parts/common";
 import { Icon, Question } from "../parts/toolblock";
 import { approvals, onNotice } from "../shell/state";
 import type { ToolExecution } from "../types/agent";
@@ -56,17 +56,7 @@ export function ApprovalsPage(): JSX.Element {
           items.length === 0 ? (
             <p class="empty">{t("approval.no_rules")}</p>
           ) : (
-            <div class="scroll" tabIndex={0}>
-<table aria-label={t("approval.rules")}>
-              <thead>
-                <tr>
-                  <th scope="col">{t("approval.rule")}</th>
-                  <th scope="col">{t("approval.where")}</th>
-                  <th scope="col">{t("approval.made")}</th>
-                  <td />
-                </tr>
-              </thead>
-              <tbody>
+            <DataTable label={t("approval.rules")} columns={[t("approval.rule"), t("approval.where"), t("approval.made"), ""]}>
                 {items.map((rule) => (
                   <tr key={rule.id}>
                     <td>
@@ -83,9 +73,7 @@ export function ApprovalsPage(): JSX.Element {
                     </td>
                   </tr>
                 ))}
-              </tbody>
-            </table>
-</div>
+</DataTable>
           )
         }
       </Loaded>

@@ -208,7 +208,7 @@ function CellView({ cell, number, base, context, change, offer }: CellProps): JS
   );
 }
 
-/** The id of a run, from the first event of its reply. The run goes on when the reply is left. */
+/** The id of a run, from the first event of its reply. The run continues without its reader. */
 async function firstRunId(reply: Response): Promise<string> {
   const reader = reply.body!.getReader();
   const decoder = new TextDecoder();

@@ -375,7 +375,7 @@ function Messages({ items, place }: { items: Item[]; place: Place }): JSX.Elemen
           }
           return (
             <article key={item.key} class={item.kind} aria-label={item.kind === "user" ? t("conversations.you") : t("conversations.agent")}>
-              {item.kind === "user" ? <pre class="said">{safe(item.text)}</pre> : <Markdown text={item.text} />}
+              {item.kind === "user" ? <pre class="message">{safe(item.text)}</pre> : <Markdown text={item.text} />}
             </article>
           );
         })}

@@ -5,7 +5,7 @@ import { useEffect } from "preact/hooks";
 import { all, at, call, get } from "../api/calls";
 import type { Project } from "../api/types";
 import { errorText, t, when } from "../i18n";
-import { Action, Ask, Dialog, Field, Loaded, Name, safe, useLoaded } from "../parts/common";
+import { Action, Ask, DataTable, Dialog, Field, Loaded, Name, safe, useLoaded } from "../parts/common";
 import { me, onNotice } from "../shell/state";
 
 export function ProjectsPage(): JSX.Element {
@@ -31,18 +31,7 @@ export function ProjectsPage(): JSX.Element {
           projects.length === 0 ? (
             <p class="empty">{t("projects.none")}</p>
           ) : (
-            <div class="scroll" tabIndex={0}>
-<table aria-label={t("nav.projects")}>
-              <thead>
-                <tr>
-                  <th scope="col">{t("projects.name")}</th>
-                  <th scope="col">{t("projects.directory")}</th>
-                  <th scope="col">{t("project.sandbox_mode")}</th>
-                  <th scope="col">{t("projects.created")}</th>
-                  <td />
-                </tr>
-              </thead>
-              <tbody>
+            <DataTable label={t("nav.projects")} columns={[t("projects.name"), t("projects.directory"), t("project.sandbox_mode"), t("projects.created"), ""]}>
                 {projects.map((project) => (
                   <tr key={project.id}>
                     <td>
@@ -63,9 +52,7 @@ export function ProjectsPage(): JSX.Element {
                     </td>
                   </tr>
                 ))}
-              </tbody>
-            </table>
-</div>
+</DataTable>
           )
         }
       </Loaded>

@@ -5,7 +5,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { all, at, call, get } from "../api/calls";
 import type { Sandbox, Usage } from "../api/types";
 import { duration, errorText, seconds, t, when } from "../i18n";
-import { Action, Ask, Dialog, Field, Loaded, Name, safe, Tabs, useLoaded, useNow } from "../parts/common";
+import { Action, Ask, DataTable, Dialog, Field, Loaded, Name, Tabs, safe, useLoaded, useNow } from "../parts/common";
 import { Workspace } from "../parts/files";
 import { Output } from "../parts/output";
 import { go } from "../shell/route";
@@ -362,17 +362,7 @@ function Events({ base, turn }: { base: string[]; turn: number }): JSX.Element {
   return (
     <Loaded of={list}>
       {(events) => (
-        <div class="scroll" tabIndex={0}>
-<table aria-label={t("events.table")}>
-          <thead>
-            <tr>
-              <th scope="col">{t("events.at")}</th>
-              <th scope="col">{t("events.kind")}</th>
-              <th scope="col">{t("events.cause")}</th>
-              <th scope="col">{t("events.details")}</th>
-            </tr>
-          </thead>
-          <tbody>
+        <DataTable label={t("events.table")} columns={[t("events.at"), t("events.kind"), t("events.cause"), t("events.details")]}>
             {[...events].reverse().map((event) => (
               <tr key={event.id}>
                 <td>{when(event.at)}</td>
@@ -381,9 +371,7 @@ function Events({ base, turn }: { base: string[]; turn: number }): JSX.Element {
                 <td class="fine">{Object.keys(event.details).length ? safe(JSON.stringify(event.details)) : ""}</td>
               </tr>
             ))}
-          </tbody>
-        </table>
-</div>
+</DataTable>
       )}
     </Loaded>
   );
@@ -410,17 +398,7 @@ function Network({ base, turn }: { base: string[]; turn: number }): JSX.Element 
         ) : (
           <>
             {!complete && <p class="fine">{t("network.more")}</p>}
-            <div class="scroll" tabIndex={0}>
-<table aria-label={t("network.table")}>
-              <thead>
-                <tr>
-                  <th scope="col">{t("events.at")}</th>
-                  <th scope="col">{t("network.decision")}</th>
-                  <th scope="col">{t("network.request")}</th>
-                  <th scope="col">{t("network.rule")}</th>
-                </tr>
-              </thead>
-              <tbody>
+            <DataTable label={t("network.table")} columns={[t("events.at"), t("network.decision"), t("network.request"), t("network.rule")]}>
                 {items.map((each, place) => (
                   <tr key={place}>
                     <td>{when(each.at)}</td>
@@ -429,9 +407,7 @@ function Network({ base, turn }: { base: string[]; turn: number }): JSX.Element 
                     <td class="fine">{safe(`${each.rule} ${each.reason}`)}</td>
                   </tr>
                 ))}
-              </tbody>
-            </table>
-</div>
+</DataTable>
           </>
         )
       }
@@ -464,16 +440,7 @@ function Walls({ base }: { base: string[] }): JSX.Element {
               <Action act={copy}>{t("walls.copy")}</Action>
             </div>
             {changed.length > 0 && <p class="failure" role="alert">{t("walls.changed", { walls: safe(changed.join(", ")) })}</p>}
-            <div class="scroll" tabIndex={0}>
-<table aria-label={t("sandboxes.tabs.walls")}>
-              <thead>
-                <tr>
-                  <th scope="col">{t("walls.name")}</th>
-                  <th scope="col">{t("walls.demanded")}</th>
-                  <th scope="col">{t("walls.in_force")}</th>
-                </tr>
-              </thead>
-              <tbody>
+            <DataTable label={t("sandboxes.tabs.walls")} columns={[t("walls.name"), t("walls.demanded"), t("walls.in_force")]}>
                 {walls.map((wall) => (
                   <tr key={wall.name}>
                     <th scope="row">{safe(wall.name)}</th>
@@ -483,9 +450,7 @@ function Walls({ base }: { base: string[] }): JSX.Element {
                     </td>
                   </tr>
                 ))}
-              </tbody>
-            </table>
-</div>
+</DataTable>
           </>
         );
       }}

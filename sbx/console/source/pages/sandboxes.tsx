@@ -6,7 +6,7 @@ import { at, call, get } from "../api/calls";
 import type { Ended, PolicyItem, Sandbox, Usage } from "../api/types";
 import { duration, seconds, size, t, when } from "../i18n";
 import { follow } from "../live/socket";
-import { Action, Dialog, Field, Loaded, Name, safe, useLoaded, useNow } from "../parts/common";
+import { Action, DataTable, Dialog, Field, Loaded, Name, safe, useLoaded, useNow } from "../parts/common";
 import { go } from "../shell/route";
 import { me, onNotice } from "../shell/state";
 
@@ -80,20 +80,7 @@ export function SandboxesPage(): JSX.Element {
             <>
               {shown.length === 0 && <p class="empty">{t("sandboxes.none")}</p>}
               {shown.length > 0 && (
-                <div class="scroll">
-                  <table aria-label={t("nav.sandboxes")}>
-                    <thead>
-                      <tr>
-                        <th scope="col">{t("sandboxes.id")}</th>
-                        <th scope="col">{t("sandboxes.state")}</th>
-                        <th scope="col">{t("sandboxes.policy")}</th>
-                        <th scope="col">{t("sandboxes.kernels")}</th>
-                        <th scope="col">{t("sandboxes.memory")}</th>
-                        <th scope="col">{t("sandboxes.disk")}</th>
-                        <th scope="col">{t("sandboxes.expires")}</th>
-                      </tr>
-                    </thead>
-                    <tbody>
+                <DataTable label={t("nav.sandboxes")} columns={[t("sandboxes.id"), t("sandboxes.state"), t("sandboxes.policy"), t("sandboxes.kernels"), t("sandboxes.memory"), t("sandboxes.disk"), t("sandboxes.expires")]}>
                       {shown.map((box) => {
                         const used = usage[box.id] ?? box.usage ?? {};
                         return (
@@ -127,9 +114,7 @@ export function SandboxesPage(): JSX.Element {
                           </tr>
                         );
                       })}
-                    </tbody>
-                  </table>
-                </div>
+</DataTable>
               )}
               {ended.length > 0 && (
                 <details>

@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { at, call, get } from "../api/calls";
 import type { Login } from "../api/types";
 import { language, LANGUAGES, setLanguage, t, when, type Language } from "../i18n";
-import { Action, Field, Loaded, safe, useLoaded } from "../parts/common";
+import { Action, DataTable, Field, Loaded, safe, useLoaded } from "../parts/common";
 import { logout, me, setSetting, setting } from "../shell/state";
 
 export function SettingsPage(): JSX.Element {
@@ -64,17 +64,7 @@ export function SettingsPage(): JSX.Element {
       <h2>{t("settings.logins")}</h2>
       <Loaded of={logins}>
         {(items) => (
-          <div class="scroll">
-            <table aria-label={t("settings.logins")}>
-              <thead>
-                <tr>
-                  <th scope="col">{t("settings.browser")}</th>
-                  <th scope="col">{t("settings.seen")}</th>
-                  <th scope="col">{t("settings.ends")}</th>
-                  <td />
-                </tr>
-              </thead>
-              <tbody>
+          <DataTable label={t("settings.logins")} columns={[t("settings.browser"), t("settings.seen"), t("settings.ends"), ""]}>
                 {items.map((login) => (
                   <tr key={login.id}>
                     <td>
@@ -96,9 +86,7 @@ export function SettingsPage(): JSX.Element {
                     </td>
                   </tr>
                 ))}
-              </tbody>
-            </table>
-          </div>
+</DataTable>
         )}
       </Loaded>
       <p class="fine">

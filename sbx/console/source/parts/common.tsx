@@ -196,6 +196,20 @@ export function Tabs({ label, tabs, chosen, choose }: { label: string; tabs: Tab
   );
 }
 
+/** A table that scrolls to the side in a narrow window. An empty heading is that of its buttons. */
+export function DataTable({ label, columns, children }: { label: string; columns: string[]; children: ComponentChildren }): JSX.Element {
+  return (
+    <div class="scroll" tabIndex={0}>
+      <table aria-label={label}>
+        <thead>
+          <tr>{columns.map((column) => (column ? <th key={column} scope="col">{column}</th> : <td key={column} />))}</tr>
+        </thead>
+        <tbody>{children}</tbody>
+      </table>
+    </div>
+  );
+}
+
 export function Field({ label, children, hint }: { label: string; children: ComponentChildren; hint?: string }): JSX.Element {
   return (
     <label class="field">

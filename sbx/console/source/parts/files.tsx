@@ -6,7 +6,7 @@ import { ApiError, at, call, get, request } from "../api/calls";
 import type { FileEntry, Upload } from "../api/types";
 import { errorText, size, t, when } from "../i18n";
 import { me, onNotice } from "../shell/state";
-import { Action, Ask, Failure, Loaded, Name, safe, Tabs, useLoaded } from "./common";
+import { Action, Ask, DataTable, Failure, Loaded, Name, Tabs, safe, useLoaded } from "./common";
 import { Output } from "./output";
 import { remove, retry, sendings, upload, type Target } from "./uploads";
 
@@ -90,17 +90,7 @@ function Uploads({ target }: { target: Target }): JSX.Element {
       )}
       {list.value?.length === 0 && <p class="empty">{t("files.empty")}</p>}
       {list.value && list.value.length > 0 && (
-        <div class="scroll" tabIndex={0}>
-<table aria-label={t("files.table")}>
-          <thead>
-            <tr>
-              <th scope="col">{t("files.columns.name")}</th>
-              <th scope="col">{t("files.columns.size")}</th>
-              <th scope="col">{t("files.columns.uploaded")}</th>
-              <td />
-            </tr>
-          </thead>
-          <tbody>
+        <DataTable label={t("files.table")} columns={[t("files.columns.name"), t("files.columns.size"), t("files.columns.uploaded"), ""]}>
             {list.value.map((file) => (
               <tr key={file.name}>
                 <td>
@@ -117,9 +107,7 @@ function Uploads({ target }: { target: Target }): JSX.Element {
                 </td>
               </tr>
             ))}
-          </tbody>
-        </table>
-</div>
+</DataTable>
       )}
       {deleting.value && (
         <Ask
@@ -170,7 +158,7 @@ function Sendings({ target }: { target: Target }): JSX.Element | null {
   );
 }
 
-/** The files of the code, a directory at a time. Reading them is no use of the sandbox. */
+/** The files of the code, a directory at a time. To read them does not count as a use of the sandbox. */
 export function Workspace({ sandbox, conversation }: { sandbox: string; conversation: string }): JSX.Element {
   const path = useSignal(".");
   const preview = useSignal<{ path: string; text: string } | null>(null);

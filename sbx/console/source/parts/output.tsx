@@ -164,7 +164,7 @@ function quiet(html: string): string {
 const ROWS = 2000;
 
 const tables = new Map<string, string[][] | null>();
-const TABLES = 100; // that are remembered: the page is drawn anew for each event
+const TABLES = 100; // that are remembered: the page is drawn again for each event
 
 function parsedTable(html: string): string[][] | null {
   if (!tables.has(html)) {
@@ -213,13 +213,13 @@ function HtmlOutput({ number, html }: { number: number; html: string }): JSX.Ele
     const receive = (event: MessageEvent): void => {
       const target = frame.current?.contentWindow;
       if (!target || event.source !== target) return;
-      const told = event.data as { ready?: boolean; height?: number };
-      if (told.ready) {
+      const report = event.data as { ready?: boolean; height?: number };
+      if (report.ready) {
         const content = scripts.value ? html : DOMPurify.sanitize(quiet(html), { FORBID_TAGS: ["form", "iframe"] });
         const scheme = getComputedStyle(document.documentElement).colorScheme;
         target.postMessage({ html: content, scheme }, "*");
-      } else if (typeof told.height === "number") {
-        height.value = Math.min(Math.max(told.height, 40), 2000);
+      } else if (typeof report.height === "number") {
+        height.value = Math.min(Math.max(report.height, 40), 2000);
       }
     };
     addEventListener("message", receive);

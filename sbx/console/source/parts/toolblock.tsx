@@ -32,8 +32,8 @@ export function stateOf(execution: ToolExecution): string {
 
 /** The argument that says most, in one line. */
 function summary(args: Record<string, unknown>): string {
-  const told = ["command", "code", "path", "query"].map((name) => args[name]).find((value) => typeof value === "string");
-  const text = typeof told === "string" ? told : JSON.stringify(args);
+  const main = ["command", "code", "path", "query"].map((name) => args[name]).find((value) => typeof value === "string");
+  const text = typeof main === "string" ? main : JSON.stringify(args);
   return text.split("\n", 1)[0]!.slice(0, 120);
 }
 

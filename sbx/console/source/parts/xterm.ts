@@ -25,8 +25,8 @@ export function attach(element: HTMLElement, url: string, onEnd: (reason: string
       terminal.write(new Uint8Array(message.data as ArrayBuffer));
       return;
     }
-    const told = JSON.parse(message.data) as { type?: string; reason?: string; exit_code?: number };
-    if (told.type === "ended") onEnd(told.reason ?? String(told.exit_code ?? ""));
+    const report = JSON.parse(message.data) as { type?: string; reason?: string; exit_code?: number };
+    if (report.type === "ended") onEnd(report.reason ?? String(report.exit_code ?? ""));
   };
   socket.onclose = () => onEnd("");
   const encoder = new TextEncoder();
