@@ -68,7 +68,7 @@ class ChatAsk:
 
     @property
     def start_fields(self) -> Json:
-        """Return what `run_start` says about the place of the run, on the wire."""
+        """Return the fields of `run_start` that name the place of the run, on the wire."""
         return {}
 
 
@@ -233,7 +233,7 @@ class Chats:
         replay_s: float = RETENTION_S,
         run_bytes: int = 8 << 20,
         ended_bytes: int = 64 << 20,
-        on_change: "Callable[[ChatRun], None] | None" = None,
+        on_change: "Callable[[ChatRun], None]" = lambda _: None,
     ) -> None:
         self._open = open
         self._most = most
@@ -260,7 +260,7 @@ class Chats:
                 agent = await resources.enter_async_context(self._open(run))
                 self._ended.pop(ask.key, None)
                 run._begin(agent, resources.pop_all(), self._over)
-                self._notify(run)
+                self._on_change(run)
         except BaseException as error:
             del self._running[ask.key]
             run._fail(error)
@@ -329,11 +329,7 @@ class Chats:
         del self._running[run.ask.key]
         with suppress(ValueError):  # it is larger than all ended runs may be together
             self._ended[run.ask.key] = run
-        self._notify(run)
-
-    def _notify(self, run: ChatRun) -> None:
-        if self._on_change is not None:
-            self._on_change(run)
+        self._on_change(run)
 
 
 def _count(event: AgentEvent) -> None:

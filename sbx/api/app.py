@@ -153,9 +153,10 @@ def _mount(app: FastAPI) -> None:
         opensandbox.code.router,
     )
     surfaces = (v1, bay, sessions_v1, agent_v1, opensandbox, shipyard, e2b)
-    console = (login, me, observe, conversations, templates, stream, pages)
-    routers = [part.router for part in console]  # /projects/directories before /projects/{id}
+    console = (login, me, conversations, templates, stream, pages)
+    routers = [observe.router]  # its /projects/directories must precede /projects/{project_id}
     routers += [router for surface in surfaces for router in surface.routers]
+    routers += [part.router for part in console]
     for router in sorted(routers, key=lambda router: router not in frequent):
         app.router.routes.extend(router.routes)
 

@@ -17,12 +17,13 @@ from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
 from sbx.api.admission import PLACE, AdmissionPlace
-from sbx.api.console.listener import ConsoleSite, cookie_of, site_of
+from sbx.api.console.listener import cookie_of, site_of
 from sbx.api.server.peer_credentials import PEER
 from sbx.api.signed_urls import signed_link
 from sbx.api.surfaces import LINKED_PORT, link_of, surface_of
 from sbx.errors import Denied
 from sbx.service.caller import Caller
+from sbx.service.console import ConsoleLogin
 from sbx.service.service import Service
 
 COOKIE = "sbx_token"
@@ -39,8 +40,8 @@ async def _service(request: Request) -> Service:
 
 
 async def caller(request: HTTPConnection) -> Caller:
-    """Return the caller of a request or WebSocket. See `authenticate`. With `peek=true`, a GET is
-    no use of a sandbox.
+    """Return the caller of a request or WebSocket. See `authenticate`. With `peek=true`, a GET does
+    not count as a use of a sandbox.
 
     The state of the request keeps it: the middleware needs it before it reads a body.
     """
@@ -57,8 +58,8 @@ async def authenticate(request: HTTPConnection) -> Caller:
     """Return the caller now: in a long stream a key may have been revoked meanwhile. Raise Denied
     `unauthorized`, and `forbidden` for a page of another origin with a cookie."""
     access = service(request).access
-    if (site := site_of(request.scope)) is not None:
-        return await _logged_in(request, site)
+    if (login := await browser_login(request)) is not None:
+        return _with_place(login.caller, request)
     if (surface := surface_of(request.scope)) is not None:
         if (key := surface.credential(request)) is not None:
             return _with_place(await access.from_bearer(key), request)
@@ -81,16 +82,18 @@ async def authenticate(request: HTTPConnection) -> Caller:
     return _peer(request)
 
 
-async def _logged_in(request: HTTPConnection, site: ConsoleSite) -> Caller:
-    """Return the caller of a browser. At a listener for browsers, nothing else identifies one."""
+async def browser_login(request: HTTPConnection) -> ConsoleLogin | None:
+    """Return the login behind the cookie of a browser; None at a listener for programs. Raise
+    Denied `unauthorized`: at a listener for browsers, nothing else identifies a caller."""
+    if (site := site_of(request.scope)) is None:
+        return None
     if (cookie := cookie_of(request, site)) is None:
         raise Denied(
             "a login is needed",
             code="unauthorized",
             hint="get a login link with: sbx console",
         )
-    login = await service(request).console.find(cookie)
-    return _with_place(login.caller, request)
+    return await service(request).console.find(cookie)
 
 
 def _peer(request: HTTPConnection) -> Caller:

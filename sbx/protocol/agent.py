@@ -68,7 +68,7 @@ class ToolApproval:
 @dataclass(frozen=True, slots=True)
 class ToolEnd:
     """`outputs`: bundles by media type; an image is the file that keeps it, and a last
-    `{"truncated": true}` stands for what did not fit. `error` has the shape of every report."""
+    `{"truncated": true}` stands for the rest. `error` has the shape of every report."""
 
     tool_call_id: str
     result: str

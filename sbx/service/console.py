@@ -24,7 +24,7 @@ from sbx.service.auth import Authenticator
 from sbx.service.caller import Caller
 from sbx.store import Store
 from sbx.store import console as console_table
-from sbx.store.console import ConsoleSessionRow
+from sbx.store.console import ConsoleSessionRow as ConsoleSessionRow
 
 CODE_S = 60.0
 CODES_PER_OWNER = 16

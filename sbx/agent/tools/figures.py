@@ -101,7 +101,8 @@ def _file(path: str, figure: Figure) -> Json:
 
 def shown_outputs(bundles: Sequence[MimeBundle], files: Sequence[Json]) -> tuple[Json, ...]:
     """Return the bundles of a run for a person, at most _SHOWN_MAX characters of text in all. A
-    figure is the file that keeps it, with an `alt`. What does not fit is `{"truncated": true}`."""
+    figure is the file that keeps it, with an `alt`. A last `{"truncated": true}` stands for the
+    rest."""
     shown: list[Json] = []
     room, kept_files = _SHOWN_MAX, iter(files)
     for bundle in bundles:

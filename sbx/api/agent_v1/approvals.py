@@ -5,7 +5,7 @@ itself, and Python may start processes there as well. That holds until it is rev
 ends. The setting for changes of files is stored with the conversation.
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from fastapi import APIRouter, Response
 
@@ -91,14 +91,7 @@ async def get(tool_call_id: str, caller: CallerDep, agents: AgentsDep) -> Approv
     decision = approval.decision
     return ApprovalItem(
         **approval.to_json() | {"project_id": approval.project_id},
-        decision=None
-        if decision is None
-        else Decision(
-            approved=decision.approved,
-            by=decision.by,
-            at=decision.at,
-            remembered=decision.remembered,
-        ),
+        decision=None if decision is None else Decision(**asdict(decision)),
     )
 
 

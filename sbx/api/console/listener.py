@@ -25,6 +25,7 @@ HEADER = b"x-sbx-console"
 FRAMES = ("/console/frame.html", "/console/frame-scripts.html")
 _SERVED = ("/console", "/api/v1", "/v1")  # each with all below it
 _READS = ("GET", "HEAD")
+NO_PAGE = "this page does not exist here"
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -121,6 +122,17 @@ def site_of(scope: Mapping[str, object]) -> ConsoleSite | None:
     return site
 
 
+def demanded_site(scope: Mapping[str, object]) -> ConsoleSite:
+    """Return the site. Raise NotFound `console_elsewhere` at a listener for programs."""
+    if (site := site_of(scope)) is None:
+        raise NotFound(
+            "the console is at another address",
+            code="console_elsewhere",
+            hint="open it with: sbx console",
+        )
+    return site
+
+
 class ConsoleMiddleware:
     """Check the requests of browsers before they are routed, and add headers to the replies."""
 
@@ -165,7 +177,7 @@ def _check(scope: Scope, site: ConsoleSite) -> None:
     path: str = scope["path"]
     if site.is_frames or path in FRAMES:
         if not site.is_frames or path not in FRAMES or scope.get("method") not in _READS:
-            raise NotFound("there is no such page here")
+            raise NotFound(NO_PAGE)
         return
     if path != "/" and not any(path == each or path.startswith(f"{each}/") for each in _SERVED):
         raise NotFound(

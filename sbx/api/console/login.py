@@ -1,18 +1,21 @@
 """Logins of browsers: `sbx console` requests a code, and the page exchanges it for a cookie."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, StringConstraints
 
-from sbx.api.auth import CallerDep, ServiceDep
+from sbx.api.auth import CallerDep, ServiceDep, browser_login
 from sbx.api.bodies import RequestBody
-from sbx.api.console.listener import ConsoleListener, ConsoleSite, cookie_of, site_of
+from sbx.api.console.listener import ConsoleListener, demanded_site
 from sbx.api.console.me import Me, described
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import Denied, NotFound
-from sbx.service.console import COOKIE_S, LOGIN_MAX_S
+from sbx.service.caller import Caller
+from sbx.service.console import COOKIE_S, LOGIN_MAX_S, ConsoleSessionRow
+from sbx.service.service import Service
 
 router = APIRouter(prefix="/api/v1/console", tags=["console"])
 
@@ -82,15 +85,13 @@ async def make_code(new: NewCode, request: Request, caller: CallerDep, service: 
             code="forbidden",
             hint="call with a key, or over the socket",
         )
+    bearer = caller
     if new.token is not None:
         bearer = await service.access.from_bearer(new.token)
         if bearer.via != "token" or bearer.owner != caller.owner:
             raise Denied("this is not a token of yours", code="forbidden")
-        caller_of_code = bearer
-    else:
-        caller_of_code = caller
-    code, expires_at = service.console.make_code(caller_of_code, operator=new.operator)
-    await service.recording.record(caller, "console.code", caller_of_code.owner)
+    code, expires_at = service.console.make_code(bearer, operator=new.operator)
+    await service.recording.record(caller, "console.code", bearer.owner)
     return Code(
         code=code,
         expires_at=expires_at,
@@ -104,7 +105,7 @@ async def make_code(new: NewCode, request: Request, caller: CallerDep, service: 
 @router.post("/login", responses=documented(429))
 async def login(body: CodeLogin, request: Request, response: Response, service: ServiceDep) -> Me:
     """Exchange a code for the cookie of this browser. Only at a listener for browsers."""
-    site = _site(request)
+    site = demanded_site(request.scope)
     user_agent = request.headers.get("user-agent", "")
     cookie, login = await service.console.login(body.code, user_agent)
     request.state.caller = login.caller
@@ -132,8 +133,9 @@ async def logout(
     body: Logout | None = None,
 ) -> None:
     """End the login of this browser. Only at a listener for browsers."""
-    site = _site(request)
-    login = await service.console.find(cookie_of(request, site) or "")
+    site = demanded_site(request.scope)
+    login = await browser_login(request)
+    assert login is not None  # the site has one for each caller
     if body is not None and body.clean:
         for sandbox in list(service.sandboxes.index.visible(caller)):
             await service.sandboxes.stop(caller, sandbox.id)
@@ -145,7 +147,7 @@ async def logout(
 @router.get("/sessions", responses=documented())
 async def list_(request: Request, caller: CallerDep, service: ServiceDep) -> LoginList:
     """List the browsers that are logged in with the rights of the caller, the oldest first."""
-    current = await _current(request, service)
+    current = await browser_login(request)
     items = [
         LoginBody(
             id=row.id,
@@ -153,36 +155,23 @@ async def list_(request: Request, caller: CallerDep, service: ServiceDep) -> Log
             last_seen_at=row.last_seen_at,
             expires_at=min(row.expires_at, row.created_at + LOGIN_MAX_S),
             user_agent=row.user_agent,
-            current=row.id == current,
+            current=current is not None and row.id == current.row.id,
         )
-        for row in await service.console.every(caller.owner)
-        if caller.via != "token" or row.token_id == caller.via_id
+        for row in await _own(service, caller)
     ]
     return LoginList(items=items)
 
 
 @router.delete("/sessions/{login_id}", status_code=204, responses=documented(404))
-async def end(login_id: str, request: Request, caller: CallerDep, service: ServiceDep) -> None:
+async def end(login_id: str, caller: CallerDep, service: ServiceDep) -> None:
     """End the login of a browser."""
-    rows = await service.console.every(caller.owner)
-    own = [row.id for row in rows if caller.via != "token" or row.token_id == caller.via_id]
-    if login_id not in own:
+    if login_id not in {row.id for row in await _own(service, caller)}:
         raise NotFound(f"login {login_id[:80]!r} does not exist")
     await service.console.end(caller.owner, login_id)
     await service.recording.record(caller, "console.logout", login_id)
 
 
-async def _current(request: Request, service: ServiceDep) -> str | None:
-    site = site_of(request.scope)
-    cookie = cookie_of(request, site) if site is not None else None
-    return None if cookie is None else (await service.console.find(cookie)).row.id
-
-
-def _site(request: Request) -> ConsoleSite:
-    if (site := site_of(request.scope)) is None:
-        raise NotFound(
-            "browsers log in at the listener of the console",
-            code="console_elsewhere",
-            hint="get a login link with: sbx console",
-        )
-    return site
+async def _own(service: Service, caller: Caller) -> Sequence[ConsoleSessionRow]:
+    """Return the logins that the caller may see and end: a token only those that came from it."""
+    rows = await service.console.every(caller.owner)
+    return [row for row in rows if caller.via != "token" or row.token_id == caller.via_id]

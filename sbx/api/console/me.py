@@ -7,8 +7,7 @@ from pydantic import BaseModel
 
 from sbx.agent.settings import AgentSettings
 from sbx.api.agent_v1 import agents_of
-from sbx.api.auth import CallerDep, ServiceDep
-from sbx.api.console.listener import cookie_of, site_of
+from sbx.api.auth import CallerDep, ServiceDep, browser_login
 from sbx.api.errors import documented, error_body
 from sbx.api.server.settings import ServiceSettings
 from sbx.api.sessions_v1.dependencies import sessions
@@ -86,11 +85,9 @@ class Me(BaseModel):
 
 @router.get("", responses=documented())
 async def me(request: Request, caller: CallerDep, service: ServiceDep) -> Me:
-    """Return who the caller is, what it may do here, and why not."""
-    expires_at = None
-    site = site_of(request.scope)
-    if site is not None and (cookie := cookie_of(request, site)) is not None:
-        expires_at = (await service.console.find(cookie)).row.expires_at
+    """Return the caller, its rights here, and the reasons against the others."""
+    login = await browser_login(request)
+    expires_at = login.row.expires_at if login is not None else None
     return await described(request, service, caller, expires_at)
 
 

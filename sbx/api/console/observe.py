@@ -164,8 +164,8 @@ async def complete(context: str, question: CodeQuestion, target: TargetDep) -> C
     """Complete the code at the cursor. Only a live kernel that runs nothing answers."""
     content = {"code": question.code, "cursor_pos": min(question.cursor, len(question.code))}
     async with target.use("execute", starts=False) as conversation:
-        found = conversation.contexts.find(context)
-        reply: Any = await ask_kernel(found, "complete_request", content, _QUESTION_S)
+        kernel = conversation.contexts.find(context)
+        reply: Any = await ask_kernel(kernel, "complete_request", content, _QUESTION_S)
     size = len(question.code)
     return Completion(
         matches=reply.matches[:_MATCHES_MAX],
@@ -183,8 +183,8 @@ async def inspect(context: str, question: CodeQuestion, target: TargetDep) -> In
         "detail_level": 0,
     }
     async with target.use("execute", starts=False) as conversation:
-        found = conversation.contexts.find(context)
-        reply: Any = await ask_kernel(found, "inspect_request", content, _QUESTION_S)
+        kernel = conversation.contexts.find(context)
+        reply: Any = await ask_kernel(kernel, "inspect_request", content, _QUESTION_S)
     data = {name: _decoded(value) for name, value in reply.data.items()}
     return Inspected(found=reply.is_found, data=data)
 

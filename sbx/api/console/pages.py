@@ -15,7 +15,7 @@ from functools import cache
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
-from sbx.api.console.listener import ConsoleSite, site_of
+from sbx.api.console.listener import NO_PAGE, demanded_site
 from sbx.console import STATIC, build
 from sbx.errors import NotFound
 
@@ -26,14 +26,14 @@ _SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 @router.get("/")
 async def root(request: Request) -> Response:
-    _site(request)
+    demanded_site(request.scope)
     return RedirectResponse("/console/", 302)
 
 
 @router.get("/console/static/{name:path}")
 async def static(name: str, request: Request) -> Response:
     """Return a built file. A browser asks each time whether it has changed."""
-    _site(request)
+    demanded_site(request.scope)
     if not _NAME.fullmatch(name) or (content := _file(name)) is None:
         raise NotFound(f"the console has no file {name[:80]!r}")
     etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
@@ -47,10 +47,10 @@ async def static(name: str, request: Request) -> Response:
 @router.get("/console/{frame}.html")
 async def frame(frame: str, request: Request) -> Response:
     """Return a frame for output of sandboxes. Only at the second name of the console."""
-    site = _site(request)
+    site = demanded_site(request.scope)
     content = _file(f"{frame}.html")
     if not site.is_frames or content is None:
-        raise NotFound("there is no such page here")
+        raise NotFound(NO_PAGE)
     scripts = [base64.b64encode(hashlib.sha256(each).digest()).decode() for each in
                _SCRIPT.findall(content)]  # fmt: skip
     # With 'unsafe-inline' and a hash, browsers ignore the first.
@@ -71,7 +71,7 @@ async def frame(frame: str, request: Request) -> Response:
 @router.get("/console/{path:path}")
 async def page(request: Request) -> Response:
     """Return the document of the console, with a nonce for its styles."""
-    site = _site(request)
+    site = demanded_site(request.scope)
     nonce = secrets.token_urlsafe(18)
     content = _index().replace("{{nonce}}", nonce).replace("{{build}}", build())
     content = content.replace("{{frames}}", site.frames)
@@ -98,13 +98,3 @@ def _index() -> str:
     content = _file("index.html")
     assert content is not None
     return content.decode("utf-8")
-
-
-def _site(request: Request) -> ConsoleSite:
-    if (site := site_of(request.scope)) is None:
-        raise NotFound(
-            "the console is at another address",
-            code="console_elsewhere",
-            hint="open it with: sbx console",
-        )
-    return site

@@ -12,11 +12,10 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request, Response, WebSocket
-from starlette.websockets import WebSocketDisconnect
 
 from sbx.api import sse
 from sbx.api.auth import CallerDep, ServiceDep, authenticate, caller, check_origin, service
@@ -24,11 +23,10 @@ from sbx.api.console.listener import site_of
 from sbx.api.console.topics import Drop, Follow, follow, owner_events, parse
 from sbx.api.errors import broken, documented, error_body
 from sbx.api.slots import take_slot
-from sbx.api.v1.terminals import refuse_socket
+from sbx.api.v1.terminals import socket_errors
 from sbx.console import build
 from sbx.errors import BadRequest, Denied, SbxError
 from sbx.service.caller import Caller
-from sbx.service.limits import Slot
 
 router = APIRouter(prefix="/api/v1/events", tags=["console"])
 _BEAT_S = 10.0
@@ -54,31 +52,19 @@ async def owner(request: Request, caller: CallerDep, service: ServiceDep) -> Res
 @router.websocket("")
 async def events(socket: WebSocket) -> None:
     """See the module. A client counts among the followers of its owner."""
-    place: Slot | None = None
-    try:
+    async with socket_errors(socket), AsyncExitStack() as stack:
         if site_of(socket.scope) is None:
             check_origin(socket)
         who = await caller(socket)
-        place = take_slot(socket, "followers")
+        if (place := take_slot(socket, "followers")) is not None:
+            stack.callback(place.end)
         await socket.accept()
-        await _Stream(socket, who).run()
-    except WebSocketDisconnect:
-        pass
-    except TimeoutError:
-        await _close(socket, _TOO_SLOW, "too_slow")
-    except Denied as error:
-        if socket.application_state.name == "CONNECTED":
+        try:
+            await _Stream(socket, who).run()
+        except TimeoutError:
+            await _close(socket, _TOO_SLOW, "too_slow")
+        except Denied as error:
             await _close(socket, _LOGIN_OVER, error.code)
-        else:
-            await refuse_socket(socket, error)
-    except SbxError as error:
-        await refuse_socket(socket, error)
-    except Exception:  # noqa: BLE001  # the border: a WebSocket has no other
-        _log.exception("a stream of events failed")
-        await refuse_socket(socket, broken())
-    finally:
-        if place is not None:
-            place.end()
 
 
 class _Stream:
@@ -172,7 +158,7 @@ class _Stream:
             await self._send({"type": "beat", "now": time.time()})
 
     async def _check_caller(self) -> None:
-        """Raise Denied once the login or the key is no longer valid."""
+        """Raise Denied once the login or the key has ended."""
         while True:
             await asyncio.sleep(_CHECK_S)
             await authenticate(self._socket)

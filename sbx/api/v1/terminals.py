@@ -8,6 +8,8 @@ sbx/protocol/terminals.py has the messages and codes of the open WebSocket.
 import asyncio
 import json
 import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, WebSocket
@@ -31,7 +33,6 @@ from sbx.protocol.terminals import (
     TerminalStatus,
 )
 from sbx.runtime.processes.terminal import Terminal, TerminalClient
-from sbx.service.limits import Slot
 
 router = APIRouter(prefix=f"{PREFIX}/terminals", tags=["native"])
 _ERRORS = documented(404, 409, 429, 504)
@@ -126,12 +127,12 @@ async def close(terminal: str, target: TargetDep) -> None:
 async def attach(socket: WebSocket, sandbox_id: str, conversation: str, terminal: str) -> None:
     """See the module. `rows` and `columns` of the query set the size of the client. A client counts
     among the followers of its owner."""
-    place: Slot | None = None
-    try:
+    async with socket_errors(socket), AsyncExitStack() as stack:
         check_origin(socket)
         target = Target(service(socket), await caller(socket), sandbox_id, conversation)
         size = _size(socket)
-        place = take_slot(socket, "followers")
+        if (place := take_slot(socket, "followers")) is not None:
+            stack.callback(place.end)
         async with target.use("execute", starts=False) as leased:
             attached = await leased.terminals.get(terminal)
             async with attached.attach() as client:
@@ -140,16 +141,6 @@ async def attach(socket: WebSocket, sandbox_id: str, conversation: str, terminal
                 await socket.accept()
                 await target.record("terminal.attach", terminal=attached.id)
                 await _TerminalRelay(socket, attached, client).run()
-    except WebSocketDisconnect:
-        pass
-    except SbxError as error:
-        await refuse_socket(socket, error)
-    except Exception:  # noqa: BLE001  # the border: a WebSocket has no other
-        _log.exception("a WebSocket failed")
-        await refuse_socket(socket, broken())
-    finally:
-        if place is not None:
-            place.end()
 
 
 class _TerminalRelay:
@@ -231,6 +222,20 @@ def _size(socket: WebSocket) -> Size | None:
             f"a terminal has 1 to {ROWS_MAX} rows and 1 to {COLUMNS_MAX} columns",
             code="invalid_size",
         ) from None
+
+
+@asynccontextmanager
+async def socket_errors(socket: WebSocket) -> AsyncIterator[None]:
+    """Report the errors of a WebSocket to its client, see `refuse_socket`."""
+    try:
+        yield
+    except WebSocketDisconnect:
+        pass
+    except SbxError as error:
+        await refuse_socket(socket, error)
+    except Exception:  # noqa: BLE001  # the border: a WebSocket has no other
+        _log.exception("a WebSocket failed")
+        await refuse_socket(socket, broken())
 
 
 async def refuse_socket(socket: WebSocket, error: SbxError) -> None:
