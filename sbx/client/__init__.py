@@ -10,6 +10,7 @@
     files                 files and uploads, streamed, with progress (transfers)
     sessions              ensure_session
     agents                chats with agents, approvals, projects, tools
+    console               conversations with agents, logins of browsers, templates, policies
     requests              the requests that Client makes
     records               records of the service as values
     errors                error bodies as exceptions
@@ -24,12 +25,14 @@ program that only uses a service must start quickly: it imports neither pydantic
 
 from sbx.client.agents import ChatEvent
 from sbx.client.client import Client
+from sbx.client.console import AgentConversation
 from sbx.client.records import ProjectInfo, SandboxInfo, Session
 from sbx.client.sandbox import RemoteSandbox
 from sbx.client.sessions import SessionCreateFailed, SessionNotReady
 from sbx.protocol.pages import Page
 
 __all__ = [
+    "AgentConversation",
     "ChatEvent",
     "Client",
     "Page",

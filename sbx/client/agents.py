@@ -76,6 +76,32 @@ class AgentCalls(ServiceRequests):
             async for event in events:
                 yield event
 
+    async def start_chat(
+        self,
+        message: str,
+        *,
+        user_id: str,
+        agent_id: str,
+        conversation_id: str | None = None,
+        project_id: str | None = None,
+        max_steps: int | None = None,
+        model: str | None = None,
+    ) -> Json:
+        """Send a message to the agent of a conversation, and return at once: `run_id`,
+        `conversation_id`, `session_id`, `sandbox_id`. `follow_chat` has the events. Raise as
+        `chat`."""
+        body = without_none(
+            user_id=user_id,
+            agent_id=agent_id,
+            conversation_id=conversation_id or f"conversation-{secrets.token_hex(8)}",
+            project_id=project_id,
+            message=message,
+            max_steps=max_steps,
+            model=model,
+            detach=True,
+        )
+        return await self._json("POST", target("api", "v1", "chat"), body)
+
     async def follow_chat(
         self, conversation_id: str, *, after: int = 0, run_id: str | None = None
     ) -> AsyncGenerator[ChatEvent, None]:
@@ -115,6 +141,11 @@ class AgentCalls(ServiceRequests):
         """Return the pending calls, the oldest first."""
         reply = await self.request("GET", _APPROVALS, params={"limit": limit, "cursor": cursor})
         return records.page(reply, dict)
+
+    async def approval(self, tool_call_id: str) -> Json:
+        """Return one call that waits or waited for a decision, with its `decision`. Raise
+        NotFound."""
+        return await self._json("GET", f"{_APPROVALS}{target(tool_call_id)}")
 
     async def decide(
         self,

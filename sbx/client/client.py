@@ -9,6 +9,7 @@ from sbx import errors
 from sbx.client import records, sessions
 from sbx.client.address import address_of
 from sbx.client.agents import AgentCalls
+from sbx.client.console import ConsoleCalls
 from sbx.client.http import HttpClient, target
 from sbx.client.records import SandboxInfo, Session
 from sbx.client.requests import Json, ServiceRequests, without_none
@@ -26,8 +27,7 @@ class OperatorCalls(ServiceRequests):
 
     async def keys(self) -> list[Json]:
         """Return every key, without its secret."""
-        items: list[Json] = (await self._json("GET", "/v1/admin/keys"))["items"]
-        return items
+        return await self._items("/v1/admin/keys")
 
     async def make_key(
         self, owner: str, name: str | None = None, *, operator: bool = False
@@ -42,8 +42,7 @@ class OperatorCalls(ServiceRequests):
 
     async def tokens(self) -> list[Json]:
         """Return every token, without its secret."""
-        items: list[Json] = (await self._json("GET", "/v1/admin/tokens"))["items"]
-        return items
+        return await self._items("/v1/admin/tokens")
 
     async def make_token(
         self,
@@ -92,7 +91,7 @@ class OperatorCalls(ServiceRequests):
         return await self._json("GET", "/health")
 
 
-class Client(AgentCalls, OperatorCalls):
+class Client(AgentCalls, ConsoleCalls, OperatorCalls):
     """A service, over its Unix socket or TCP: `async with Client() as client`.
 
     `connect` is the path of a socket, or `http://HOST:PORT`; None is SBX_SOCKET, else the default
@@ -100,7 +99,8 @@ class Client(AgentCalls, OperatorCalls):
     caller by the socket. `timeout` is the limit of each reply in seconds; a run may take as long as
     its policy permits. `retries` is the number of retries of requests that are safe to repeat.
 
-    The classes that it inherits have the calls to agents and those of the operator.
+    The classes that it inherits have the calls to agents, those of the console and those of the
+    operator.
 
     An instance belongs to one event loop, and to the process that created it: after a fork every
     call raises Broken `used_after_fork`. Errors have the classes and codes of the embedded API. In

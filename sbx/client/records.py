@@ -41,13 +41,15 @@ class Session:
 @dataclass(frozen=True, slots=True)
 class ProjectInfo:
     """`working_directory` is a path on the host of the service. If the sandbox is disabled, tools
-    act on that host itself."""
+    act on that host itself. `in_use`: whether an agent works in it now."""
 
     id: str
     name: str
     working_directory: str
     sandbox_enabled: bool
     created_at: float
+    conversations: int = 0
+    in_use: bool = False
 
 
 def sandbox_info(reply: Any) -> SandboxInfo:
@@ -80,6 +82,8 @@ def project(reply: Any) -> ProjectInfo:
             data["working_directory"],
             bool(data["sandbox_enabled"]),
             float(data["created_at"]),
+            int(data.get("conversations", 0)),
+            bool(data.get("in_use", False)),
         )
 
     return decode("project", read, reply)

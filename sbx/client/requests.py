@@ -99,6 +99,11 @@ class ServiceRequests:
             raise errors.Broken("the service did not answer with an object", code="foreign_reply")
         return reply
 
+    async def _items(self, path: str) -> list[Json]:
+        """Return a list that has no pages."""
+        items: list[Json] = (await self._json("GET", path))["items"]
+        return items
+
     async def _post_once(self, path: str, body: Json, key: str | None) -> Any:
         headers = {"idempotency-key": key or secrets.token_hex(16)}
         reply = await self._wire.call(

@@ -9,23 +9,29 @@ from sbx.store import Store, record, values
 
 @dataclass(frozen=True, slots=True)
 class ProjectRow:
+    """A project. `conversations`: how many it has."""
+
     id: str
     owner: str
     name: str
     working_directory: str
     sandbox_enabled: bool
     created_at: float
+    conversations: int = 0
 
 
-_PROJECT = "id, owner, name, working_directory, sandbox_enabled, created_at"
+_COLUMNS = "id, owner, name, working_directory, sandbox_enabled, created_at"
+_PROJECT = (
+    f"{_COLUMNS}, (SELECT count(*) FROM chats WHERE project_id = projects.id) AS conversations"
+)
 
 
 def add(on: sqlite3.Connection, row: ProjectRow) -> None:
     """Raise Conflict `directory_in_use`."""
     _refuse_shared(on, row)
     on.execute(
-        f"INSERT INTO projects ({_PROJECT}) VALUES (?, ?, ?, ?, ?, ?)",  # noqa: S608
-        values(row),
+        f"INSERT INTO projects ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",  # noqa: S608
+        values(row)[:-1],
     )
 
 

@@ -217,11 +217,15 @@ class ProjectChange(RequestBody):
 
 
 class ProjectBody(BaseModel):
+    """`conversations`: how many it has. `in_use`: whether an agent works in it now."""
+
     id: str
     name: str
     working_directory: str
     sandbox_enabled: bool
     created_at: float
+    conversations: int
+    in_use: bool
 
 
 class ProjectList(BaseModel):
@@ -229,13 +233,15 @@ class ProjectList(BaseModel):
     next_cursor: str | None
 
 
-def project_body(project: Project) -> ProjectBody:
+def project_body(project: Project, *, in_use: bool) -> ProjectBody:
     return ProjectBody(
         id=project.id,
         name=project.name,
         working_directory=project.working_directory,
         sandbox_enabled=project.sandbox_enabled,
         created_at=project.created_at,
+        conversations=project.conversations,
+        in_use=in_use,
     )
 
 

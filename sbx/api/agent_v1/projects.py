@@ -16,6 +16,7 @@ from sbx.api.errors import documented
 from sbx.errors import Denied
 from sbx.service.caller import Caller
 from sbx.service.notices import Notice
+from sbx.service.projects.projects import Project
 from sbx.service.service import Service
 
 router = APIRouter(prefix="/api/v1/projects", tags=["projects"])
@@ -30,7 +31,7 @@ async def list_(
         return ProjectList(items=[], next_cursor=None)
     page = await service.projects.list(caller.owner, limit=limit, cursor=cursor)
     return ProjectList(
-        items=[project_body(project) for project in page.items], next_cursor=page.next_cursor
+        items=[_body(service, project) for project in page.items], next_cursor=page.next_cursor
     )
 
 
@@ -49,7 +50,7 @@ async def create(new: NewProject, caller: CallerDep, service: ServiceDep) -> Pro
         working_directory=new.working_directory,
         sandbox_enabled=new.sandbox_enabled,
     )
-    body = project_body(project)
+    body = _body(service, project)
     await service.recording.record(caller, "project.create", project.id, **_details(body))
     _publish(service, caller, project.id)
     return body
@@ -57,7 +58,7 @@ async def create(new: NewProject, caller: CallerDep, service: ServiceDep) -> Pro
 
 @router.get("/{project_id}", responses=documented(404))
 async def get(project_id: str, caller: CallerDep, service: ServiceDep) -> ProjectBody:
-    return project_body(await project_of(service, caller, project_id))
+    return _body(service, await project_of(service, caller, project_id))
 
 
 @router.patch("/{project_id}", responses=documented(404, 409))
@@ -73,7 +74,7 @@ async def change_project(
         working_directory=change.working_directory,
         sandbox_enabled=change.sandbox_enabled,
     )
-    body = project_body(project)
+    body = _body(service, project)
     await service.recording.record(caller, "project.change", project_id, **_details(body))
     _publish(service, caller, project_id)
     return body
@@ -88,6 +89,10 @@ async def delete(project_id: str, caller: CallerDep, service: ServiceDep) -> Non
     _publish(service, caller, project_id, "project.deleted")
 
 
+def _body(service: Service, project: Project) -> ProjectBody:
+    return project_body(project, in_use=service.projects.in_use(project.id))
+
+
 def _publish(
     service: Service, caller: Caller, project_id: str, kind: str = "project.changed"
 ) -> None:
@@ -96,4 +101,4 @@ def _publish(
 
 
 def _details(body: ProjectBody) -> dict[str, object]:
-    return body.model_dump(exclude={"id", "created_at"})
+    return body.model_dump(include={"name", "working_directory", "sandbox_enabled"})

@@ -12,6 +12,7 @@ from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.bodies import RequestBody
 from sbx.api.encoding import Form, encoded_run, run_form
 from sbx.api.errors import documented
+from sbx.api.v1.bay.models import run_id_of
 from sbx.api.v1.dependencies import PREFIX, TargetDep
 from sbx.api.v1.runs import RunBody
 from sbx.errors import Denied, NotFound
@@ -100,7 +101,9 @@ class RecordedRun(RunBody):
     responses=documented(404, 409),
 )
 async def run(sandbox_id: str, run_id: str, caller: CallerDep, service: ServiceDep) -> Response:
-    """Return one run that has ended, with its code. The outputs of an older run are shortened."""
+    """Return one run that has ended, with its code, by the id of the run or of its entry in the
+    history. The outputs of an older run are shortened."""
+    run_id = run_id_of(run_id)
     try:
         row = await service.runs.history.entry(caller, sandbox_id, run_id)
     except NotFound as error:

@@ -167,6 +167,10 @@ class Projects:
         """Whether a person has allowed the commands of this conversation in its project."""
         return self._sessions.commands_allowed((owner, conversation_id))
 
+    def in_use(self, project_id: str) -> bool:
+        """Return whether an agent works in this project now."""
+        return self._sessions.in_use(project_id)
+
     async def close_conversation(self, owner: str, conversation_id: str) -> None:
         """End all sandboxes and runs of a conversation, and forget its state."""
         await self._sessions.forget((owner, conversation_id))

@@ -198,6 +198,12 @@ class ProjectSessions:
             return False
         return state.allowed or (state.session is not None and state.session.commands_allowed)
 
+    def in_use(self, project_id: str) -> bool:
+        """Return whether an agent works in this project now."""
+        return any(
+            state.users and state.project_id == project_id for state in self._states.values()
+        )
+
     async def forget(self, key: Key) -> None:
         """Close the sandbox of a conversation, even if it is in use, and forget its state."""
         state = self._states.pop(key, None)
@@ -221,14 +227,11 @@ class ProjectSessions:
         `project_in_use`."""
         self._leaving[project_id] += 1
         try:
-            states = [
-                (key, state)
-                for key, state in self._states.items()
-                if state.project_id == project_id
-            ]
-            if any(state.users for _, state in states):
+            if self.in_use(project_id):
                 raise _in_use("an agent works in the project now")
-            for key, state in states:
+            for key, state in list(self._states.items()):
+                if state.project_id != project_id:
+                    continue
                 self._states.pop(key, None)
                 await self._end(state)
             yield

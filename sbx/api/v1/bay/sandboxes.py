@@ -120,8 +120,11 @@ async def list_(
 
 
 @router.get("/{sandbox_id}", responses=documented(404))
-async def get(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> SandboxResponse:
-    return shown(await service.sandboxes.get(caller, sandbox_id), containers=True)
+async def get(
+    sandbox_id: str, caller: CallerDep, service: ServiceDep, detail: bool = False
+) -> SandboxDetail | SandboxResponse:
+    view = await service.sandboxes.get(caller, sandbox_id)
+    return await _detail(service, caller, view) if detail else shown(view, containers=True)
 
 
 @router.post(
