@@ -16,7 +16,16 @@ from sbx import __version__
 from sbx.agent.settings import AgentSettings
 from sbx.api import agent_v1, e2b, errors, opensandbox, sessions_v1, shipyard, v1
 from sbx.api.auth import OperatorDep, ServiceDep, caller
-from sbx.api.console import conversations, login, me, observe, pages, stream, templates
+from sbx.api.console import (
+    conversations,
+    login,
+    me,
+    observe,
+    pages,
+    quarantine,
+    stream,
+    templates,
+)
 from sbx.api.console.listener import ConsoleListener, ConsoleMiddleware
 from sbx.api.middleware import RequestLimitsMiddleware
 from sbx.api.server.settings import ServiceSettings
@@ -153,7 +162,7 @@ def _mount(app: FastAPI) -> None:
         opensandbox.code.router,
     )
     surfaces = (v1, bay, sessions_v1, agent_v1, opensandbox, shipyard, e2b)
-    console = (login, me, conversations, templates, stream, pages)
+    console = (login, me, conversations, templates, quarantine, stream, pages)
     routers = [observe.router]  # its /projects/directories must precede /projects/{project_id}
     routers += [router for surface in surfaces for router in surface.routers]
     routers += [part.router for part in console]

@@ -5,10 +5,8 @@ module escapes them before they reach the terminal.
 """
 
 import os
-import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,10 +18,6 @@ from sbx.errors import BadRequest, Denied, NotFound, SbxError
 
 if TYPE_CHECKING:
     from sbx.workspace.quarantine import QuarantineItem
-    from sbx.workspace.tree import Tree
-
-_CONTENT_MAX = 64 << 10  # bytes of a file that `show` prints
-_ENTRIES_MAX = 500  # of a directory that `show` prints
 
 app = typer.Typer(
     help="List, show, restore or drop the files that a program of the host would obey.",
@@ -57,7 +51,9 @@ def list_items(
     """List the items: the directory and path of each, and the program that would obey it."""
     items = _of_directory(_every(_stores(data_dir)), directory)
     if as_json:
-        output.document({"items": [_body(item) for item in items]})
+        from sbx.workspace.quarantined_content import item_body
+
+        output.document({"items": [item_body(item) for item in items]})
     elif not items:
         output.note("the quarantine is empty")
     else:
@@ -81,20 +77,9 @@ def show(
     as_json: connect.Json = False,
 ) -> int:
     """Print an item: the content of a file, or the list of a directory. Do not follow symlinks."""
-    from sbx.workspace import quarantine
+    from sbx.workspace import quarantined_content
 
-    store = _store_of(_stores(data_dir), item_id)
-    item, _ = quarantine.get(store, item_id)
-    below = (item.id, *(part for part in (path or "").split("/") if part))
-    with quarantine.content_of(store, item_id) as tree:
-        kind = tree.stat(below).kind
-        body: dict[str, Any] = {**_body(item), "kind": kind}
-        if kind == "directory":
-            body |= _entries(tree, below)
-        elif kind == "file":
-            body |= _content(tree, below)
-        elif kind == "symlink":
-            body["target"] = _target(tree, below)
+    body = quarantined_content.read(_store_of(_stores(data_dir), item_id), item_id, path or "")
     if as_json:
         output.document(body)
     else:
@@ -285,46 +270,6 @@ def _each(
         for item, failure in failures:
             output.failure(f"{item.id}: {failure.message}", failure.hint)
     return exits.for_error(failures[0][1]) if failures else exits.Exit.OK
-
-
-def _body(item: "QuarantineItem") -> dict[str, Any]:
-    return {**asdict(item), "why": item.why}
-
-
-def _entries(tree: "Tree", below: tuple[str, ...]) -> dict[str, Any]:
-    listing = tree.list(below, max_entries=_ENTRIES_MAX, max_depth=64)
-    top = f"{tree.shown(below)}/"
-    entries = []
-    for entry in listing:
-        path = entry.path.removeprefix(top)
-        body = {"path": path, "kind": entry.kind, "size": entry.size}
-        if entry.kind == "symlink":
-            body["target"] = _target(tree, (*below, *path.split("/")))
-        entries.append(body)
-    return {"entries": entries, "complete": listing.complete}
-
-
-def _target(tree: "Tree", path: tuple[str, ...]) -> str:
-    try:
-        link = tree.hold(path)
-    except OSError:  # the name is not valid text
-        return "?"
-    try:
-        return os.fsdecode(os.readlink("", dir_fd=link))
-    finally:
-        os.close(link)
-
-
-def _content(tree: "Tree", below: tuple[str, ...]) -> dict[str, Any]:
-    with tree.open(below) as file:
-        mode = stat.S_IMODE(os.fstat(file.fd).st_mode)
-        content = os.pread(file.fd, _CONTENT_MAX, 0)
-        return {
-            "size": file.size,
-            "executable": bool(mode & 0o111),
-            "content": content.decode(errors="backslashreplace"),
-            "complete": len(content) >= file.size,
-        }
 
 
 def _print(body: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from sbx.protocol.pages import Page
 
 _CONVERSATIONS = target("api", "v1", "conversations")
 _LOGINS = target("api", "v1", "console", "sessions")
+_QUARANTINE = target("api", "v1", "quarantine")
 _TEMPLATES = target("api", "v1", "templates")
 
 
@@ -165,6 +166,29 @@ class ConsoleCalls(ServiceRequests):
         path = "/api/v1/projects/directories"
         reply = await self.request("GET", path, params={"below": below})
         return [item["path"] for item in reply["items"]]
+
+    # -- the quarantine of projects ---------------------------------------------------------------
+
+    async def quarantine(self) -> list[Json]:
+        """Return the files of your projects that a program of the host would obey. Raise
+        Unavailable `quarantine_elsewhere`."""
+        return await self._items(_QUARANTINE)
+
+    async def quarantined(self, item_id: str, path: str = "") -> Json:
+        """Return one of them with its content. `path` is one in an item that is a directory. Raise
+        NotFound."""
+        path = target("api", "v1", "quarantine", item_id, params={"path": path})
+        return await self._json("GET", path)
+
+    async def restore_quarantined(self, item_id: str) -> str:
+        """Copy it to its place, where the host obeys it from then on; return the path. Raise
+        NotFound, Conflict `quarantine_in_use` and `file_exists`."""
+        path = f"{_QUARANTINE}{target(item_id, 'restore')}"
+        return str((await self._json("POST", path))["path"])
+
+    async def drop_quarantined(self, item_id: str) -> None:
+        """Delete it. Raise NotFound, Conflict `quarantine_in_use`."""
+        await self.request("DELETE", f"{_QUARANTINE}{target(item_id)}")
 
     # -- sandboxes --------------------------------------------------------------------------------
 

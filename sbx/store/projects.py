@@ -21,9 +21,8 @@ class ProjectRow:
 
 
 _COLUMNS = "id, owner, name, working_directory, sandbox_enabled, created_at"
-_PROJECT = (
-    f"{_COLUMNS}, (SELECT count(*) FROM chats WHERE project_id = projects.id) AS conversations"
-)
+_CHATS = "(SELECT count(*) FROM chats WHERE project_id = projects.id) AS conversations"
+_PROJECT = f"{_COLUMNS}, {_CHATS}"
 
 
 def add(on: sqlite3.Connection, row: ProjectRow) -> None:

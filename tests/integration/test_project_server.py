@@ -25,6 +25,7 @@ from sbx.api.server.settings import ServiceSettings
 from sbx.errors import BadRequest, Closed, Denied, InvalidPath, NotFound, TooLarge, Unavailable
 from sbx.isolation.broker import pulse
 from sbx.runtime.runtime import Runtime
+from sbx.service import service as services
 from sbx.service.projects import calls as project_calls
 from sbx.service.projects.client import RemoteSession
 from sbx.service.projects.link import ProjectServerLink
@@ -159,6 +160,16 @@ async def test_a_new_host_executable_is_quarantined(box: RemoteSession, top: Pat
     assert not (top / "work/root/.envrc").exists()
     with pytest.raises(Denied):
         await box.files.write(".envrc", "evil")
+
+
+async def test_the_service_refuses_to_list_the_quarantine_that_it_cannot_read(top: Path) -> None:
+    settings = settings_of(top)
+    started = project_process.start(settings)
+    async with services.Service(settings, project_server=started) as service:
+        with pytest.raises(Unavailable) as refused:
+            await service.quarantine.items("operator")
+        assert refused.value.code == "quarantine_elsewhere"
+        assert refused.value.hint == "as root: sbx quarantine list"
 
 
 async def test_what_the_settings_do_not_name_is_refused(link: ProjectServerLink, top: Path) -> None:

@@ -7,6 +7,7 @@
     settings.py     the settings of the console
     conversations.py   the list of conversations, their titles, their end
     templates.py    templates of prompts
+    quarantine.py   the files that wait for the consent of the owner of a project
     pages.py        the page and its files
     stream.py       one WebSocket for all that changes
     topics.py       what a client of it can follow

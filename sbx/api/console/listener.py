@@ -6,7 +6,8 @@ request of a browser needs the exact name of the console (Host), the exact origi
 `sbx console`, which forwards bytes of every program that connects to its port.
 
 The console has a second name for frames with output of sandboxes. It serves these frames only, and
-gets no cookie.
+gets no cookie. The names of the ports of sandboxes (api/ports.py) are served here too, so that a
+preview needs no other address: there a link identifies the caller, and nothing else.
 """
 
 import socket
@@ -18,6 +19,8 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sbx.api.errors import error_response
+from sbx.api.server.peer_credentials import PEER
+from sbx.api.surfaces import OWN_ORIGIN
 from sbx.errors import Denied, NotFound, SbxError
 
 CONSOLE = "sbx.console"  # in the extensions of a scope
@@ -122,6 +125,12 @@ def site_of(scope: Mapping[str, object]) -> ConsoleSite | None:
     return site
 
 
+def is_local(site: ConsoleSite) -> bool:
+    """Return whether the browser of a site is on this host, and not behind a reverse proxy."""
+    name = urlsplit(site.origin).hostname or ""
+    return name == "127.0.0.1" or name.endswith(".localhost")
+
+
 def demanded_site(scope: Mapping[str, object]) -> ConsoleSite:
     """Return the site. Raise NotFound `console_elsewhere` at a listener for programs."""
     if (site := site_of(scope)) is None:
@@ -143,6 +152,9 @@ class ConsoleMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or not self._listener.accepted(scope):
             await self._app(scope, receive, send)
+            return
+        if scope.get(OWN_ORIGIN):
+            await self._app(_with_its_link_only(scope), receive, send)
             return
         cross_origin = scope["path"] in FRAMES  # the page of another origin shows it
 
@@ -169,6 +181,14 @@ class ConsoleMiddleware:
             return
         scope["extensions"] = {**scope.get("extensions", {}), CONSOLE: site}
         await self._app(scope, receive, sending)
+
+
+def _with_its_link_only(scope: Scope) -> Scope:
+    """Return a request to the name of a port of a sandbox, in which only a link to this port
+    identifies a caller: a page of the sandbox sends such requests too."""
+    headers = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
+    extensions = {name: value for name, value in scope["extensions"].items() if name != PEER}
+    return {**scope, "headers": headers, "extensions": extensions}
 
 
 def _check(scope: Scope, site: ConsoleSite) -> None:

@@ -10,6 +10,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from sbx.api.auth import CallerDep, ServiceDep, StackDep, caller, check_origin, service
 from sbx.api.bodies import RequestBody
+from sbx.api.console.listener import is_local, site_of
 from sbx.api.console.settings import address
 from sbx.api.errors import documented, iso
 from sbx.api.ports import relay_bytes, relay_http, relay_websocket
@@ -57,7 +58,9 @@ async def create_link(
     await service.recording.record(caller, "port.link", sandbox.id, port=port, ttl_s=new.ttl)
     query = f"?{LINK_QUERY}={link}"
     listen = request.app.state.settings.listen
-    tcp = request.url.port or (address(listen)[1] if listen is not None else None)
+    at_proxy = (site := site_of(request.scope)) is not None and not is_local(site)
+    tcp = None if at_proxy else request.url.port
+    tcp = tcp or (address(listen)[1] if listen is not None else None)
     return LinkBody(
         path=f"/v1/sandboxes/{sandbox.id}/ports/{port}/{query}",
         url=f"http://{port}-{sandbox.id}.localhost:{tcp}/{query}" if tcp else None,

@@ -3,7 +3,7 @@ import { effect } from "@preact/signals";
 import { render, type JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { loggedOut } from "./api/calls";
-import { language, t } from "./i18n";
+import { language, LANGUAGES, t, showLanguage, type Language } from "./i18n";
 import { connection, newBuild } from "./live/socket";
 import { ApprovalsPage } from "./pages/approvals";
 import { ConversationsPage } from "./pages/conversations";
@@ -20,6 +20,7 @@ import { approvals, logout, me, start, startFailure } from "./shell/state";
 import { signal } from "@preact/signals";
 
 const PAGES = ["conversations", "approvals", "sandboxes", "projects", "templates", "policies", "settings"] as const;
+const LANGUAGE_NAMES = Object.keys(LANGUAGES) as Language[];
 const keys = signal(false);
 
 function Page(): JSX.Element {
@@ -144,5 +145,11 @@ effect(() => {
   document.title = `${waiting ? `(${waiting}) ` : ""}${name} · sbx`;
 });
 
-render(<App />, document.getElementById("app")!);
-void start();
+async function begin(): Promise<void> {
+  const chosen = LANGUAGE_NAMES.find((each) => each === document.documentElement.lang) ?? "en";
+  await showLanguage(chosen).catch(() => undefined); // the texts are English then
+  render(<App />, document.getElementById("app")!);
+  await start();
+}
+
+void begin();

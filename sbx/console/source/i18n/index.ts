@@ -1,29 +1,37 @@
 // The texts of the page. `t` reads the signal of the language, so that a change shows at once.
 import { signal } from "@preact/signals";
 import i18next from "i18next";
-import en from "./en.json";
-import ja from "./ja.json";
-import zh from "./zh.json";
 import type { ApiError } from "../api/calls";
+import { built } from "../shell/build";
+import en from "./en.json";
 
 export const LANGUAGES = { en: "English", zh: "中文", ja: "日本語" } as const;
 export type Language = keyof typeof LANGUAGES;
 
-export const language = signal<Language>((document.documentElement.lang as Language) || "en");
+export const language = signal<Language>("en");
 
 void i18next.init({
-  lng: language.value,
+  lng: "en",
   fallbackLng: "en",
-  resources: { en: { translation: en }, zh: { translation: zh }, ja: { translation: ja } },
+  resources: { en: { translation: en } },
   interpolation: { escapeValue: false }, // texts are text nodes
   initAsync: false,
 });
 
-export function setLanguage(chosen: Language): void {
-  localStorage.setItem("sbx.language", chosen);
+/** Show the texts of a language. All but the English ones are loaded at their first use. */
+export async function showLanguage(chosen: Language): Promise<void> {
+  if (!i18next.hasResourceBundle(chosen, "translation")) {
+    const { texts } = await built<{ texts: typeof en }>(chosen);
+    i18next.addResourceBundle(chosen, "translation", texts);
+  }
   document.documentElement.lang = chosen;
-  void i18next.changeLanguage(chosen);
+  await i18next.changeLanguage(chosen);
   language.value = chosen;
+}
+
+export async function setLanguage(chosen: Language): Promise<void> {
+  await showLanguage(chosen);
+  localStorage.setItem("sbx.language", chosen);
 }
 
 export function t(key: string, values: Record<string, unknown> = {}): string {

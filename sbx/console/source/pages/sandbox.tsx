@@ -2,20 +2,30 @@
 import { useSignal } from "@preact/signals";
 import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { all, at, call, get } from "../api/calls";
+import { all, ApiError, at, call, get } from "../api/calls";
 import type { Sandbox, Usage } from "../api/types";
 import { duration, errorText, seconds, t, when } from "../i18n";
 import { Action, Ask, DataTable, Dialog, Field, Loaded, Name, Tabs, safe, useLoaded, useNow } from "../parts/common";
 import { Workspace } from "../parts/files";
 import { Output } from "../parts/output";
+import { built } from "../shell/build";
 import { go } from "../shell/route";
 import { me, onNotice } from "../shell/state";
 import { Cells } from "./cells";
-import { Bar, sandboxes, useUsage } from "./sandboxes";
+import { Bar, useUsage } from "./sandboxes";
+
+async function oneSandbox(id: string): Promise<Sandbox | null> {
+  try {
+    return await get<Sandbox>(at(["v1", "sandboxes", id], { detail: true, peek: true }));
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 404) return null;
+    throw error;
+  }
+}
 
 export function SandboxPage({ id }: { id: string }): JSX.Element {
   const tab = useSignal("overview");
-  const box = useLoaded<Sandbox | null>(async () => (await sandboxes()).items.find((each) => each.id === id || each.session_id === id) ?? null, [id]);
+  const box = useLoaded<Sandbox | null>(() => oneSandbox(id), [id]);
   const kinds = useSignal(0);
   useEffect(
     () =>
@@ -256,9 +266,7 @@ function TerminalView({ url }: { url: string }): JSX.Element {
   useEffect(() => {
     let leave: (() => void) | null = null;
     let over = false;
-    const build = document.querySelector<HTMLMetaElement>("meta[name=sbx-build]")?.content ?? "";
-    const module = `/console/static/terminal.js?v=${build}`;
-    void (import(module) as Promise<typeof import("../parts/xterm")>).then(({ attach }) => {
+    void built<typeof import("../parts/xterm")>("terminal").then(({ attach }) => {
       if (!over && element.current) leave = attach(element.current, url, (reason) => (ended.value = reason));
     });
     return () => {

@@ -23,7 +23,7 @@ export function SettingsPage(): JSX.Element {
       <h1>{t("nav.settings")}</h1>
       <div class="fields">
         <Field label={t("settings.language")}>
-          <select value={language.value} onChange={(event) => setLanguage(event.currentTarget.value as Language)}>
+          <select value={language.value} onChange={(event) => void setLanguage(event.currentTarget.value as Language)}>
             {Object.entries(LANGUAGES).map(([code, name]) => (
               <option key={code} value={code} lang={code}>
                 {name}
