@@ -39,8 +39,11 @@ async def entries(
     tags: Annotated[str | None, Query(max_length=4000)] = None,
     has_notes: bool | None = None,
     has_description: bool | None = None,
+    conversation: Annotated[str | None, Query(max_length=1000)] = None,
+    running: bool = False,
 ) -> HistoryList:
-    """List the ended runs, the last one first. A run needs one of the `tags`."""
+    """List the ended runs, the last one first; with `running` also those that have not ended. A run
+    needs one of the `tags`."""
     rows, total = await service.runs.history.entries(
         caller,
         sandbox_id,
@@ -51,6 +54,8 @@ async def entries(
         tags=tags,
         has_notes=has_notes,
         has_description=has_description,
+        conversation=conversation,
+        running=running,
     )
     return HistoryList(entries=[_entry(row) for row in rows], total=total)
 

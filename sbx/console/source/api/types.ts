@@ -110,6 +110,43 @@ export interface Project {
   working_directory: string;
   sandbox_enabled: boolean;
   created_at: number;
+  conversations: number;
+  in_use: boolean;
+}
+
+export interface QuarantineItem {
+  id: string;
+  directory: string;
+  path: string;
+  program: string;
+  kind: string;
+}
+
+export interface QuarantineContent extends QuarantineItem {
+  content: string | null;
+  entries: { path: string; kind: string; size: number | null }[] | null;
+  target: string | null;
+  complete: boolean;
+}
+
+export interface Key {
+  id: string;
+  owner: string;
+  name: string | null;
+  operator: boolean;
+  created_at: string;
+  last_used_at: string | null;
+  revoked_at: string | null;
+}
+
+export interface Token {
+  id: string;
+  owner: string;
+  user_id: string;
+  agent_id: string | null;
+  scopes: string[] | null;
+  expires_at: string;
+  revoked_at: string | null;
 }
 
 export interface Template {

@@ -4,37 +4,36 @@ import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { ApiError, at, call, get, request } from "../api/calls";
 import { t } from "../i18n";
-import { CellView, traceback } from "../parts/cell";
+import { CellView } from "../parts/cell";
 import { Action, Dialog, Field, Loaded, safe, useLoaded } from "../parts/common";
-import { notebook, type Cell, type Shown } from "../parts/notebook";
+import { NOTHING, notebook, traceback, type Cell, type Shown } from "../parts/notebook";
 import type { Bundle } from "../types/agent";
 
 const KEPT = 10; // cells of the history that are shown
 
 interface Recorded {
-  conversation: string;
-  text: string;
+  stdout: string;
+  stderr: string;
   outputs: Bundle[];
   error: { name: string; value: string; traceback?: string; traceback_ansi?: string } | null;
 }
 
-/** What the cell of an earlier run shows; null for one of another conversation. */
-async function earlier(base: string[], runId: string): Promise<Shown | null> {
-  const nothing = { outputs: [], asks: null, runId, running: false };
+/** What the cell of an earlier run shows. */
+async function earlier(base: string[], runId: string): Promise<Shown> {
   try {
     const run = await get<Recorded>(at([...base, "runs", runId], { peek: true }));
-    if (run.conversation !== "default") return null;
-    return { ...nothing, text: run.text + (run.error ? `${traceback(run.error)}\n` : ""), outputs: run.outputs };
+    const text = run.stdout + run.stderr + (run.error ? `${traceback(run.error)}\n` : "");
+    return { ...NOTHING, runId, text, outputs: run.outputs, ids: run.outputs.map(() => null) };
   } catch (error) {
-    if (error instanceof ApiError && error.code === "run_not_kept") return { ...nothing, text: "", running: true };
+    if (error instanceof ApiError && error.code === "run_not_kept") return { ...NOTHING, runId, running: true };
     throw error;
   }
 }
 
 async function history(base: string[]): Promise<Omit<Cell, "key">[]> {
-  const { entries } = await get<{ entries: { id: string; code: string }[] }>(at([...base, "history"], { exec_type: "python", limit: KEPT, peek: true }));
+  const { entries } = await get<{ entries: { id: string; code: string }[] }>(at([...base, "history"], { conversation: "default", exec_type: "python", running: true, limit: KEPT, peek: true }));
   const cells = await Promise.all(entries.map(async ({ id, code }) => ({ code, shown: await earlier(base, id.replace(/^exec-/, "run-")) })));
-  return cells.filter((cell) => cell.shown !== null).reverse();
+  return cells.reverse();
 }
 
 export function Cells({ id }: { id: string }): JSX.Element {

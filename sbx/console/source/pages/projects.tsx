@@ -6,13 +6,14 @@ import { all, at, call, get } from "../api/calls";
 import type { Project } from "../api/types";
 import { errorText, t, when } from "../i18n";
 import { Action, Ask, DataTable, Dialog, Field, Loaded, Name, safe, useLoaded } from "../parts/common";
+import { QuarantineSection } from "../parts/quarantine";
 import { me, onNotice } from "../shell/state";
 
 export function ProjectsPage(): JSX.Element {
   const list = useLoaded<Project[]>(() => all<Project>((cursor) => at(["api", "v1", "projects"], { limit: 100, cursor })));
   const dialog = useSignal<Project | "new" | null>(null);
   const deleting = useSignal<Project | null>(null);
-  useEffect(() => onNotice((notice) => notice.type.startsWith("project.") && list.reload()), []);
+  useEffect(() => onNotice((notice) => /^(project|chat)\./.test(notice.type) && list.reload()), []);
   const can = me.value!.can.projects;
   return (
     <div class="page">
@@ -31,7 +32,7 @@ export function ProjectsPage(): JSX.Element {
           projects.length === 0 ? (
             <p class="empty">{t("projects.none")}</p>
           ) : (
-            <DataTable label={t("nav.projects")} columns={[t("projects.name"), t("projects.directory"), t("project.sandbox_mode"), t("projects.created"), ""]}>
+            <DataTable label={t("nav.projects")} columns={[t("projects.name"), t("projects.directory"), t("project.sandbox_mode"), t("projects.conversations"), t("projects.created"), ""]}>
                 {projects.map((project) => (
                   <tr key={project.id}>
                     <td>
@@ -41,6 +42,9 @@ export function ProjectsPage(): JSX.Element {
                       <code>{safe(project.working_directory)}</code>
                     </td>
                     <td class={project.sandbox_enabled ? "ok" : "bad"}>{project.sandbox_enabled ? t("projects.on") : t("projects.off")}</td>
+                    <td>
+                      {project.conversations} {project.in_use && <span class="badge">{t("projects.in_use")}</span>}
+                    </td>
                     <td>{when(project.created_at)}</td>
                     <td class="buttons">
                       <button type="button" aria-label={t("projects.edit", { name: safe(project.name) })} onClick={() => (dialog.value = project)}>
@@ -56,6 +60,7 @@ export function ProjectsPage(): JSX.Element {
           )
         }
       </Loaded>
+      {can === true && <QuarantineSection />}
       {dialog.value && <ProjectDialog project={dialog.value === "new" ? null : dialog.value} onClose={() => (dialog.value = null)} done={list.reload} />}
       {deleting.value && (
         <Ask

@@ -6,10 +6,9 @@ import { at, call, request } from "../api/calls";
 import { t } from "../i18n";
 import { follow } from "../live/socket";
 import { built } from "../shell/build";
-import type { Bundle } from "../types/agent";
 import type { Editor } from "./codemirror";
 import { Action, safe } from "./common";
-import type { Cell, Shown } from "./notebook";
+import { after, NOTHING, type Cell, type Shown } from "./notebook";
 import { Output, Outputs } from "./output";
 
 interface CellProps {
@@ -21,39 +20,6 @@ interface CellProps {
   recall: () => string | null;
   /** Give the caller the function that runs this cell. */
   offer: (run: () => Promise<void>) => void;
-}
-
-const NOTHING: Shown = { text: "", outputs: [], asks: null, runId: null, running: false };
-
-/** What a cell shows after one more event. */
-export function after(shown: Shown, event: Record<string, unknown>): Shown {
-  switch (event.type) {
-    case "stdout":
-    case "stderr":
-      return { ...shown, text: shown.text + String(event.text) };
-    case "display":
-    case "result":
-      return { ...shown, outputs: [...shown.outputs, event.data as Bundle] };
-    case "clear":
-      return { ...shown, text: "", outputs: [] };
-    case "input_request":
-      return { ...shown, asks: { prompt: String(event.prompt), password: Boolean(event.password) } };
-    case "error":
-      return { ...shown, text: `${shown.text}${traceback((event.error ?? event) as Traceback)}\n` };
-    default:
-      return shown;
-  }
-}
-
-interface Traceback {
-  name: string;
-  value: string;
-  traceback?: string;
-  traceback_ansi?: string;
-}
-
-export function traceback(error: Traceback): string {
-  return error.traceback_ansi ?? error.traceback ?? `${error.name}: ${error.value}`;
 }
 
 export function CellView({ cell, number, base, context, change, recall, offer }: CellProps): JSX.Element {

@@ -60,7 +60,7 @@ export function edit(parent: HTMLElement, options: Options): Editor {
     extensions: [
       EditorView.cspNonce.of(nonce),
       Prec.highest(keymap.of([{ key: "Shift-Enter", run }])),
-      autocompletion({ override: [complete], activateOnTyping: false }),
+      autocompletion({ override: [complete], activateOnTyping: false, interactionDelay: 0 }),
       keymap.of([...completionKeymap, { key: "Ctrl-Space", run: startCompletion }, { key: "Escape", run: leave }, { key: "ArrowUp", run: recall }]),
       keymap.of([...closeBracketsKeymap, indentWithTab, ...historyKeymap, ...defaultKeymap]),
       history(),

@@ -124,10 +124,11 @@ interface DialogProps {
   onClose: () => void;
   children: ComponentChildren;
   alert?: boolean;
+  wide?: boolean;
 }
 
 /** A modal dialog. It closes by Escape, and the focus returns to its button. */
-export function Dialog({ title, onClose, children, alert }: DialogProps): JSX.Element {
+export function Dialog({ title, onClose, children, alert, wide }: DialogProps): JSX.Element {
   const ref = useRef<HTMLDialogElement>(null);
   useLayoutEffect(() => {
     const before = document.activeElement as HTMLElement | null;
@@ -139,7 +140,7 @@ export function Dialog({ title, onClose, children, alert }: DialogProps): JSX.El
     };
   }, []);
   return (
-    <dialog ref={ref} role={alert ? "alertdialog" : "dialog"} aria-label={title} onCancel={(event) => (event.preventDefault(), onClose())}>
+    <dialog ref={ref} class={wide ? "wide" : undefined} role={alert ? "alertdialog" : "dialog"} aria-label={title} onCancel={(event) => (event.preventDefault(), onClose())}>
       <h2>{title}</h2>
       {children}
     </dialog>

@@ -1,9 +1,11 @@
-// Cells as a file of Jupyter (nbformat 4.5).
+// What cells show, and cells as a file of Jupyter (nbformat 4.5).
 import type { Bundle } from "../types/agent";
 
 export interface Shown {
   text: string;
   outputs: Bundle[];
+  /** The display id of each output, which a later event may replace. */
+  ids: (string | null)[];
   asks: { prompt: string; password: boolean } | null;
   runId: string | null;
   running: boolean;
@@ -13,6 +15,44 @@ export interface Cell {
   key: number;
   code: string;
   shown: Shown | null;
+}
+
+export const NOTHING: Shown = { text: "", outputs: [], ids: [], asks: null, runId: null, running: false };
+
+/** What a cell shows after one more event. */
+export function after(shown: Shown, event: Record<string, unknown>): Shown {
+  switch (event.type) {
+    case "stdout":
+    case "stderr":
+      return { ...shown, text: shown.text + String(event.text) };
+    case "display":
+    case "result":
+      return displayed(shown, event.data as Bundle, (event.display_id as string | undefined) ?? null, event.update === true);
+    case "clear":
+      return { ...shown, text: "", outputs: [], ids: [] };
+    case "input_request":
+      return { ...shown, asks: { prompt: String(event.prompt), password: Boolean(event.password) } };
+    case "error":
+      return { ...shown, text: `${shown.text}${traceback((event.error ?? event) as Traceback)}\n` };
+    default:
+      return shown;
+  }
+}
+
+function displayed(shown: Shown, bundle: Bundle, id: string | null, update: boolean): Shown {
+  if (update && id !== null) return { ...shown, outputs: shown.outputs.map((each, place) => (shown.ids[place] === id ? bundle : each)) };
+  return { ...shown, outputs: [...shown.outputs, bundle], ids: [...shown.ids, id] };
+}
+
+interface Traceback {
+  name: string;
+  value: string;
+  traceback?: string;
+  traceback_ansi?: string;
+}
+
+export function traceback(error: Traceback): string {
+  return error.traceback_ansi ?? error.traceback ?? `${error.name}: ${error.value}`;
 }
 
 const ESCAPES = /\u001b\[[0-9;]*m/g;

@@ -4,6 +4,7 @@ import type { JSX } from "preact";
 import { call } from "../api/calls";
 import { duration, errorText, t } from "../i18n";
 import type { DryRun, FileChange, ToolExecution } from "../types/agent";
+import { setting } from "../shell/state";
 import { Action, Dialog, Field, Name, safe, useNow } from "./common";
 import { Output, Outputs, type Place } from "./output";
 
@@ -48,7 +49,8 @@ export function ToolCallBlock({ execution, place, past }: BlockProps): JSX.Eleme
   const chosen = useSignal<boolean | null>(null);
   const finished = execution.status === "done";
   const asks = execution.status === "pending_approval" && typeof execution.toolArgs.command === "string";
-  const open = chosen.value ?? !(asks || (finished && past));
+  const collapses = finished && past && setting("tools", "collapse") === "collapse";
+  const open = chosen.value ?? !(asks || collapses);
   const state = stateOf(execution);
   return (
     <section class={`tool ${execution.status}`} role="group" aria-label={`${execution.toolName}: ${state}`} data-status={execution.status}>

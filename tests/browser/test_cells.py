@@ -1,0 +1,126 @@
+"""Cells: the editor, contexts, what a reload keeps, and the file of Jupyter."""
+
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest_asyncio
+from playwright.async_api import BrowserContext, Locator, Page, expect
+
+from tests.browser.conftest import Desk
+
+
+@pytest_asyncio.fixture
+async def box(client: httpx.AsyncClient) -> AsyncIterator[str]:
+    box: str = (await client.post("/v1/sandboxes", json={})).json()["id"]
+    yield box
+    await client.delete(f"/v1/sandboxes/{box}")
+
+
+@pytest_asyncio.fixture
+async def cells(desk: Desk, context: BrowserContext, box: str) -> Page:
+    page = await desk.opened(context, f"/console/sandboxes/{box}")
+    await page.get_by_role("tab", name="Cells").click()
+    return page
+
+
+async def _code(page: Page, number: int) -> Locator:
+    """The editor of a cell, once it is loaded."""
+    cell = page.get_by_role("group", name=f"Cell {number}", exact=True)
+    await expect(cell.locator(".cm-content")).to_be_visible()
+    return cell.get_by_role("textbox", name="Code")
+
+
+def _output(page: Page, number: int) -> Locator:
+    cell = page.get_by_role("group", name=f"Cell {number}", exact=True)
+    return cell.get_by_role("region", name="Output")
+
+
+async def test_a_reload_keeps_outputs_and_follows_a_run_that_goes_on(
+    cells: Page, client: httpx.AsyncClient, box: str
+) -> None:
+    await (await _code(cells, 1)).fill("print('first'); 1 / 0")
+    await cells.keyboard.press("Shift+Enter")
+    await expect(_output(cells, 1)).to_contain_text("ZeroDivisionError")
+    await cells.get_by_role("button", name="Add cell").click()
+    waits = (
+        "import pathlib, time\nprint('begun', flush=True)\n"
+        "while not pathlib.Path('go').exists(): time.sleep(.02)\nprint('over')"
+    )
+    await (await _code(cells, 2)).fill(waits)
+    await cells.keyboard.press("Shift+Enter")
+    await expect(_output(cells, 2)).to_contain_text("begun")
+
+    await cells.reload()
+    await cells.get_by_role("tab", name="Cells").click()
+    await expect(_output(cells, 1)).to_contain_text("first")
+    await expect(_output(cells, 1)).to_contain_text("ZeroDivisionError")
+    await expect(_output(cells, 2)).to_contain_text("begun")
+    await expect(_output(cells, 2)).to_have_attribute("aria-busy", "true")
+    await client.put(
+        f"/v1/sandboxes/{box}/conversations/default/files", params={"path": "go"}, content=b""
+    )
+    await expect(_output(cells, 2)).to_contain_text("over")
+    await expect(_output(cells, 2)).to_have_attribute("aria-busy", "false")
+
+
+async def test_cells_are_saved_as_a_notebook(
+    cells: Page, client: httpx.AsyncClient, box: str
+) -> None:
+    await (await _code(cells, 1)).fill("print('one')\n6 * 7")
+    await cells.keyboard.press("Shift+Enter")
+    await expect(_output(cells, 1)).to_contain_text("42")
+    await cells.get_by_role("button", name="Save as notebook").click()
+    dialog = cells.get_by_role("dialog", name="Save as notebook")
+    await dialog.get_by_role("textbox").fill("work/cells.ipynb")
+    await dialog.get_by_role("button", name="Save").click()
+    await expect(dialog).to_have_count(0)
+    place = f"/v1/sandboxes/{box}/conversations/default"
+    file = await client.get(f"{place}/files", params={"path": "work/cells.ipynb"})
+    (cell,) = json.loads(file.content)["cells"]
+    assert cell["source"] == ["print('one')\n", "6 * 7"]
+    assert [output["output_type"] for output in cell["outputs"]] == ["stream", "display_data"]
+    # Jupyter's own reader accepts it.
+    code = "import nbformat; nbformat.validate(nbformat.read('work/cells.ipynb', 4))"
+    run = await client.post(f"{place}/runs", json={"code": code})
+    assert run.json()["status"] == "ok" or "No module named" in run.json()["error"]["value"]
+
+
+async def test_a_context_is_a_kernel_of_its_own(cells: Page) -> None:
+    await (await _code(cells, 1)).fill("x = 'here'")
+    await cells.keyboard.press("Shift+Enter")
+    await expect(_output(cells, 1)).to_have_attribute("aria-busy", "false")
+    await cells.get_by_role("button", name="New context").click()
+    dialog = cells.get_by_role("dialog", name="New context")
+    await dialog.get_by_role("textbox").fill("second")
+    await dialog.get_by_role("button", name="Create").click()
+    await expect(dialog).to_have_count(0)
+    await expect(cells.get_by_role("combobox", name="Context")).to_have_value("second")
+    await (await _code(cells, 1)).fill("x")
+    await cells.keyboard.press("Shift+Enter")
+    await expect(_output(cells, 1)).to_contain_text("NameError")
+    await cells.get_by_role("button", name="New context").click()
+    await dialog.get_by_role("textbox").fill("second")
+    await dialog.get_by_role("button", name="Create").click()
+    await expect(dialog.get_by_role("alert")).to_have_text("This context exists already.")
+
+
+async def test_the_keyboard_leaves_the_editor_and_recalls_earlier_code(cells: Page) -> None:
+    code = await _code(cells, 1)
+    await code.fill("'😀' + 'b'.jo")
+    await cells.keyboard.press("Shift+Enter")
+    await expect(_output(cells, 1)).to_contain_text("AttributeError")
+    await code.press("Control+Space")
+    await expect(cells.get_by_role("option", name=".join")).to_be_visible()
+    await cells.keyboard.press("Enter")
+    await expect(code).to_have_text("'😀' + 'b'.join")  # the kernel counts characters, not units
+    await cells.get_by_role("button", name="Add cell").click()
+    second = await _code(cells, 2)
+    await second.press("ArrowUp")
+    await expect(second).to_have_text("'😀' + 'b'.join")
+    await second.press("Tab")  # it indents
+    await expect(second).to_be_focused()
+    await second.press("Escape")
+    await cells.keyboard.press("Tab")
+    run = cells.get_by_role("group", name="Cell 2").get_by_role("button", name="Run", exact=True)
+    await expect(run).to_be_focused()
