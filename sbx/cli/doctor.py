@@ -12,6 +12,7 @@ import typer
 from sbx.cli import output
 from sbx.cli.exits import Exit
 from sbx.cli.terminal import STDOUT, one_line, write
+from sbx.errors import SbxError
 
 
 def doctor(
@@ -41,8 +42,9 @@ def doctor(
     from sbx.doctor.host_check import examine
 
     check = asyncio.run(examine())
+    console = asyncio.run(_console_state())
     if as_json:
-        output.document(check.to_dict())
+        output.document({**check.to_dict(), "console": console})
     else:
         user = "root" if check.root else "an unprivileged user"
         write(STDOUT, f"Linux {check.linux} on {check.machine}, as {user}\n")
@@ -59,7 +61,29 @@ def doctor(
                 f"the first sbx on PATH is {other}, another program (Docker has one of this name):"
                 " run ours as sbx-runtime, or put its directory first"
             )
+        if console == "missing":
+            output.note(
+                "the service that runs here has no listener for browsers:"
+                " start it without --no-console, so that sbx console can open its page"
+            )
     return Exit.OK if check.ok else Exit.REFUSED
+
+
+async def _console_state() -> str:
+    """Return whether the service at the default address has a listener for browsers: `found`,
+    `missing`, or `no_service`."""
+    from sbx.api.console.settings import ConsoleSettings
+    from sbx.client import Client
+
+    async with Client(timeout=5, retries=0) as client:
+        try:
+            await client.health()
+        except SbxError:
+            return "no_service"
+        path = ConsoleSettings(socket=Path(client.address)).console_path
+        # A service at a URL may have it on another host.
+        here = client.address.startswith("/")
+        return "found" if not here or (path is not None and path.is_socket()) else "missing"
 
 
 def _other_sbx() -> Path | None:

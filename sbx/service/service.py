@@ -37,7 +37,6 @@ from sbx.service.notices import Notices
 from sbx.service.projects.link import ProjectProcess, ProjectServerLink
 from sbx.service.projects.projects import Projects
 from sbx.service.prompt_templates import PromptTemplates
-from sbx.service.quarantine import ProjectQuarantine
 from sbx.service.reaper import Reaper
 from sbx.service.recording import Recording
 from sbx.service.reserve import Reserve
@@ -81,7 +80,6 @@ class Service:
     notices: Notices
     templates: PromptTemplates
     projects: Projects
-    quarantine: ProjectQuarantine
     replies: IdempotencyCache
     audit: Audit
     pending: PendingWrites
@@ -201,11 +199,6 @@ class Service:
             self._project_server = await stack.enter_async_context(link)
         self.projects = Projects(self.store, clock, self.runtime, settings, self._project_server)
         stack.push_async_callback(self.projects.close)
-        self.quarantine = ProjectQuarantine(
-            settings.protection.quarantines,
-            self.projects,
-            elsewhere=self._project_server is not None,
-        )
         self.reaper = Reaper(
             self.sandboxes, clock, settings, self.garbage, self.projects, reserve=reserve
         )

@@ -119,3 +119,17 @@ def test_without_a_service_it_starts_one_and_ends_it() -> None:
             assert "starting one" in process.stderr.read()
         assert not place.exists()
         assert not Path(f"{place.parent}/console.sock").exists()
+
+
+def test_the_doctor_names_a_missing_listener(service: Service, tmp_path: Path) -> None:
+    def doctor(at: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "sbx", "doctor", *words]
+        env = {**os.environ, "SBX_SOCKET": str(at)}
+        return subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=100, check=False
+        )
+
+    assert json.loads(doctor(service.socket, "--json").stdout)["console"] == "found"
+    alone = tmp_path / "sbx.sock"  # no console.sock is next to it
+    alone.symlink_to(service.socket)
+    assert "has no listener for browsers" in doctor(alone).stderr

@@ -167,7 +167,7 @@ async def test_the_service_refuses_to_list_the_quarantine_that_it_cannot_read(to
     started = project_process.start(settings)
     async with services.Service(settings, project_server=started) as service:
         with pytest.raises(Unavailable) as refused:
-            await service.quarantine.items("operator")
+            await service.projects.quarantined("operator")
         assert refused.value.code == "quarantine_elsewhere"
         assert refused.value.hint == "as root: sbx quarantine list"
 

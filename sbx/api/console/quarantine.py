@@ -63,7 +63,7 @@ async def list_(caller: CallerDep, service: ServiceDep) -> QuarantineList:
     them, and they wait outside of the directory. A token has none."""
     if caller.via == "token":
         return QuarantineList(items=[])
-    items = await service.quarantine.items(caller.owner)
+    items = await service.projects.quarantined(caller.owner)
     return QuarantineList(items=[QuarantineItemBody(**item_body(item)) for item in items])
 
 
@@ -76,14 +76,16 @@ async def get(
 ) -> QuarantineContent:
     """Return an item with its content. `path` is one in an item that is a directory."""
     _check(caller)
-    return QuarantineContent(**await service.quarantine.content(caller.owner, item_id, path))
+    return QuarantineContent(
+        **await service.projects.quarantined_content(caller.owner, item_id, path)
+    )
 
 
 @router.post("/{item_id}/restore", responses=documented(404, 409))
 async def restore(item_id: str, caller: CallerDep, service: ServiceDep) -> Restored:
     """Copy an item to its place in the directory. Programs of the host obey it from then on."""
     _check(caller)
-    path = await service.quarantine.restore(caller.owner, item_id)
+    path = await service.projects.restore_quarantined(caller.owner, item_id)
     await service.recording.record(caller, "quarantine.restore", item_id, path=path)
     return Restored(path=path)
 
@@ -92,7 +94,7 @@ async def restore(item_id: str, caller: CallerDep, service: ServiceDep) -> Resto
 async def drop(item_id: str, caller: CallerDep, service: ServiceDep) -> None:
     """Delete an item for good."""
     _check(caller)
-    await service.quarantine.drop(caller.owner, item_id)
+    await service.projects.drop_quarantined(caller.owner, item_id)
     await service.recording.record(caller, "quarantine.drop", item_id)
 
 

@@ -25,7 +25,10 @@ from sbx.service.projects.sessions import OpenSession, ProjectSessions, SessionW
 from sbx.store import Store
 from sbx.store import projects as rows
 from sbx.store.projects import ProjectRow as Project
+from sbx.workspace import quarantine
 from sbx.workspace.allowed_paths import AllowedProjects
+from sbx.workspace.quarantine import QuarantineItem
+from sbx.workspace.quarantined_content import read
 
 __all__ = ["OpenSession", "Project", "Projects"]
 
@@ -52,6 +55,7 @@ class Projects:
         self._clock = clock
         self._settings = settings
         self._server = server
+        self._quarantines = settings.protection.quarantines
         self._refusal = partial(refusal, settings, runtime, served=server is not None)
         directories = AllowedProjects(
             settings.project_dirs, settings.own_paths, settings.project_owners
@@ -210,6 +214,46 @@ class Projects:
         except OSError:
             return [], True
         return names[:limit], len(names) > limit
+
+    # -- the quarantine ---------------------------------------------------------------------------
+
+    async def quarantined(self, owner: str) -> Sequence[QuarantineItem]:
+        """Return the files of the owner's projects that programs of the host would obey, by
+        directory and path. Raise Unavailable `quarantine_elsewhere`."""
+        if self._server is not None:
+            raise errors.Unavailable(
+                "only root can read the quarantine of this service",
+                code="quarantine_elsewhere",
+                hint="as root: sbx quarantine list",
+            )
+        projects = await self.list(owner, limit=_LIST_MAX)
+        directories = {each.working_directory for each in projects}
+        items = await in_thread(quarantine.items, self._quarantines)
+        # Other owners, and other programs of this user, have items in the same place.
+        return [item for item in items if item.directory in directories]
+
+    async def quarantined_content(self, owner: str, item_id: str, path: str = "") -> dict[str, Any]:
+        """Return an item with its content. Raise as `quarantined`, NotFound, InvalidPath."""
+        await self._demand_quarantined(owner, item_id)
+        return await in_thread(read, self._quarantines, item_id, path)
+
+    async def restore_quarantined(self, owner: str, item_id: str) -> str:
+        """Copy an item to its place, where programs of the host obey it; return the path. Raise
+        as `quarantined`, and the errors of `quarantine.restore`."""
+        await self._demand_quarantined(owner, item_id)
+        return await in_thread(quarantine.restore, self._quarantines, item_id)
+
+    async def drop_quarantined(self, owner: str, item_id: str) -> None:
+        """Delete an item. Raise as `quarantined`, NotFound, Conflict `quarantine_in_use`."""
+        await self._demand_quarantined(owner, item_id)
+        await in_thread(quarantine.drop, self._quarantines, item_id)
+
+    async def _demand_quarantined(self, owner: str, item_id: str) -> None:
+        if item_id not in {item.id for item in await self.quarantined(owner)}:
+            raise errors.NotFound(
+                f"the quarantine of your projects has no item {item_id[:80]!r}",
+                code="item_not_found",
+            )
 
     def _check(self, sandbox_enabled: bool) -> None:
         if (why := self._refusal(sandbox_enabled)) is not None:
