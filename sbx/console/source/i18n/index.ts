@@ -70,6 +70,15 @@ export function when(time: number | string | null): string {
   return new Intl.DateTimeFormat(language.value, { dateStyle: "medium", timeStyle: "short" }).format(at);
 }
 
+export function share(part: number): string {
+  return new Intl.NumberFormat(language.value, { style: "percent" }).format(part);
+}
+
+/** How long something took, to a tenth of a second. */
+export function took(total: number): string {
+  return new Intl.NumberFormat(language.value, { style: "unit", unit: "second", unitDisplay: "short", maximumFractionDigits: total < 10 ? 1 : 0 }).format(total);
+}
+
 export function duration(total: number): string {
   const left = Math.max(0, Math.round(total));
   const hours = Math.floor(left / 3600);

@@ -1,8 +1,8 @@
 // All calls that wait for a decision, the oldest first, and the remembered rules.
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
-import { all, at, call } from "../api/calls";
-import type { Approval, Rule } from "../api/types";
+import { all, at, call, get } from "../api/calls";
+import type { Approval, Chat, Project, Rule } from "../api/types";
 import { t, when } from "../i18n";
 import { Action, DataTable, Loaded, Name, safe, useLoaded } from "../parts/common";
 import { Icon, Question } from "../parts/toolblock";
@@ -22,7 +22,28 @@ export function executionOf(approval: Approval): ToolExecution {
   };
 }
 
+/** The conversation, the project and the directory of a call. */
+function Where({ conversation, projects }: { conversation: string; projects: Project[] | null }): JSX.Element {
+  const chat = useLoaded<Chat>(() => get(at(["api", "v1", "conversations", conversation])), [conversation]);
+  const project = projects?.find((each) => each.id === chat.value?.project_id);
+  return (
+    <span class="where">
+      <a href={`/console/conversations/${encodeURIComponent(conversation)}`}>
+        <Name>{chat.value?.title ?? conversation}</Name>
+      </a>
+      {project && (
+        <>
+          {" "}
+          <Name>{project.name}</Name> <code>{safe(project.working_directory)}</code>
+        </>
+      )}
+    </span>
+  );
+}
+
 export function ApprovalsPage(): JSX.Element {
+  const projects = useLoaded<Project[]>(() => all<Project>((cursor) => at(["api", "v1", "projects"], { limit: 100, cursor })));
+  const named = (id: string): string => projects.value?.find((each) => each.id === id)?.name ?? id;
   const rules = useLoaded<Rule[]>(() => all<Rule>((cursor) => at(["api", "v1", "approvals", "rules"], { limit: 200, cursor })));
   useEffect(() => onNotice((notice) => notice.type === "approval.decided" && notice.remembered && rules.reload()), []);
   return (
@@ -40,9 +61,7 @@ export function ApprovalsPage(): JSX.Element {
                   <strong>
                     <Name>{approval.tool_name}</Name>
                   </strong>
-                  <a href={`/console/conversations/${encodeURIComponent(approval.conversation_id)}`}>
-                    <Name>{approval.conversation_id}</Name>
-                  </a>
+                  <Where conversation={approval.conversation_id} projects={projects.value} />
                 </header>
                 <Question execution={executionOf(approval)} />
               </section>
@@ -63,7 +82,7 @@ export function ApprovalsPage(): JSX.Element {
                       {t(`approval.${rule.kind}`)}: <code>{safe(rule.text)}</code>
                     </td>
                     <td>
-                      <Name>{rule.project_id ?? rule.conversation_id ?? ""}</Name>
+                      <Name>{named(rule.project_id ?? rule.conversation_id ?? "")}</Name>
                     </td>
                     <td>{when(rule.created_at)}</td>
                     <td>

@@ -351,18 +351,27 @@ function Messages({ items, place }: { items: Item[]; place: Place }): JSX.Elemen
   const log = useRef<HTMLDivElement>(null);
   const atEnd = useSignal(true);
   const most = useSignal(WINDOW);
+  const content = useRef<HTMLDivElement>(null);
+  const last = useRef(0);
+  const toEnd = (): void => log.current?.scrollTo({ top: log.current.scrollHeight });
   useEffect(() => {
-    if (atEnd.value) log.current?.scrollTo({ top: log.current.scrollHeight });
-  }, [items]);
+    // Figures and long outputs grow after their message was shown.
+    const grown = new ResizeObserver(() => atEnd.value && toEnd());
+    grown.observe(content.current!);
+    return () => grown.disconnect();
+  }, []);
   const onScroll = (): void => {
     const box = log.current!;
-    atEnd.value = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+    if (box.scrollHeight - box.scrollTop - box.clientHeight < 40) atEnd.value = true;
+    else if (box.scrollTop < last.current) atEnd.value = false; // the person scrolls up
+    last.current = box.scrollTop;
   };
   const lastStep = items.reduce((last, item) => (item.kind === "tool" ? Math.max(last, item.step) : last), 0);
   const left = Math.max(0, items.length - most.value);
   return (
     <>
       <div ref={log} class="messages" role="log" aria-label={t("conversations.messages")} aria-live="off" tabIndex={0} onScroll={onScroll}>
+        <div ref={content}>
         {left > 0 && (
           <button type="button" class="plain" onClick={() => (most.value += WINDOW)}>
             {t("conversations.earlier", { count: left })}
@@ -379,9 +388,10 @@ function Messages({ items, place }: { items: Item[]; place: Place }): JSX.Elemen
             </article>
           );
         })}
+        </div>
       </div>
       {!atEnd.value && (
-        <button type="button" class="latest" onClick={() => log.current?.scrollTo({ top: log.current.scrollHeight })}>
+        <button type="button" class="latest" onClick={() => ((atEnd.value = true), toEnd())}>
           {t("conversations.latest")}
         </button>
       )}

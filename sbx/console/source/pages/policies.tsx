@@ -74,7 +74,7 @@ function PolicyDetail({ name }: { name: string }): JSX.Element {
     <Loaded of={detail}>
       {({ policy, source, expect }) => (
         <>
-          <div class="columns wide">
+          <div class="columns halves">
             <section>
               <h2>{t("policies.in_words")}</h2>
               <ul class="words">

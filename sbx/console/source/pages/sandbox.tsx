@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { all, ApiError, at, call, get } from "../api/calls";
 import type { Sandbox, Usage } from "../api/types";
-import { duration, errorText, seconds, t, when } from "../i18n";
+import { duration, errorText, seconds, share, size, t, took, when } from "../i18n";
 import { Action, Ask, DataTable, Dialog, Field, Loaded, Name, Tabs, safe, useLoaded, useNow } from "../parts/common";
 import { Workspace } from "../parts/files";
 import { Output } from "../parts/output";
@@ -172,8 +172,10 @@ function Overview({ sandbox, base, reload }: { sandbox: Sandbox; base: string[];
           <Name>{sandbox.owner}</Name>
         </dd>
       </dl>
-      <Line name={t("sandboxes.memory_line")} values={past.current.map((each) => each.memory)} />
-      <Line name={t("sandboxes.cpu_line")} values={rates} />
+      <div class="lines">
+        <Line name={t("sandboxes.memory_line")} values={past.current.map((each) => each.memory)} shown={size} />
+        <Line name={t("sandboxes.cpu_line")} values={rates} shown={share} />
+      </div>
       <Port base={base} />
       <button type="button" onClick={reload}>
         {t("action.reload")}
@@ -182,14 +184,20 @@ function Overview({ sandbox, base, reload }: { sandbox: Sandbox; base: string[];
   );
 }
 
-function Line({ name, values }: { name: string; values: number[] }): JSX.Element | null {
+/** A line over time, with its last and its largest value in words. */
+function Line({ name, values, shown }: { name: string; values: number[]; shown: (value: number) => string }): JSX.Element | null {
   if (values.length < 2) return null;
   const most = Math.max(...values, 1e-9);
   const points = values.map((value, place) => `${((place / (values.length - 1)) * 300).toFixed(1)},${(40 - (value / most) * 38).toFixed(1)}`).join(" ");
   return (
-    <svg class="line" viewBox="0 0 300 42" role="img" aria-label={name}>
-      <polyline points={points} />
-    </svg>
+    <figure>
+      <figcaption>
+        {name} <span class="fine">{t("sandboxes.line", { now: shown(values.at(-1)!), most: shown(Math.max(...values)) })}</span>
+      </figcaption>
+      <svg class="line" viewBox="0 0 300 42" preserveAspectRatio="none" aria-hidden="true">
+        <polyline points={points} />
+      </svg>
+    </figure>
   );
 }
 
@@ -341,8 +349,11 @@ function History({ base }: { base: string[] }): JSX.Element {
                       <span class={entry.success ? "ok" : "bad"}>{entry.success ? t("history.ok") : t("history.failed")}</span> <code>{safe(entry.code.split("\n", 1)[0]!.slice(0, 100))}</code>{" "}
                       <span class="fine">
                         {safe(entry.exec_type)} · {when(entry.created_at)}
+                        {entry.execution_time_ms != null && ` · ${took(entry.execution_time_ms / 1000)}`}
                       </span>
                     </summary>
+                    {entry.description && <p>{safe(entry.description)}</p>}
+                    {entry.notes && <p>{safe(entry.notes)}</p>}
                     <Output text={entry.code} />
                     {entry.output && <Output text={entry.output} />}
                     {entry.error && <Output text={entry.error} />}

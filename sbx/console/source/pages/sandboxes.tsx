@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import { at, call, get } from "../api/calls";
 import type { Ended, PolicyItem, Sandbox, Usage } from "../api/types";
-import { duration, seconds, size, t, when } from "../i18n";
+import { duration, seconds, size, t, took, when } from "../i18n";
 import { follow } from "../live/socket";
 import { Action, DataTable, Dialog, Field, Loaded, Name, safe, useLoaded, useNow } from "../parts/common";
 import { go } from "../shell/route";
@@ -80,7 +80,7 @@ export function SandboxesPage(): JSX.Element {
             <>
               {shown.length === 0 && <p class="empty">{t("sandboxes.none")}</p>}
               {shown.length > 0 && (
-                <DataTable label={t("nav.sandboxes")} columns={[t("sandboxes.id"), t("sandboxes.state"), t("sandboxes.policy"), t("sandboxes.kernels"), t("sandboxes.memory"), t("sandboxes.disk"), t("sandboxes.expires")]}>
+                <DataTable label={t("nav.sandboxes")} columns={[t("sandboxes.id"), t("sandboxes.state"), t("sandboxes.policy"), t("sandboxes.kernels"), t("sandboxes.cpu"), t("sandboxes.memory"), t("sandboxes.disk"), t("sandboxes.expires")]}>
                       {shown.map((box) => {
                         const used = usage[box.id] ?? box.usage ?? {};
                         return (
@@ -104,6 +104,7 @@ export function SandboxesPage(): JSX.Element {
                               <Name>{box.profile}</Name>
                             </td>
                             <td>{box.kernels}</td>
+                            <td>{used.cpu_s === undefined ? "–" : took(used.cpu_s)}</td>
                             <td>
                               <Bar label={t("sandboxes.memory")} value={used.memory} most={used.memory_max} />
                             </td>
@@ -141,8 +142,12 @@ function NewSandbox({ onClose }: { onClose: () => void }): JSX.Element {
   const policies = useLoaded<PolicyItem[]>(async () => (await get<{ items: PolicyItem[] }>("/v1/policies")).items);
   const policy = useSignal(me.value!.defaults.policy);
   const ttl = useSignal("3600");
+  const memory = useSignal("");
+  const time = useSignal("");
   const make = async (): Promise<void> => {
-    const made = await call<{ id: string }>("POST", "/v1/sandboxes", { profile: policy.value, ttl: Number(ttl.value) || null });
+    const limits = { ...(memory.value ? { memory_max: memory.value } : {}), ...(time.value ? { run_timeout: time.value } : {}) };
+    const narrower = Object.keys(limits).length ? { narrower: { limits } } : {};
+    const made = await call<{ id: string }>("POST", "/v1/sandboxes", { profile: policy.value, ttl: Number(ttl.value) || null, ...narrower });
     go(`/console/sandboxes/${encodeURIComponent(made.id)}`);
   };
   return (
@@ -159,6 +164,15 @@ function NewSandbox({ onClose }: { onClose: () => void }): JSX.Element {
       <Field label={t("sandboxes.ttl")} hint={t("sandboxes.ttl_hint")}>
         <input type="number" min={0} value={ttl.value} onInput={(event) => (ttl.value = event.currentTarget.value)} />
       </Field>
+      <details>
+        <summary>{t("sandboxes.limits")}</summary>
+        <Field label={t("sandboxes.memory")} hint={t("sandboxes.memory_hint")}>
+          <input type="text" value={memory.value} onInput={(event) => (memory.value = event.currentTarget.value)} />
+        </Field>
+        <Field label={t("sandboxes.run_timeout")} hint={t("sandboxes.time_hint")}>
+          <input type="text" value={time.value} onInput={(event) => (time.value = event.currentTarget.value)} />
+        </Field>
+      </details>
       <div class="buttons">
         <Action kind="primary" act={make}>
           {t("action.create")}

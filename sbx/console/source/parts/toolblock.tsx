@@ -2,7 +2,7 @@
 import { useSignal } from "@preact/signals";
 import type { JSX } from "preact";
 import { call } from "../api/calls";
-import { duration, errorText, t } from "../i18n";
+import { duration, errorText, t, took } from "../i18n";
 import type { DryRun, FileChange, ToolExecution } from "../types/agent";
 import { setting } from "../shell/state";
 import { Action, Dialog, Field, Name, safe, useNow } from "./common";
@@ -62,7 +62,7 @@ export function ToolCallBlock({ execution, place, past }: BlockProps): JSX.Eleme
         <code class="summary">{safe(summary(execution.toolArgs))}</code>
         {!execution.sandboxed && <span class="on-host">{t("tool.on_host")}</span>}
         <span class="state">{state}</span>
-        {execution.durationMs !== undefined && <span class="fine">{duration(execution.durationMs / 1000)}</span>}
+        {execution.durationMs !== undefined && <span class="fine">{took(execution.durationMs / 1000)}</span>}
         <button type="button" class="plain" aria-expanded={open} onClick={() => (chosen.value = !open)}>
           {t("tool.details")}
         </button>
