@@ -74,6 +74,22 @@ def run(
     command: Sequence[str], *, top: Path, cwd: Path, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
     """Run `command` as that user; its home and its TMPDIR are new directories below `top`."""
+    words, environment = as_user(command, top)
+    return subprocess.run(
+        words,
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def as_user(command: Sequence[str], top: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the words that run `command` as that user, and its environment. See `run`."""
     home, temporary = top / "home", top / "tmp"
     waiting = tempfile.mkdtemp(dir=top)
     for directory in (home, temporary):
@@ -89,17 +105,7 @@ def run(
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     enter = ["unshare", "--mount", "sh", "-c", _ENTER, "sh", waiting, *pairs, "--"]
-    return subprocess.run(
-        [*enter, *become, *command],
-        cwd=cwd,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    return [*enter, *become, *command], environment
 
 
 def _to_be_shown() -> list[tuple[str, str]]:

@@ -93,7 +93,7 @@ export interface Ended {
 export interface Upload {
   name: string;
   size: number;
-  uploaded_at: number | string;
+  uploaded_at: number;
 }
 
 export interface FileEntry {
@@ -101,7 +101,7 @@ export interface FileEntry {
   path: string;
   kind: "file" | "directory" | "symlink" | string;
   size: number | null;
-  modified_s?: number;
+  modified_s: number;
 }
 
 export interface Project {

@@ -78,9 +78,11 @@ export function ProjectsPage(): JSX.Element {
   );
 }
 
+const SUGGESTED = 6; // directories
+
 function ProjectDialog({ project, onClose, done }: { project: Project | null; onClose: () => void; done: () => void }): JSX.Element {
   const name = useSignal(project?.name ?? "");
-  const directory = useSignal(project?.working_directory ?? me.value!.project_dirs[0] ?? "");
+  const directory = useSignal(project?.working_directory ?? (me.value!.project_dirs[0] ? `${me.value!.project_dirs[0]}/` : ""));
   const sandbox = useSignal(project?.sandbox_enabled ?? true);
   const sure = useSignal(false);
   const host = me.value!.can.host_mode;
@@ -109,13 +111,18 @@ function ProjectDialog({ project, onClose, done }: { project: Project | null; on
         <input type="text" value={name.value} onInput={(event) => (name.value = event.currentTarget.value)} />
       </Field>
       <Field label={t("projects.directory")}>
-        <input type="text" list="directories" value={directory.value} onInput={(event) => (directory.value = event.currentTarget.value)} />
+        <input type="text" value={directory.value} onInput={(event) => (directory.value = event.currentTarget.value)} />
       </Field>
-      <datalist id="directories">
-        {suggestions.value?.items.map((each) => (
-          <option key={each.path} value={each.path} />
-        ))}
-      </datalist>
+      <div class="buttons">
+        {suggestions.value?.items
+          .filter((each) => each.path.startsWith(directory.value) && each.path !== directory.value)
+          .slice(0, SUGGESTED)
+          .map((each) => (
+            <button key={each.path} type="button" class="plain" onClick={() => (directory.value = each.path)}>
+              <Name>{each.path}</Name>
+            </button>
+          ))}
+      </div>
       <label class="choice">
         <input
           type="checkbox"
