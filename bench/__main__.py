@@ -18,6 +18,7 @@ from bench import (
     cells,
     churn,
     cold_start,
+    console,
     density,
     disk,
     host_directory,
@@ -52,6 +53,7 @@ _MODULES = (
     agent_step,
     jupyter,
     neighbour,
+    console,
 )
 BENCHES = {bench.name: bench for module in _MODULES for bench in module.BENCHES}
 _REDRAW_S = 0.2

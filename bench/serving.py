@@ -25,14 +25,16 @@ KEY = "sk-sbx-" + "b" * 64  # the operator's, on TCP
 
 
 @asynccontextmanager
-async def served(*, listen: str | None = None) -> AsyncIterator[Client]:
+async def served(*, listen: str | None = None, console: str | None = None) -> AsyncIterator[Client]:
     """A client of it, over its Unix socket; with `listen` it is also on this address of TCP, where
-    KEY opens it. Raise NotMeasured if it does not come to serve."""
+    KEY opens it, and with `console` on that one, for browsers. Raise NotMeasured if it does not
+    come to serve."""
     with tempfile.TemporaryDirectory(prefix="sbx-bench-", dir="/var/tmp") as directory:
         os.chmod(directory, 0o755)  # as root it serves under another user
         socket = Path(directory, "run", "sbx.sock")
         words = ["serve", "--socket", str(socket), "--data-dir", str(Path(directory, "data"))]
         words += ["--listen", listen] if listen is not None else []
+        words += ["--console", console] if console is not None else []
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

@@ -23,6 +23,7 @@ from websockets.exceptions import ConnectionClosed
 
 from sbx.agent.messages import Response
 from sbx.agent.settings import AgentSettings
+from sbx.protocol.events import text_from_json
 
 CONVERSATIONS = f"{API}/conversations"
 
@@ -373,6 +374,28 @@ async def test_a_run_of_code_is_followed(desk: Desk, client: httpx.AsyncClient) 
         assert (await client.delete(f"/v1/sandboxes/{box}")).status_code == 204
         while (await page.event("sandbox"))["kind"] != "deleted":
             pass
+
+
+async def test_no_message_of_a_long_output_is_long(desk: Desk, client: httpx.AsyncClient) -> None:
+    box = (await client.post("/v1/sandboxes", json={})).json()["id"]
+    url = f"/v1/sandboxes/{box}/conversations/default/runs"
+    # This character is escaped in JSON, and no escape may be cut.
+    code = "print('\\ufdd0 and a line\\n' * 200_000)"
+    run = (await client.post(url, json={"code": code})).json()
+    text, longest, end = "", 0, None
+    async with stream(desk.console) as page:
+        await page.follow("1", "run", sandbox_id=box, run_id=run["run_id"])
+        while end is None:
+            message = await page.next()
+            longest = max(longest, len(json.dumps(message, ensure_ascii=False)))
+            if message["event"]["type"] == "stdout":
+                text += text_from_json(message["event"]["text"])
+            elif message["event"]["type"] == "run_end":
+                end = message["event"]["run"]
+    assert text == "\ufdd0 and a line\n" * 200_000 + "\n"
+    assert longest < 300_000
+    assert end["stdout"].endswith(" and a line\n\n")
+    await client.delete(f"/v1/sandboxes/{box}")
 
 
 async def test_notices_of_another_owner_do_not_come(desk: Desk, client: httpx.AsyncClient) -> None:

@@ -1,8 +1,9 @@
 """What a client of the stream can follow. Each topic yields `(number, event)` until it ends."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
@@ -14,6 +15,7 @@ from sbx.api.bodies import RequestBody
 from sbx.api.v1.bay.sandboxes import usage_of
 from sbx.errors import BadRequest, NotFound, SbxError
 from sbx.protocol.events import to_json
+from sbx.protocol.runs import Event, RunEnd, Stderr, Stdout
 from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S
 from sbx.service.caller import Caller
 from sbx.service.sandbox import ServiceSandbox
@@ -22,6 +24,7 @@ from sbx.service.service import Service
 Numbered = AsyncIterator[tuple[int, dict[str, Any]]]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=400)]
 _SANDBOXES_MAX = 200
+_TEXT_MAX = 64 << 10  # characters of one message
 
 
 class _Follow(RequestBody):
@@ -141,7 +144,24 @@ async def _run_events(service: Service, caller: Caller, request: FollowRun) -> N
     handle = await service.runs.attach(caller, request.sandbox_id, request.run_id)
     async with aclosing(handle.events(request.after)) as events:
         async for number, event in events:
-            yield number, to_json(event)
+            for piece in _pieces(event):
+                yield number, to_json(piece)
+
+
+def _pieces(event: Event) -> Iterator[Event]:
+    """Split a long output into several events of the same number, and shorten the texts in the end
+    of a run, which came before. One message of many megabytes stops a page for a quarter of a
+    second."""
+    match event:
+        case Stdout() | Stderr():
+            for begin in range(0, len(event.text), _TEXT_MAX):
+                yield replace(event, text=event.text[begin : begin + _TEXT_MAX])
+        case RunEnd():
+            run = event.run
+            texts = {name: getattr(run, name)[-_TEXT_MAX:] for name in ("stdout", "stderr", "text")}
+            yield replace(event, run=replace(run, **texts))
+        case _:
+            yield event
 
 
 async def _usage_events(service: Service, caller: Caller, request: FollowUsage) -> Numbered:

@@ -1,6 +1,6 @@
 // The page of the console: its frame, and the page of the address.
 import { effect } from "@preact/signals";
-import { render, type JSX } from "preact";
+import { options, render, type JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { loggedOut } from "./api/calls";
 import { language, LANGUAGES, t, showLanguage, type Language } from "./i18n";
@@ -144,6 +144,12 @@ effect(() => {
   const name = t(`nav.${PAGES.find((each) => each === page) ?? "conversations"}`);
   document.title = `${waiting ? `(${waiting}) ` : ""}${name} · sbx`;
 });
+
+// Hundreds of events a second need one rendering a frame. A hidden page has no frames.
+options.debounceRendering = (draw) => {
+  if (document.hidden) setTimeout(draw);
+  else requestAnimationFrame(draw);
+};
 
 async function begin(): Promise<void> {
   const chosen = LANGUAGE_NAMES.find((each) => each === document.documentElement.lang) ?? "en";

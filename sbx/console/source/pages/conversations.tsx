@@ -1,7 +1,7 @@
 // Conversations with agents: the list, the messages with the calls of tools, the composer, the files.
 import { useSignal } from "@preact/signals";
 import type { JSX } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import { all, ApiError, at, call, get } from "../api/calls";
 import type { Chat, Project, Template } from "../api/types";
 import { duration, errorText, t } from "../i18n";
@@ -84,7 +84,8 @@ function Conversation({ conversation, isNew, chat }: { conversation: string; isN
   const user = chat?.user_id ?? me.value!.defaults.user_id;
   const agentId = chat?.agent_id ?? agent.value;
   const session = chat?.session_id ?? sessionOf(user, agentId);
-  const place: Place = { sandbox: session, conversation };
+  // The same element as before is not drawn again: a key in the composer must not draw all messages.
+  const messages = useMemo(() => <Messages items={shown.value.items} place={{ sandbox: session, conversation }} />, [shown.value.items, session]);
   const leave = useRef<(() => void) | null>(null);
 
   const watch = (runId?: string): void => {
@@ -195,7 +196,7 @@ function Conversation({ conversation, isNew, chat }: { conversation: string; isN
         {failure.value && <Failure error={failure.value} retry={() => void load()} />}
         {!loaded.value && <div class="skeleton" aria-busy="true"><i /><i /></div>}
         {loaded.value && shown.value.items.length === 0 && <Beginning agent={agent} project={project} onTemplate={(prompt) => (draft.value = prompt)} isNew={isNew} />}
-        <Messages items={shown.value.items} place={place} />
+        {messages}
         <Status shown={shown.value} stopping={stopping.value} again={() => send(null)} />
         <Composer draft={draft} running={running} send={send} stop={stop} attach={() => pickFiles(target)} maxSteps={maxSteps} model={model} />
       </section>

@@ -26,6 +26,7 @@ export function CellView({ cell, number, base, context, change, recall, offer }:
   const answer = useSignal("");
   const leave = useRef<(() => void) | null>(null);
   const now = useRef(cell.shown ?? NOTHING);
+  const code = useRef(cell.code); // what was typed, also before the next frame
   const show = (shown: Shown): void => change({ shown: (now.current = shown) });
   const watch = (runId: string): Promise<void> =>
     new Promise((resolve) => {
@@ -48,11 +49,11 @@ export function CellView({ cell, number, base, context, change, recall, offer }:
     });
   /** Begin the run, learn its id from its first event, and follow it with all others. */
   const run = async (): Promise<void> => {
-    if (!cell.code.trim()) return;
+    if (!code.current.trim()) return;
     leave.current?.();
     show({ ...NOTHING, running: true });
     try {
-      const body = { code: cell.code, context, interactive: true, stream: true };
+      const body = { code: code.current, context, interactive: true, stream: true };
       const reply = await request("POST", at([...base, "conversations", "default", "runs"]), body);
       const runId = await firstRunId(reply);
       show({ ...now.current, runId });
@@ -70,7 +71,7 @@ export function CellView({ cell, number, base, context, change, recall, offer }:
   const state = cell.shown;
   return (
     <section class="cell" role="group" aria-label={t("cells.cell", { number })}>
-      <Code code={cell.code} change={(code) => change({ code })} run={() => void run().catch(() => undefined)} context={[...base, "conversations", "default", "contexts", context]} recall={recall} />
+      <Code code={cell.code} change={(typed) => change({ code: (code.current = typed) })} run={() => void run().catch(() => undefined)} context={[...base, "conversations", "default", "contexts", context]} recall={recall} />
       <div class="buttons">
         <Action kind="primary" act={run} disabled={state?.running ?? false}>
           {t("cells.run")}
@@ -78,7 +79,7 @@ export function CellView({ cell, number, base, context, change, recall, offer }:
       </div>
       {state && (
         <section role="region" aria-label={t("tool.output")} aria-busy={state.running}>
-          {state.text && <Output text={state.text} />}
+          {state.text && <Output text={state.text} live={state.running} />}
           <Outputs bundles={state.outputs} place={null} />
           {state.asks && (
             <form
@@ -113,6 +114,7 @@ interface CodeProps {
 function Code({ code, change, run, context, recall }: CodeProps): JSX.Element {
   const place = useRef<HTMLDivElement>(null);
   const editor = useRef<Editor | null>(null);
+  const area = useRef<HTMLTextAreaElement>(null);
   const loaded = useSignal(false);
   const latest = useRef({ code, change, run, context, recall });
   latest.current = { code, change, run, context, recall };
@@ -121,6 +123,7 @@ function Code({ code, change, run, context, recall }: CodeProps): JSX.Element {
     const begin = ({ edit }: typeof import("./codemirror")): void => {
       if (over || !place.current) return;
       const focused = place.current.parentElement?.contains(document.activeElement);
+      area.current!.hidden = true; // it goes with the next frame
       editor.current = edit(place.current, {
         text: latest.current.code,
         label: t("cells.code"),
@@ -150,7 +153,7 @@ function Code({ code, change, run, context, recall }: CodeProps): JSX.Element {
   return (
     <div title={t("cells.keys")}>
       <div ref={place} />
-      {!loaded.value && <textarea class="code" spellcheck={false} aria-label={t("cells.code")} rows={2} value={code} onInput={(event) => change(event.currentTarget.value)} onKeyDown={onKey} />}
+      {!loaded.value && <textarea ref={area} class="code" spellcheck={false} aria-label={t("cells.code")} rows={2} value={code} onInput={(event) => change(event.currentTarget.value)} onKeyDown={onKey} />}
     </div>
   );
 }

@@ -12,16 +12,34 @@ import { safe } from "./common";
 
 const SHOWN = 200_000; // characters
 const SHOWN_MOST = 5_000_000;
+const LIVE = 20_000;
+const PART = 10_000;
 const MARKDOWN = {
   FORBID_TAGS: ["style", "form", "input", "iframe", "svg", "math", "img", "textarea", "select", "button"],
   FORBID_ATTR: ["id", "name", "style", "class"],
   RETURN_TRUSTED_TYPE: true,
 } as const;
 
-/** Text of a program, with its colours. A long one is cut, and shown whole on request. */
-export function Output({ text }: { text: string }): JSX.Element {
+/** The lines of a long text in parts: a browser does not lay out the parts that are out of view. */
+function parts(text: string): string[] {
+  const found: string[] = [];
+  let begin = 0;
+  while (text.length - begin > PART) {
+    const end = text.indexOf("\n", begin + PART);
+    if (end < 0) break;
+    found.push(text.slice(begin, end));
+    begin = end + 1;
+  }
+  found.push(text.slice(begin));
+  return found;
+}
+
+/** Text of a program, with its colours. A long one is cut, and shown whole on request. Of a `live`
+ * one, which grows, the end is enough. */
+export function Output({ text, live }: { text: string; live?: boolean }): JSX.Element {
   const most = useSignal(SHOWN);
-  const shown = text.length > most.value ? text.slice(-most.value) : text;
+  const limit = live ? LIVE : most.value;
+  const shown = text.length > limit ? text.slice(-limit) : text;
   const pieces = useMemo(() => ansi(withoutReturns(shown)), [shown]);
   return (
     <>
@@ -36,11 +54,19 @@ export function Output({ text }: { text: string }): JSX.Element {
         </p>
       )}
       <pre class="output" tabIndex={0}>
-        {pieces.map((piece, place) => (
-          <span key={place} class={piece.classes}>
-            {safe(piece.text)}
-          </span>
-        ))}
+        {pieces.map((piece, place) =>
+          piece.text.length <= 2 * PART ? (
+            <span key={place} class={piece.classes}>
+              {safe(piece.text)}
+            </span>
+          ) : (
+            parts(piece.text).map((part, number) => (
+              <span key={`${place} ${number}`} class={`part ${piece.classes}`}>
+                {safe(part)}
+              </span>
+            ))
+          ),
+        )}
       </pre>
     </>
   );

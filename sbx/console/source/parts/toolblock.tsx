@@ -82,7 +82,7 @@ export function ToolCallBlock({ execution, place, past }: BlockProps): JSX.Eleme
           </section>
           {execution.output.length > 0 && (
             <section aria-label={t("tool.output")} role="region">
-              <Output text={execution.output.map((piece) => piece.text).join("")} />
+              <Output text={execution.output.map((piece) => piece.text).join("")} live={execution.status === "running"} />
             </section>
           )}
           {execution.result !== undefined && (
