@@ -182,6 +182,27 @@ HOSTILE = (
     "<table><tr><td><img src='http://evil.example/t.png'></td></tr></table>",
     "<style>@import 'http://evil.example/y.css';</style>",
     "<video src='http://evil.example/v'></video><object data='http://evil.example/o'></object>",
+    # Markup that means something else when it is parsed a second time.
+    "<form><math><mtext></form><form><mglyph><style></math><img src=x onerror=window.ran=1>",
+    "<math><mtext><table><mglyph><style><!--</style><img title='--&gt;&lt;img src=x"
+    " onerror=window.ran=1&gt;'>",
+    "<svg><annotation-xml encoding='text/html'><img src=x onerror=window.ran=1></svg>",
+    "<svg><foreignObject><iframe srcdoc='<script>parent.ran=1</script>'></foreignObject></svg>",
+    "<svg><style>&lt;img src=x onerror=window.ran=1&gt;</style></svg>",
+    "<svg><title><style><img src=x onerror=window.ran=1></style></title></svg>",
+    "<template><script>window.ran = 1</script><img src=x onerror=window.ran=1></template>",
+    "<select><template><img src=x onerror=window.ran=1></template></select>",
+    "<!--><img src=x onerror=window.ran=1>-->",
+    "<xmp><img src='</xmp><img src=x onerror=window.ran=1>'></xmp>",
+    "<noembed><img src='</noembed><img src=x onerror=window.ran=1>'></noembed>",
+    "<textarea><img src='</textarea><img src=x onerror=window.ran=1>'></textarea>",
+    "<div><table><caption><svg><p><style><a id='</style><img src=x onerror=window.ran=1>'>",
+    "<details open ontoggle='window.ran = 1'><summary>x</summary></details>",
+    "<input autofocus onfocus='window.ran = 1'><button formaction='javascript:window.ran=1'>b",
+    "<div id=app><img name=body><form id=document><input name=cookie></form></div>",
+    "<a href='java\tscript:window.ran=1' style='position:fixed;inset:0'>x</a>",
+    "<embed src='data:text/html,<script>parent.ran=1</script>'><portal src='http://evil.example'>",
+    "<div>" * 2000 + "<img src=x onerror=window.ran=1>" + "</div>" * 2000,
 )
 MARKDOWN = (
     "![x](http://evil.example/i.png) [click](javascript:window.ran=1) <img src=x onerror=ran=1>\n\n"
@@ -219,9 +240,42 @@ async def test_hostile_output_runs_loads_and_navigates_nothing(desk: Desk, page:
     assert "⟨202e⟩" in block_text
 
 
+async def test_hostile_names_are_text_on_every_page(desk: Desk, page: Page, client: Any) -> None:
+    """Titles, names of files, templates and agents; and what the pages of a sandbox list."""
+    hostile = "<img src=x onerror='window.ran=1'>\u202e\u0007&lt;b&gt;"
+    shown = "<img src=x onerror='window.ran=1'>⟨202e⟩⟨0007⟩&lt;b&gt;"
+    desk.model.add(Response("ok"))
+    await send(page, "begin")
+    await expect(page.get_by_role("article", name="Agent")).to_have_text("ok")
+    name = page.url.rpartition("/")[2]
+    reply = await client.patch(f"/api/v1/conversations/{name}", json={"title": hostile})
+    assert reply.status_code == 200, reply.text
+    await expect(page.get_by_role("heading", level=1)).to_have_text(shown)
+    template = {"name": hostile, "prompt": "{{x}}", "variables": [{"name": "x", "label": hostile}]}
+    made = (await client.post("/api/v1/templates", json=template)).json()
+    box = (await client.post("/v1/sandboxes", json={})).json()["id"]
+    code = f"name = {hostile!r}\nopen(name.replace('/', ''), 'w').close()\nraise ValueError(name)"
+    await client.post(f"/v1/sandboxes/{box}/conversations/default/runs", json={"code": code})
+    await page.goto(f"{desk.console.origin}/console/templates")
+    await expect(page.get_by_text(shown).first).to_be_visible()
+    await page.goto(f"{desk.console.origin}/console/sandboxes/{box}")
+    for tab in ("Files", "History", "Events", "Cells"):
+        await page.get_by_role("tab", name=tab).click()
+        await expect(page.locator("[aria-busy=true]")).to_have_count(0)
+        panel = page.get_by_role("tabpanel")
+        if tab != "Events":
+            await expect(panel).to_contain_text("onerror='window.ran=1'")
+        assert "\u202e" not in await panel.inner_text()
+        assert await panel.locator("img").count() == 0
+    assert await page.evaluate("window.ran === undefined")
+    await client.delete(f"/api/v1/templates/{made['id']}")
+    await client.delete(f"/v1/sandboxes/{box}")
+
+
 async def test_scripts_run_only_after_a_click_and_load_nothing(desk: Desk, page: Page) -> None:
     html = (
-        "<p id=p>before</p><script>document.getElementById('p').textContent = 'ran ' + origin;"
+        "<style>p { color: rgb(1, 2, 3) }</style><p id=p style='font-weight: 900'>before</p>"
+        "<script>document.getElementById('p').textContent = 'ran ' + origin;"
         "fetch('http://evil.example/').catch(() => 0); new Image().src = 'http://evil.example/i'"
         "</script>"
     )
@@ -230,6 +284,8 @@ async def test_scripts_run_only_after_a_click_and_load_nothing(desk: Desk, page:
     await send(page, "go")
     frame = page.frame_locator("iframe[title='HTML output 1']")
     await expect(frame.locator("p")).to_have_text("before")
+    await expect(frame.locator("p")).to_have_css("color", "rgb(1, 2, 3)")  # styles are kept
+    await expect(frame.locator("p")).to_have_css("font-weight", "900")
     await page.get_by_role("button", name="Run scripts in this output").click()
     await expect(frame.locator("#p")).to_have_text("ran null")
     desk.reports.clear()  # the policy of the frame refused these two requests, as it must

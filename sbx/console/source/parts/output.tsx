@@ -182,9 +182,27 @@ async function blobOf(image: ImageFile | string, type: string, place: Place | nu
   return new Blob([await (await request("GET", path)).arrayBuffer()], { type });
 }
 
-/** Rename handlers. DOMPurify removes them, but the browser reports each one that it parses. */
+/** Rename handlers, styles, and elements for styles and bases, which the policy of the page refuses: the browser would
+ * report each one that DOMPurify parses. */
 function quiet(html: string): string {
-  return html.replace(/<[^>]*>/g, (tag) => tag.replace(/(\s|\/)on[a-z]+(?=\s*=)/gi, "$1data-off"));
+  const renamed = html.replace(/<[^>]*>/g, (tag) => tag.replace(/(\s|\/|["'])on[a-z]+(?=\s*=)/gi, "$1data-off").replace(/(\s|\/|["'])style(?=\s*=)/gi, "$1data-style"));
+  return renamed.replace(/<(\/?)(style|base)/gi, "<$1x-$2");
+}
+
+const ADDRESSES = new Set(["src", "srcset", "poster", "background", "data", "xlink:href"]);
+// The policies of the page and of the frame refuse such addresses, and the browser would report each.
+DOMPurify.addHook("uponSanitizeAttribute", (_, data) => {
+  if (ADDRESSES.has(data.attrName) && !/^(data|blob):/i.test(data.attrValue.trim())) data.keepAttr = false;
+});
+
+/** HTML and its styles for a frame, whose policy permits styles but no addresses. */
+function forFrame(html: string): { html: string; css: string } {
+  const css: string[] = [];
+  const rest = html.replace(/<style[^>]*>([^]*?)<\/style>/gi, (_, text: string) => (css.push(text), ""));
+  return {
+    html: DOMPurify.sanitize(quiet(rest), { FORBID_TAGS: ["form", "iframe"] }).replace(/ data-style=/g, " style="),
+    css: css.join("\n").replace(/@import[^;]*;?|url\((?!\s*["']?data:)[^)]*\)?/gi, ""),
+  };
 }
 
 const ROWS = 2000;
@@ -241,9 +259,9 @@ function HtmlOutput({ number, html }: { number: number; html: string }): JSX.Ele
       if (!target || event.source !== target) return;
       const report = event.data as { ready?: boolean; height?: number };
       if (report.ready) {
-        const content = scripts.value ? html : DOMPurify.sanitize(quiet(html), { FORBID_TAGS: ["form", "iframe"] });
+        const content = scripts.value ? { html } : forFrame(html);
         const scheme = getComputedStyle(document.documentElement).colorScheme;
-        target.postMessage({ html: content, scheme }, "*");
+        target.postMessage({ ...content, scheme }, "*");
       } else if (typeof report.height === "number") {
         height.value = Math.min(Math.max(report.height, 40), 2000);
       }
