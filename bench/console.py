@@ -107,7 +107,7 @@ async def _pages() -> AsyncIterator[tuple[Client, Page, Page]]:
         browser = await playwright.chromium.launch(
             executable_path=_CHROMIUM, chromium_sandbox=False, args=["--disable-dev-shm-usage"]
         )
-        context = await browser.new_context(viewport=_SIZE, locale="en-US")
+        context = await browser.new_context(viewport=_SIZE, locale="en-US")  # type: ignore[arg-type]  # a TypedDict
         page = await context.new_page()
         await page.goto(f"{code['url']}/console/#login={code['code']}")
         await page.wait_for_selector("textarea")

@@ -137,3 +137,9 @@ async def at_rest(desk: Desk) -> AsyncIterator[None]:
 async def client(desk: Desk) -> AsyncIterator[httpx.AsyncClient]:
     async with desk.console.served.client() as client:
         yield client
+
+
+@pytest_asyncio.fixture
+async def place() -> AsyncIterator[Path]:
+    with short_directory() as directory:
+        yield directory

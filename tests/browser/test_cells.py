@@ -124,3 +124,14 @@ async def test_the_keyboard_leaves_the_editor_and_recalls_earlier_code(cells: Pa
     await cells.keyboard.press("Tab")
     run = cells.get_by_role("group", name="Cell 2").get_by_role("button", name="Run", exact=True)
     await expect(run).to_be_focused()
+
+
+async def test_an_image_of_the_workspace_is_shown(
+    cells: Page, client: httpx.AsyncClient, box: str
+) -> None:
+    svg = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
+    path = f"/v1/sandboxes/{box}/conversations/default/files"
+    await client.put(path, params={"path": "chart.svg"}, content=svg)
+    await cells.get_by_role("tab", name="Files").click()
+    await cells.get_by_role("button", name="Preview chart.svg").click()
+    await expect(cells.get_by_role("img", name="Figure 1")).to_be_visible()

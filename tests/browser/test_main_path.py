@@ -170,6 +170,35 @@ async def test_a_rule_is_remembered_and_revoked(desk: Desk, page: Page) -> None:
     await expect(rules).to_have_count(0)
 
 
+async def test_all_commands_of_a_conversation_are_allowed_and_asked_about_again(
+    desk: Desk, page: Page
+) -> None:
+    directory = await desk.project("trusted", file="old\n")
+    await page.get_by_label("Project").select_option(label="trusted")
+    desk.model.add(Response("hello"))
+    await send(page, "hello")
+    await expect(page.get_by_role("article", name="Agent")).to_have_text("hello")
+    await page.get_by_role("button", name="Allow all commands here").click()
+    ask = page.get_by_role("alertdialog", name="Allow all commands here")
+    await expect(ask).to_contain_text("without an approval")
+    await ask.get_by_role("button", name="Allow", exact=True).click()
+    again = page.get_by_role("button", name="Ask about commands again")
+    await expect(again).to_be_visible()
+    desk.model.add(runs("echo new > file.txt"), Response("changed"))
+    await send(page, "change it")
+    await expect(page.get_by_role("group", name="execute_command: done")).to_be_visible()
+    await expect(page.get_by_role("article", name="Agent").last).to_have_text("changed")
+    assert (directory / "file.txt").read_text() == "new\n"
+    await again.click()
+    desk.model.add(runs("echo newer > file.txt"), Response("changed"))
+    await send(page, "change it again")
+    asked = page.get_by_role("group", name="execute_command: waiting for approval")
+    await expect(asked).to_be_visible()
+    await asked.get_by_role("button", name="Deny").click()
+    await expect(page.get_by_role("status", name="Run", exact=True)).to_have_text("Done")
+    assert (directory / "file.txt").read_text() == "new\n"
+
+
 async def test_a_sandbox_is_made_used_and_deleted(page: Page) -> None:
     await page.get_by_role("link", name="Sandboxes").click()
     await page.get_by_role("button", name="New sandbox").click()

@@ -24,6 +24,7 @@ from websockets.exceptions import ConnectionClosed
 from sbx.agent.messages import Response
 from sbx.agent.settings import AgentSettings
 from sbx.protocol.events import text_from_json
+from tests.fake_clock import FakeClock
 
 CONVERSATIONS = f"{API}/conversations"
 
@@ -374,6 +375,31 @@ async def test_a_run_of_code_is_followed(desk: Desk, client: httpx.AsyncClient) 
         assert (await client.delete(f"/v1/sandboxes/{box}")).status_code == 204
         while (await page.event("sandbox"))["kind"] != "deleted":
             pass
+
+
+async def test_an_open_stream_keeps_no_sandbox_alive(tmp_path: Path) -> None:
+    """A console that stays open over night, with every topic of a sandbox followed."""
+    clock = FakeClock()
+    async with (
+        console_service(tmp_path, clock=clock, idle_timeout=100) as console,
+        console.served.client() as client,
+        stream(console) as page,
+    ):
+        box = (await client.post("/v1/sandboxes", json={"ttl": 50_000})).json()["id"]
+        url = f"/v1/sandboxes/{box}/conversations/default/runs"
+        run = (await client.post(url, json={"code": "1"})).json()
+        await page.follow("1", "owner")
+        await page.follow("2", "usage", sandbox_ids=[box], interval_s=0.2)
+        await page.follow("3", "run", sandbox_id=box, run_id=run["run_id"])
+        await page.follow("4", "files", sandbox_id=box)
+        assert (await page.event("usage"))["items"][box]["memory"] > 0
+        clock.advance(101)
+        await console.served.service.reaper.round()
+        while (await page.event("sandbox"))["kind"] != "stopped":
+            pass
+        state = (await client.get(f"/v1/sandboxes/{box}", params={"detail": "true"})).json()
+        assert (state["kernels"], state["usage"]) == (0, None)
+        assert (await page.event("usage"))["items"] == {}
 
 
 async def test_no_message_of_a_long_output_is_long(desk: Desk, client: httpx.AsyncClient) -> None:

@@ -70,6 +70,10 @@ export function when(time: number | string | null): string {
   return new Intl.DateTimeFormat(language.value, { dateStyle: "medium", timeStyle: "short" }).format(at);
 }
 
+export function day(time: number): string {
+  return new Intl.DateTimeFormat(language.value, { dateStyle: "medium" }).format(time * 1000);
+}
+
 export function share(part: number): string {
   return new Intl.NumberFormat(language.value, { style: "percent" }).format(part);
 }

@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { all, ApiError, at, call, get } from "../api/calls";
 import type { Chat, Project, Template } from "../api/types";
-import { duration, errorText, t } from "../i18n";
+import { day, duration, errorText, t } from "../i18n";
 import { EMPTY, fromMessages, reduce, type Item, type Shown } from "../live/reduce";
 import { follow, hellos } from "../live/socket";
 import { Action, Ask, Dialog, Failure, Field, Loaded, Name, safe, useLoaded, useNow } from "../parts/common";
@@ -42,8 +42,9 @@ export function ConversationsPage({ id }: { id: string | undefined }): JSX.Eleme
               <p class="empty">{search.value ? t("conversations.none_found") : t("conversations.none")}</p>
             ) : (
               <ul class="links">
-                {chats.map((chat) => (
+                {chats.map((chat, place) => (
                   <li key={`${chat.user_id} ${chat.agent_id} ${chat.conversation_id}`}>
+                    {(place === 0 || day(chats[place - 1]!.last_used_at) !== day(chat.last_used_at)) && <p class="fine">{day(chat.last_used_at)}</p>}
                     <a href={`/console/conversations/${encodeURIComponent(chat.conversation_id)}`} aria-current={chat.conversation_id === id ? "true" : undefined}>
                       <Name>{chat.title}</Name>
                     </a>
@@ -242,6 +243,7 @@ function Title({ chat, conversation }: { chat: Chat | undefined; conversation: s
           <button type="button" onClick={() => ((title.value = chat.title), (renaming.value = true))}>
             {t("conversations.rename")}
           </button>
+          {chat.project_id && <AllCommands chat={chat} />}
           <a class="button" href={at(["api", "v1", "conversations", conversation, "export"])} download={`${conversation}.json`}>
             {t("conversations.export")}
           </a>
@@ -263,6 +265,31 @@ function Title({ chat, conversation }: { chat: Chat | undefined; conversation: s
         />
       )}
     </div>
+  );
+}
+
+/** Allow all commands of a conversation in its project, or ask about each again. */
+function AllCommands({ chat }: { chat: Chat }): JSX.Element | null {
+  const asking = useSignal(false);
+  const path = at(["api", "v1", "conversations", chat.conversation_id, "commands"], { user_id: chat.user_id, agent_id: chat.agent_id });
+  const permission = useLoaded<{ allowed: boolean }>(() => get(path), [path]);
+  if (permission.value === null) return null;
+  const { allowed } = permission.value;
+  const set = async (to: boolean): Promise<void> => {
+    await call("PUT", path, { allowed: to });
+    permission.reload();
+  };
+  return (
+    <>
+      {allowed ? (
+        <Action act={() => set(false)}>{t("conversations.ask_again")}</Action>
+      ) : (
+        <button type="button" onClick={() => (asking.value = true)}>
+          {t("conversations.allow_all")}
+        </button>
+      )}
+      {asking.value && <Ask title={t("conversations.allow_all")} text={t("conversations.allow_all_ask")} action={t("approval.allow")} act={() => set(true)} onClose={() => (asking.value = false)} />}
+    </>
   );
 }
 

@@ -4,12 +4,14 @@ import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { ApiError, at, call, get, request } from "../api/calls";
 import type { FileEntry, Upload } from "../api/types";
+import type { ImageFile } from "../types/agent";
 import { errorText, size, t, when } from "../i18n";
 import { me, onNotice } from "../shell/state";
 import { Action, Ask, DataTable, Failure, Loaded, Name, Tabs, safe, useLoaded } from "./common";
-import { Output } from "./output";
+import { Figure, Output } from "./output";
 import { remove, retry, sendings, upload, type Target } from "./uploads";
 
+const IMAGES: Record<string, string> = { png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", gif: "image/gif", webp: "image/webp", svg: "image/svg+xml" };
 const PREVIEW_MOST = 1 << 20; // bytes
 
 export function FilesPanel({ target }: { target: Target }): JSX.Element {
@@ -161,7 +163,7 @@ function Sendings({ target }: { target: Target }): JSX.Element | null {
 /** The files of the code, a directory at a time. To read them does not count as a use of the sandbox. */
 export function Workspace({ sandbox, conversation }: { sandbox: string; conversation: string }): JSX.Element {
   const path = useSignal(".");
-  const preview = useSignal<{ path: string; text: string } | null>(null);
+  const preview = useSignal<{ path: string; text: string; image?: ImageFile } | null>(null);
   const base = ["v1", "sandboxes", sandbox, "conversations", conversation];
   const list = useLoaded<FileEntry[]>(async () => {
     try {
@@ -173,6 +175,11 @@ export function Workspace({ sandbox, conversation }: { sandbox: string; conversa
     }
   }, [sandbox, conversation, path.value]);
   const show = async (file: FileEntry): Promise<void> => {
+    const type = IMAGES[file.name.split(".").at(-1)!.toLowerCase()];
+    if (type) {
+      preview.value = { path: file.path, text: "", image: { path: file.path, media_type: type, size: file.size ?? 0, alt: file.name } };
+      return;
+    }
     const reply = await request("GET", at([...base, "files"], { path: file.path, peek: true }));
     preview.value = { path: file.path, text: await reply.text() };
   };
@@ -232,7 +239,7 @@ export function Workspace({ sandbox, conversation }: { sandbox: string; conversa
           <p class="path">
             <Name>{preview.value.path}</Name>
           </p>
-          <Output text={preview.value.text} />
+          {preview.value.image ? <Figure key={preview.value.path} number={1} image={preview.value.image} type={preview.value.image.media_type} place={{ sandbox, conversation }} /> : <Output text={preview.value.text} />}
         </section>
       )}
     </>

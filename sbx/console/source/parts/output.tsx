@@ -142,7 +142,7 @@ export function Outputs({ bundles, place }: { bundles: Bundle[]; place: Place | 
   );
 }
 
-function Figure({ number, image, type, place }: { number: number; image: ImageFile | string; type: string; place: Place | null }): JSX.Element {
+export function Figure({ number, image, type, place }: { number: number; image: ImageFile | string; type: string; place: Place | null }): JSX.Element {
   const url = useSignal<string | null>(null);
   const failed = useSignal(false);
   useEffect(() => {
