@@ -306,7 +306,7 @@ async def test_projects_templates_and_policies(desk: Desk, page: Page) -> None:
         "Count the lines of a.txt"
     )
     await page.get_by_role("link", name="Policies").click()
-    await page.get_by_text("strict").first.click()
+    await page.locator("summary", has=page.get_by_text("strict", exact=True)).click()
     await expect(page.get_by_role("heading", name="Limits")).to_be_visible()
 
 

@@ -1,6 +1,6 @@
 """The quarantine of projects: a person reads the files in it, and restores or deletes them."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
@@ -42,7 +42,6 @@ class QuarantineContent(QuarantineItemBody):
     """An item that is a file has `content`, of at most 64 KiB; a directory has `entries`, and a
     symlink `target`. `complete` is false if there is more."""
 
-    kind: Literal["file", "directory", "symlink", "other"] | str
     size: int | None = None
     executable: bool | None = None
     content: str | None = None

@@ -1,4 +1,5 @@
 // The policies that a sandbox can have, to read: in words, with their file and their examples.
+import { useSignal } from "@preact/signals";
 import type { JSX } from "preact";
 import { at, get } from "../api/calls";
 import type { PolicyItem } from "../api/types";
@@ -6,7 +7,7 @@ import { t } from "../i18n";
 import { DataTable, Loaded, Name, safe, useLoaded } from "../parts/common";
 import { Output } from "../parts/output";
 
-interface Policy {
+interface Values {
   processes: boolean;
   network: { mode: string; allow: string[]; rule: { host: string }[] };
   limits: Record<string, unknown>;
@@ -17,7 +18,7 @@ interface Policy {
 
 interface Detail {
   name: string;
-  policy: Policy;
+  policy: Values;
   source: string | null;
   expect: { run: string; then: string; why: string }[];
 }
@@ -31,16 +32,7 @@ export function PoliciesPage(): JSX.Element {
         {(policies) => (
           <>
             {policies.map((policy) => (
-              <details key={policy.name}>
-                <summary>
-                  <strong>
-                    <Name>{policy.name}</Name>
-                  </strong>{" "}
-                  {safe(policy.description)}{" "}
-                  {policy.problem ? <span class="bad">{safe(policy.problem)}</span> : <span class="fine">{policy.network_mode === "none" ? t("policies.no_network") : t("policies.network")}</span>}
-                </summary>
-                {policy.problem === null && <PolicyDetail name={policy.name} />}
-              </details>
+              <Policy key={policy.name} policy={policy} />
             ))}
           </>
         )}
@@ -49,8 +41,25 @@ export function PoliciesPage(): JSX.Element {
   );
 }
 
+/** One policy. Its values are loaded when it is opened. */
+function Policy({ policy }: { policy: PolicyItem }): JSX.Element {
+  const opened = useSignal(false);
+  return (
+    <details onToggle={(event) => (opened.value ||= event.currentTarget.open)}>
+      <summary>
+        <strong>
+          <Name>{policy.name}</Name>
+        </strong>{" "}
+        {safe(policy.description)}{" "}
+        {policy.problem ? <span class="bad">{safe(policy.problem)}</span> : <span class="fine">{policy.network_mode === "none" ? t("policies.no_network") : t("policies.network")}</span>}
+      </summary>
+      {opened.value && policy.problem === null && <PolicyDetail name={policy.name} />}
+    </details>
+  );
+}
+
 /** A policy as short sentences. */
-function words({ processes, network, limits, uploads, filesystem, honeytoken }: Policy): string[] {
+function words({ processes, network, limits, uploads, filesystem, honeytoken }: Values): string[] {
   const hosts = [...network.allow, ...network.rule.map((rule) => rule.host)].map(safe).join(", ");
   const mounts = filesystem.mount.map((mount) => safe(mount.source ?? "?")).join(", ");
   const limit = (name: string): string => safe(String(limits[name]));

@@ -125,7 +125,7 @@ function Code({ code, change, run, context, recall }: CodeProps): JSX.Element {
       const focused = place.current.parentElement?.contains(document.activeElement);
       area.current!.hidden = true; // it goes with the next frame
       editor.current = edit(place.current, {
-        text: latest.current.code,
+        text: area.current!.value, // also what was typed since the last frame
         label: t("cells.code"),
         onChange: (text) => latest.current.change(text),
         onRun: () => latest.current.run(),
