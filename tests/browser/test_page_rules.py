@@ -205,7 +205,7 @@ HOSTILE = (
     "<div id=app><img name=body><form id=document><input name=cookie></form></div>",
     "<a href='java\tscript:window.ran=1' style='position:fixed;inset:0'>x</a>",
     "<embed src='data:text/html,<script>parent.ran=1</script>'><portal src='http://evil.example'>",
-    "<div>" * 2000 + "<img src=x onerror=window.ran=1>" + "</div>" * 2000,
+    "<div>" * 600 + "<img src=x onerror=window.ran=1>" + "</div>" * 600,
 )
 MARKDOWN = (
     "![x](http://evil.example/i.png) [click](javascript:window.ran=1) <img src=x onerror=ran=1>\n\n"
@@ -225,7 +225,10 @@ async def test_hostile_output_runs_loads_and_navigates_nothing(desk: Desk, page:
     )
     desk.model.add(calls(("run_code", {"code": code})), Response(MARKDOWN))
     await send(page, "<img src=x onerror='window.ran = 1'>")
-    await expect(page.get_by_role("status", name="Run", exact=True)).to_have_text("Done")
+    await expect(page.get_by_role("status", name="Run", exact=True)).to_have_text(
+        "Done",
+        timeout=60_000,  # it has more than thirty frames
+    )
     block = page.get_by_role("group", name="run_code: done")
     await expect(block.get_by_role("img", name="Figure 1")).to_be_visible()
     await expect(page.get_by_role("link", name="click")).to_have_count(0)
