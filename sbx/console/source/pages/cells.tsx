@@ -41,7 +41,6 @@ export function Cells({ id }: { id: string }): JSX.Element {
   const cells = useSignal<Cell[]>([]);
   const dialog = useSignal<"context" | "notebook" | null>(null);
   const next = useRef(1);
-  const recalled = useRef(0);
   const base = ["v1", "sandboxes", id];
   const started = useLoaded(() => history(base), [id]);
   const contexts = useLoaded<string[]>(async () => {
@@ -59,10 +58,6 @@ export function Cells({ id }: { id: string }): JSX.Element {
   }, [started.value]);
   const add = (): void => {
     cells.value = [...cells.value, { key: next.current++, code: "", shown: null }];
-  };
-  const recall = (): string | null => {
-    const codes = cells.value.map((cell) => cell.code).filter((code) => code.trim());
-    return codes.length ? codes[codes.length - 1 - (recalled.current++ % codes.length)]! : null;
   };
   const run = useRef(new Map<number, () => Promise<void>>());
   const kernel = [...base, "conversations", "default", "contexts"];
@@ -104,7 +99,6 @@ export function Cells({ id }: { id: string }): JSX.Element {
               base={base}
               context={context.value}
               change={(changed) => (cells.value = cells.value.map((each) => (each.key === cell.key ? { ...each, ...changed } : each)))}
-              recall={recall}
               offer={(act) => run.current.set(cell.key, act)}
             />
           ))}

@@ -17,12 +17,11 @@ interface CellProps {
   base: string[];
   context: string;
   change: (changed: Partial<Cell>) => void;
-  recall: () => string | null;
   /** Give the caller the function that runs this cell. */
   offer: (run: () => Promise<void>) => void;
 }
 
-export function CellView({ cell, number, base, context, change, recall, offer }: CellProps): JSX.Element {
+export function CellView({ cell, number, base, context, change, offer }: CellProps): JSX.Element {
   const answer = useSignal("");
   const leave = useRef<(() => void) | null>(null);
   const now = useRef(cell.shown ?? NOTHING);
@@ -71,7 +70,7 @@ export function CellView({ cell, number, base, context, change, recall, offer }:
   const state = cell.shown;
   return (
     <section class="cell" role="group" aria-label={t("cells.cell", { number })}>
-      <Code code={cell.code} change={(typed) => change({ code: (code.current = typed) })} run={() => void run().catch(() => undefined)} context={[...base, "conversations", "default", "contexts", context]} recall={recall} />
+      <Code code={cell.code} change={(typed) => change({ code: (code.current = typed) })} run={() => void run().catch(() => undefined)} context={[...base, "conversations", "default", "contexts", context]} />
       <div class="buttons">
         <Action kind="primary" act={run} disabled={state?.running ?? false}>
           {t("cells.run")}
@@ -107,17 +106,16 @@ interface CodeProps {
   change: (code: string) => void;
   run: () => void;
   context: string[];
-  recall: () => string | null;
 }
 
 /** The editor; a text area until it is loaded. */
-function Code({ code, change, run, context, recall }: CodeProps): JSX.Element {
+function Code({ code, change, run, context }: CodeProps): JSX.Element {
   const place = useRef<HTMLDivElement>(null);
   const editor = useRef<Editor | null>(null);
   const area = useRef<HTMLTextAreaElement>(null);
   const loaded = useSignal(false);
-  const latest = useRef({ code, change, run, context, recall });
-  latest.current = { code, change, run, context, recall };
+  const latest = useRef({ code, change, run, context });
+  latest.current = { code, change, run, context };
   useEffect(() => {
     let over = false;
     const begin = ({ edit }: typeof import("./codemirror")): void => {
@@ -130,7 +128,6 @@ function Code({ code, change, run, context, recall }: CodeProps): JSX.Element {
         onChange: (text) => latest.current.change(text),
         onRun: () => latest.current.run(),
         complete: (text, at) => completions(latest.current.context, text, at),
-        recall: () => latest.current.recall(),
       });
       loaded.value = true;
       if (focused) editor.current.focus();

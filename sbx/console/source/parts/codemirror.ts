@@ -20,8 +20,6 @@ interface Options {
   onRun: () => void;
   /** The names that fit at a place; places count UTF-16 units. */
   complete: (text: string, place: number) => Promise<{ matches: string[]; start: number; end: number }>;
-  /** The code of an earlier cell, for an empty editor. */
-  recall: () => string | null;
 }
 
 const nonce = document.querySelector<HTMLMetaElement>("meta[name=sbx-nonce]")?.content ?? "";
@@ -49,11 +47,6 @@ export function edit(parent: HTMLElement, options: Options): Editor {
   };
   const run = (): boolean => (options.onRun(), true);
   const leave = (view: EditorView): boolean => (view.contentDOM.blur(), true);
-  const recall = (view: EditorView): boolean => {
-    const text = view.state.doc.length === 0 ? options.recall() : null;
-    if (text !== null) view.dispatch({ changes: { from: 0, insert: text }, selection: { anchor: text.length } });
-    return text !== null;
-  };
   const view = new EditorView({
     parent,
     doc: options.text,
@@ -61,7 +54,7 @@ export function edit(parent: HTMLElement, options: Options): Editor {
       EditorView.cspNonce.of(nonce),
       Prec.highest(keymap.of([{ key: "Shift-Enter", run }])),
       autocompletion({ override: [complete], activateOnTyping: false, interactionDelay: 0 }),
-      keymap.of([...completionKeymap, { key: "Ctrl-Space", run: startCompletion }, { key: "Escape", run: leave }, { key: "ArrowUp", run: recall }]),
+      keymap.of([...completionKeymap, { key: "Ctrl-Space", run: startCompletion }, { key: "Escape", run: leave }]),
       keymap.of([...closeBracketsKeymap, indentWithTab, ...historyKeymap, ...defaultKeymap]),
       history(),
       closeBrackets(),
