@@ -250,14 +250,14 @@ async def check_projects(named: Named, name: str) -> None:
         "button action.save", "button action.cancel", within=dialog,
     )  # fmt: skip
     await expect(named.one("switch", "project.sandbox_mode", dialog)).to_be_checked()
-    await page_closes(named, dialog)
+    await close_dialog(named, dialog)
     await named.one("button", "projects.new").click()
     dialog = named.one("dialog", "projects.new")
     await named.shows("button action.create", within=dialog)
-    await page_closes(named, dialog)
+    await close_dialog(named, dialog)
     await expect(named.one("button", "projects.delete", name=name)).to_be_visible()
 
 
-async def page_closes(named: Named, dialog: Locator) -> None:
+async def close_dialog(named: Named, dialog: Locator) -> None:
     await named.page.keyboard.press("Escape")
     await expect(dialog).to_have_count(0)

@@ -12,10 +12,10 @@ from playwright.async_api import Browser, BrowserContext, Page, expect
 
 from sbx.agent.messages import Response
 from tests.browser.conftest import WIDE, Desk
+from tests.browser.names import SOURCE
 from tests.browser.test_main_path import send
 from tests.tiers import rows
 
-SOURCE = Path(__file__).resolve().parents[2] / "sbx" / "console" / "source"
 AXE = SOURCE / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = ("conversations", "approvals", "sandboxes", "projects", "templates", "policies", "settings")
 

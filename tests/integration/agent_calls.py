@@ -1,4 +1,7 @@
-"""The calls of the agent's routes that its tests share, and a service whose model is scripted."""
+"""The calls of the agent's routes that its tests share, and a service whose model is scripted.
+
+at, client    fixtures: such a service for a module, and a client of it for each test
+"""
 
 import json
 import os
@@ -9,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest_asyncio
 from live_app import Served, live
 from model_server import KEY, ModelServer, Script, model_server
+from places import short_directory
 from pydantic import SecretStr
 from sessions_calls import API
 
 from sbx.agent.messages import Response, ToolCall
 from sbx.agent.settings import AgentSettings
+from sbx.client import Client
 
 PERSON = 4242  # whose directories projects are, where the tests run as root
+ANN: dict[str, Any] = {"user_id": "ann", "agent_id": "helper"}
 Event = dict[str, Any]
 
 
@@ -57,6 +64,20 @@ async def desk(
         served = live(directory, agent=chosen, project_dirs=(projects,), **settings)
         async with served as serves:
             yield Desk(serves, model, projects)
+
+
+@pytest_asyncio.fixture(scope="module")
+async def at() -> AsyncIterator[Desk]:
+    with short_directory() as directory:
+        async with desk(directory) as at:
+            yield at
+
+
+@pytest_asyncio.fixture
+async def client(at: Desk) -> AsyncIterator[Client]:
+    async with Client(at.served.socket) as client:
+        yield client
+    at.model.forget()
 
 
 def calls(*made: tuple[str, dict[str, Any]], text: str = "") -> Response:

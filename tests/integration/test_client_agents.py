@@ -5,13 +5,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import pytest_asyncio
-from agent_calls import Desk, calls, desk, runs
+from agent_calls import ANN, Desk, at, calls, client, runs
 from model_server import Asked
-from places import short_directory
 
 from sbx.agent.messages import Response
 from sbx.client import ChatEvent, Client
@@ -19,21 +16,7 @@ from sbx.errors import BadRequest, Conflict, Denied, NotFound
 from sbx.protocol.agent import AgentRunEnd, AgentRunStart, StepEnd, ToolEnd, ToolStart
 from sbx.sync.client import BlockingClient
 
-ANN: dict[str, Any] = {"user_id": "ann", "agent_id": "helper"}
-
-
-@pytest_asyncio.fixture(scope="module")
-async def at() -> AsyncIterator[Desk]:
-    with short_directory() as directory:
-        async with desk(directory) as at:
-            yield at
-
-
-@pytest_asyncio.fixture
-async def client(at: Desk) -> AsyncIterator[Client]:
-    async with Client(at.served.socket) as client:
-        yield client
-    at.model.forget()
+__all__ = ["at", "client"]
 
 
 def of(events: list[ChatEvent], kind: type) -> list[ChatEvent]:

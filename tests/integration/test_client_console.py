@@ -9,31 +9,15 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from agent_calls import Desk, desk
+from agent_calls import ANN, Desk, at, client
 from console_service import Console, console
-from places import short_directory
 
 from sbx.agent.messages import Response
 from sbx.client import Client, RemoteSandbox
 from sbx.errors import BadRequest, Conflict, Denied, NotFound
 from sbx.sync.client import BlockingClient
 
-__all__ = ["console"]
-ANN: dict[str, Any] = {"user_id": "ann", "agent_id": "helper"}
-
-
-@pytest_asyncio.fixture(scope="module")
-async def at() -> AsyncIterator[Desk]:
-    with short_directory() as directory:
-        async with desk(directory) as at:
-            yield at
-
-
-@pytest_asyncio.fixture
-async def client(at: Desk) -> AsyncIterator[Client]:
-    async with Client(at.served.socket) as client:
-        yield client
-    at.model.forget()
+__all__ = ["at", "client", "console"]
 
 
 @pytest_asyncio.fixture(scope="module")

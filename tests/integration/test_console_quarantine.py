@@ -2,15 +2,12 @@
 
 import json
 import os
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
-from agent_calls import Desk, desk, runs
-from places import short_directory
+from agent_calls import ANN, Desk, at, client, runs
 
 from sbx.agent.messages import Response
 from sbx.client import Client
@@ -18,22 +15,8 @@ from sbx.errors import Conflict, Denied, NotFound
 from sbx.protocol.agent import ToolStart
 from sbx.workspace import quarantine
 
+__all__ = ["at", "client"]
 pytestmark = pytest.mark.needs("namespaces")
-ANN: dict[str, Any] = {"user_id": "ann", "agent_id": "helper"}
-
-
-@pytest_asyncio.fixture(scope="module")
-async def at() -> AsyncIterator[Desk]:
-    with short_directory() as directory:
-        async with desk(directory) as at:
-            yield at
-
-
-@pytest_asyncio.fixture
-async def client(at: Desk) -> AsyncIterator[Client]:
-    async with Client(at.served.socket) as client:
-        yield client
-    at.model.forget()
 
 
 async def _work(at: Desk, client: Client, command: str, name: str) -> Path:

@@ -6,7 +6,6 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from sbx.api.bodies import RequestBody
 from sbx.protocol.changes import PREFIXES_MAX
-from sbx.service.projects.projects import Project
 
 Limit = Annotated[int, Field(ge=1, le=200)]
 Name = Annotated[str, StringConstraints(max_length=400)]  # ids are judged by the runtime: 400
@@ -231,18 +230,6 @@ class ProjectBody(BaseModel):
 class ProjectList(BaseModel):
     items: list[ProjectBody]
     next_cursor: str | None
-
-
-def project_body(project: Project, *, in_use: bool) -> ProjectBody:
-    return ProjectBody(
-        id=project.id,
-        name=project.name,
-        working_directory=project.working_directory,
-        sandbox_enabled=project.sandbox_enabled,
-        created_at=project.created_at,
-        conversations=project.conversations,
-        in_use=in_use,
-    )
 
 
 # -- tools -----------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from sbx.api.agent_v1.models import (
     ProjectBody,
     ProjectChange,
     ProjectList,
-    project_body,
 )
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
@@ -90,7 +89,9 @@ async def delete(project_id: str, caller: CallerDep, service: ServiceDep) -> Non
 
 
 def _body(service: Service, project: Project) -> ProjectBody:
-    return project_body(project, in_use=service.projects.in_use(project.id))
+    names = ProjectBody.model_fields.keys() - {"in_use"}
+    fields = {name: getattr(project, name) for name in names}
+    return ProjectBody(**fields, in_use=service.projects.in_use(project.id))
 
 
 def _publish(

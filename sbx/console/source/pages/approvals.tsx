@@ -92,7 +92,7 @@ export function ApprovalsPage(): JSX.Element {
                     </td>
                   </tr>
                 ))}
-</DataTable>
+            </DataTable>
           )
         }
       </Loaded>

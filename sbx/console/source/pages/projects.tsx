@@ -56,7 +56,7 @@ export function ProjectsPage(): JSX.Element {
                     </td>
                   </tr>
                 ))}
-</DataTable>
+            </DataTable>
           )
         }
       </Loaded>

@@ -390,7 +390,7 @@ function Events({ base, turn }: { base: string[]; turn: number }): JSX.Element {
                 <td class="fine">{Object.keys(event.details).length ? safe(JSON.stringify(event.details)) : ""}</td>
               </tr>
             ))}
-</DataTable>
+        </DataTable>
       )}
     </Loaded>
   );
@@ -426,7 +426,7 @@ function Network({ base, turn }: { base: string[]; turn: number }): JSX.Element 
                     <td class="fine">{safe(`${each.rule} ${each.reason}`)}</td>
                   </tr>
                 ))}
-</DataTable>
+            </DataTable>
           </>
         )
       }
@@ -469,7 +469,7 @@ function Walls({ base }: { base: string[] }): JSX.Element {
                     </td>
                   </tr>
                 ))}
-</DataTable>
+            </DataTable>
           </>
         );
       }}

@@ -115,7 +115,7 @@ export function SandboxesPage(): JSX.Element {
                           </tr>
                         );
                       })}
-</DataTable>
+                </DataTable>
               )}
               {ended.length > 0 && (
                 <details>

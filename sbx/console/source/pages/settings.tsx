@@ -93,7 +93,7 @@ export function SettingsPage(): JSX.Element {
                     </td>
                   </tr>
                 ))}
-</DataTable>
+          </DataTable>
         )}
       </Loaded>
       {me.value!.operator && <Access />}

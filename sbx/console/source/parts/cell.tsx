@@ -25,7 +25,7 @@ export function CellView({ cell, number, base, context, change, offer }: CellPro
   const answer = useSignal("");
   const leave = useRef<(() => void) | null>(null);
   const now = useRef(cell.shown ?? NOTHING);
-  const code = useRef(cell.code); // what was typed, also before the next frame
+  const code = useRef(cell.code); // the typed text, also before the next frame
   const show = (shown: Shown): void => change({ shown: (now.current = shown) });
   const watch = (runId: string): Promise<void> =>
     new Promise((resolve) => {
@@ -123,7 +123,7 @@ function Code({ code, change, run, context }: CodeProps): JSX.Element {
       const focused = place.current.parentElement?.contains(document.activeElement);
       area.current!.hidden = true; // it goes with the next frame
       editor.current = edit(place.current, {
-        text: area.current!.value, // also what was typed since the last frame
+        text: area.current!.value, // also the text of the last keys, which no frame shows yet
         label: t("cells.code"),
         onChange: (text) => latest.current.change(text),
         onRun: () => latest.current.run(),
@@ -138,7 +138,6 @@ function Code({ code, change, run, context }: CodeProps): JSX.Element {
       editor.current?.end();
     };
   }, []);
-  useEffect(() => editor.current?.setText(code), [code]);
   const onKey = (event: KeyboardEvent): void => {
     if (event.key === "Enter" && event.shiftKey && !event.isComposing) {
       event.preventDefault();

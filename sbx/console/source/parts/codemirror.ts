@@ -8,7 +8,6 @@ import { drawSelection, EditorView, keymap } from "@codemirror/view";
 import { classHighlighter } from "@lezer/highlight";
 
 export interface Editor {
-  setText: (text: string) => void;
   focus: () => void;
   end: () => void;
 }
@@ -42,7 +41,7 @@ export function edit(parent: HTMLElement, options: Options): Editor {
       const found = await options.complete(context.state.doc.toString(), context.pos);
       return { from: found.start, to: found.end, options: found.matches.map((label) => ({ label })) };
     } catch {
-      return null; // the kernel is busy, or there is none
+      return null; // the kernel is busy or missing
     }
   };
   const run = (): boolean => (options.onRun(), true);
@@ -72,9 +71,6 @@ export function edit(parent: HTMLElement, options: Options): Editor {
     ],
   });
   return {
-    setText: (text) => {
-      if (text !== view.state.doc.toString()) view.dispatch({ changes: { from: 0, to: view.state.doc.length, insert: text } });
-    },
     focus: () => view.focus(),
     end: () => view.destroy(),
   };

@@ -109,7 +109,7 @@ function Uploads({ target }: { target: Target }): JSX.Element {
                 </td>
               </tr>
             ))}
-</DataTable>
+        </DataTable>
       )}
       {deleting.value && (
         <Ask
