@@ -1,12 +1,14 @@
 """What a person does in the console, from its link to the end of a conversation."""
 
+import asyncio
+import json
 import os
 import re
 from pathlib import Path
 
 import httpx
 from agent_calls import calls, runs
-from playwright.async_api import BrowserContext, Page, expect
+from playwright.async_api import BrowserContext, Page, Route, WebSocketRoute, expect
 
 from sbx.agent.messages import Response
 from tests.browser.conftest import Desk
@@ -310,13 +312,8 @@ async def test_projects_templates_and_policies(desk: Desk, page: Page) -> None:
     await expect(page.get_by_role("heading", name="Limits")).to_be_visible()
 
 
-async def test_a_conversation_begun_elsewhere_is_followed(
-    desk: Desk, page: Page, client: httpx.AsyncClient
-) -> None:
-    """Two clients of one conversation: each sees the messages of the other."""
-    desk.model.add(Response("first"), Response("second"))
-    await send(page, "from the page")
-    await expect(page.get_by_role("article", name="Agent")).to_have_text("first")
+async def begin_elsewhere(client: httpx.AsyncClient, page: Page) -> None:
+    """Another client sends a message to the conversation of the page."""
     name = page.url.rpartition("/")[2]
     reply = await client.post(
         "/api/v1/chat",
@@ -329,6 +326,63 @@ async def test_a_conversation_begun_elsewhere_is_followed(
         },
     )
     assert reply.status_code == 202, reply.text
+
+
+async def test_a_conversation_begun_elsewhere_is_followed(
+    desk: Desk, page: Page, client: httpx.AsyncClient
+) -> None:
+    """Two clients of one conversation: each sees the messages of the other."""
+    desk.model.add(Response("first"), Response("second"))
+    await send(page, "from the page")
+    await expect(page.get_by_role("article", name="Agent")).to_have_text("first")
+    await begin_elsewhere(client, page)
     await expect(page.get_by_role("article", name="You").last).to_have_text("from elsewhere")
     await expect(page.get_by_role("article", name="Agent").last).to_have_text("second")
     await expect(page.get_by_role("article")).to_have_count(4)
+
+
+async def test_a_run_that_ends_at_once_is_shown_once(
+    desk: Desk, context: BrowserContext, client: httpx.AsyncClient
+) -> None:
+    """All messages of the run arrive between its first event and the rest."""
+    held: list[str | bytes] = []
+    sockets: list[WebSocketRoute] = []
+    holding = asyncio.Event()
+    late = asyncio.Event()
+
+    def on_socket(socket: WebSocketRoute) -> None:
+        server = socket.connect_to_server()
+        sockets.append(socket)
+
+        def on_message(message: str | bytes) -> None:
+            kind = str(json.loads(message).get("event", {}).get("type"))
+            is_held = holding.is_set() and kind.startswith(("run_", "step_", "text_", "tool_"))
+            (held.append if is_held else socket.send)(message)
+
+        server.on_message(on_message)
+
+    async def on_messages(route: Route) -> None:
+        if holding.is_set() and held:  # the run has ended, and the page does not know its events
+            sockets[-1].send(held.pop(0))
+            page.once("requestfinished", lambda _: late.set())
+        await route.continue_()
+
+    await context.route_web_socket("**/api/v1/events", on_socket)
+    page = await desk.opened(context)
+    desk.model.add(Response("first"))
+    await send(page, "from the page")
+    await expect(page.get_by_role("article", name="Agent")).to_have_text("first")
+    await page.route("**/messages?*", on_messages)
+    wait = {"code": "import time; time.sleep(1)"}
+    desk.model.add(calls(("run_code", wait)), Response("second"))
+    holding.set()
+    await begin_elsewhere(client, page)
+    async with asyncio.timeout(20):
+        await late.wait()
+    await page.evaluate("new Promise((done) => setTimeout(done, 100))")
+    holding.clear()
+    for message in held:
+        sockets[-1].send(message)
+    await expect(page.get_by_role("article", name="Agent").last).to_have_text("second")
+    await expect(page.get_by_role("article")).to_have_count(4)
+    await expect(page.get_by_role("group", name="run_code: done")).to_have_count(1)

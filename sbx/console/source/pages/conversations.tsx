@@ -104,19 +104,24 @@ function Conversation({ conversation, isNew, chat }: { conversation: string; isN
     });
   };
 
+  const loads = useRef(0);
   const load = async (thenFollow = true): Promise<void> => {
+    const turn = ++loads.current;
     try {
       // First: a run that ends after this is followed, one that ended before has all its messages.
       const running = (await get<Chat>(at(["api", "v1", "conversations", conversation]))).run;
       const messages = await all<StoredMessage>((cursor) => at(["api", "v1", "conversations", conversation, "messages"], { limit: 200, cursor }), 5000);
+      if (turn !== loads.current) return; // a later one knows more
+      // Its events are still on their way, and would be shown a second time after its messages.
+      const isFollowed = shown.value.run !== null && !shown.value.run.ended;
+      if (!running && isFollowed && thenFollow) return;
       const items = fromMessages(messages);
       if (!running) {
         for (const item of items) {
           if (item.kind === "tool" && item.execution.status === "running") Object.assign(item.execution, { status: "error", stopped: true });
         }
       }
-      const keep = shown.value.run && !running ? shown.value.run : null;
-      shown.value = { items, run: keep };
+      shown.value = { items, run: shown.value.run?.ended && !running ? shown.value.run : null };
       if (running && thenFollow) watch(running.run_id);
       failure.value = null;
     } catch (error) {
