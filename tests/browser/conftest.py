@@ -1,4 +1,4 @@
-"""The page of the console in Debian's Chromium without a window, before a service whose model is scripted."""
+"""The page of the console in Debian's Chromium, before a service whose model is scripted."""
 
 import os
 from collections.abc import AsyncIterator

@@ -133,3 +133,33 @@ async def test_an_image_of_the_workspace_is_shown(
     await cells.get_by_role("tab", name="Files").click()
     await cells.get_by_role("button", name="Preview chart.svg").click()
     await expect(cells.get_by_role("img", name="Figure 1")).to_be_visible()
+
+
+async def test_a_csv_is_a_table_and_json_a_tree(
+    cells: Page, client: httpx.AsyncClient, box: str
+) -> None:
+    files = {
+        "a.csv": b'name;note\nx;"1;\n2"\n' + b"y;z\n" * 300,
+        "wide.csv": b"," * 900_000,
+        "a.json": b'{"shape": [2, 3], "name": "<b>x</b>"}',
+        "broken.json": b'{"shape": ',
+    }
+    for name, content in files.items():
+        path = f"/v1/sandboxes/{box}/conversations/default/files"
+        await client.put(path, params={"path": name}, content=content)
+    await cells.get_by_role("tab", name="Files").click()
+    shown = cells.get_by_role("region", name="Preview")
+    await cells.get_by_role("button", name="Preview a.csv").click()
+    table = shown.get_by_role("table", name="Table 1")
+    await expect(table.get_by_role("columnheader")).to_have_text(["name", "note"])
+    await expect(table.get_by_role("cell").nth(1)).to_have_text("1;\n2")
+    await expect(table.get_by_role("row")).to_have_count(201)
+    await expect(shown).to_contain_text("The first 200 rows are shown.")
+    await cells.get_by_role("button", name="Preview wide.csv").click()
+    await expect(shown.get_by_role("columnheader")).to_have_count(100)
+    await cells.get_by_role("button", name="Preview a.json").click()
+    await expect(shown.get_by_text('name: "<b>x</b>"')).to_be_visible()
+    await shown.get_by_text("shape: [ ] 2").click()
+    await expect(shown.get_by_text("1: 3")).to_be_visible()
+    await cells.get_by_role("button", name="Preview broken.json").click()
+    await expect(shown.locator("pre")).to_have_text('{"shape": ')

@@ -167,6 +167,31 @@ async def test_a_narrow_window_needs_no_scrolling_to_the_side(
     await context.close()
 
 
+async def test_a_narrow_window_has_tabs_of_its_parts(desk: Desk, page: Page) -> None:
+    parts = page.get_by_role("tablist", name="Parts of the page")
+    message = page.get_by_role("textbox", name="Message")
+    search = page.get_by_role("searchbox", name="Search conversations")
+    await expect(parts).to_be_hidden()
+    await desk.project("narrow")
+    desk.model.add(Response("done"))
+    await page.get_by_label("Project").select_option(label="narrow")
+    await send(page, "in a narrow window")
+    one = page.get_by_role("region", name="Conversation list").get_by_role("listitem")
+    await expect(one.filter(has_text="in a narrow window")).to_contain_text("narrow")
+    await page.set_viewport_size({"width": 500, "height": 800})
+    await expect(message).to_be_visible()
+    await expect(search).to_be_hidden()
+    await parts.get_by_role("tab", name="Conversations").click()
+    await expect(search).to_be_visible()
+    await expect(message).to_be_hidden()
+    await page.keyboard.press("ArrowLeft")
+    await expect(parts.get_by_role("tab", name="Files")).to_be_focused()
+    await expect(page.get_by_role("button", name="Choose files")).to_be_visible()
+    await parts.get_by_role("tab", name="Conversations").click()
+    await page.get_by_role("button", name="New conversation").click()
+    await expect(message).to_be_visible()
+
+
 # -- hostile output ------------------------------------------------------------------------------
 
 HOSTILE = (

@@ -29,7 +29,7 @@ if (process.argv.includes("--tests")) {
   mkdirSync(out);
   await build({
     ...common,
-    entryPoints: { app: "main.tsx", boot: "boot.ts", terminal: "parts/xterm.ts", editor: "parts/codemirror.ts", zh: "i18n/zh.ts", ja: "i18n/ja.ts" },
+    entryPoints: { app: "main.tsx", boot: "boot.ts", terminal: "parts/xterm.ts", editor: "parts/codemirror.ts", csv: "parts/csv.ts", zh: "i18n/zh.ts", ja: "i18n/ja.ts" },
     outdir: out,
     minify: true,
     charset: "utf8",

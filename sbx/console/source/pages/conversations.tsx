@@ -7,7 +7,7 @@ import type { Chat, Project, Template } from "../api/types";
 import { day, duration, errorText, t } from "../i18n";
 import { EMPTY, fromMessages, reduce, type Item, type Shown } from "../live/reduce";
 import { follow, hellos } from "../live/socket";
-import { Action, Ask, Dialog, Failure, Field, Loaded, Name, safe, useLoaded, useNow } from "../parts/common";
+import { Action, Ask, Dialog, Failure, Field, Loaded, Name, safe, TabList, useLoaded, useNow } from "../parts/common";
 import { FilesPanel, pickFiles } from "../parts/files";
 import { Markdown, type Place } from "../parts/output";
 import { ToolCallBlock } from "../parts/toolblock";
@@ -20,6 +20,8 @@ export function ConversationsPage({ id }: { id: string | undefined }): JSX.Eleme
   const search = useSignal("");
   const list = useLoaded<Chat[]>(() => all<Chat>((cursor) => at(["api", "v1", "conversations"], { limit: 100, cursor, q: search.value || undefined }), 500), [search.value]);
   useEffect(() => onNotice((notice) => /^(conversation|chat|approval)\./.test(notice.type) && list.reload()), [search.value]);
+  const projects = useLoaded<Project[]>(() => all<Project>((cursor) => at(["api", "v1", "projects"], { limit: 100, cursor })));
+  useEffect(() => onNotice((notice) => notice.type.startsWith("project.") && projects.reload()), []);
   const fresh = useRef(newId());
   const begun = useRef<string | null>(null);
   // A conversation that has just begun gets its address, and stays the same part of the page.
@@ -27,9 +29,19 @@ export function ConversationsPage({ id }: { id: string | undefined }): JSX.Eleme
   else if (!id && begun.current === fresh.current) fresh.current = newId();
   const shownId = id ?? fresh.current;
   const now = list.value?.find((chat) => chat.conversation_id === shownId);
+  const panel = useSignal("chat"); // of a narrow window, which shows one at a time
+  useEffect(() => void (panel.value = "chat"), [shownId]);
+  const panels = [
+    { id: "list", label: t("nav.conversations") },
+    { id: "chat", label: t("conversations.one") },
+    { id: "files", label: t("files.title") },
+  ];
   return (
-    <div class="columns">
-      <section class="side" role="region" aria-label={t("conversations.list")}>
+    <div class="columns panels" data-panel={panel.value}>
+      <div class="tabs">
+        <TabList label={t("conversations.panels")} tabs={panels} chosen={panel.value} choose={(to) => (panel.value = to)} />
+      </div>
+      <section id="panel-list" class="side" role="region" aria-label={t("conversations.list")}>
         <div class="buttons">
           <button type="button" class="primary" onClick={() => go("/console/conversations")}>
             {t("conversations.new")}
@@ -48,6 +60,11 @@ export function ConversationsPage({ id }: { id: string | undefined }): JSX.Eleme
                     <a href={`/console/conversations/${encodeURIComponent(chat.conversation_id)}`} aria-current={chat.conversation_id === id ? "true" : undefined}>
                       <Name>{chat.title}</Name>
                     </a>
+                    {chat.project_id && (
+                      <span class="fine">
+                        <Name>{projects.value?.find((project) => project.id === chat.project_id)?.name ?? chat.project_id}</Name>
+                      </span>
+                    )}
                     {chat.run && <span class={chat.run.waiting ? "badge waiting" : "badge"}>{chat.run.waiting ? t("run.waiting") : t("run.working")}</span>}
                   </li>
                 ))}
@@ -197,7 +214,7 @@ function Conversation({ conversation, isNew, chat }: { conversation: string; isN
 
   return (
     <div class="columns wide" onDragOver={(event) => event.preventDefault()} onDrop={drop}>
-      <section class="chat" aria-label={t("conversations.one")}>
+      <section id="panel-chat" class="chat" aria-label={t("conversations.one")}>
         <Title chat={chat} conversation={conversation} />
         {failure.value && <Failure error={failure.value} retry={() => void load()} />}
         {!loaded.value && <div class="skeleton" aria-busy="true"><i /><i /></div>}

@@ -169,8 +169,15 @@ export interface Tab {
   content: () => ComponentChildren;
 }
 
-/** Tabs with the keys of the ARIA Authoring Practices. */
-export function Tabs({ label, tabs, chosen, choose }: { label: string; tabs: Tab[]; chosen: string; choose: (id: string) => void }): JSX.Element {
+interface TabListProps {
+  label: string;
+  tabs: { id: string; label: string }[];
+  chosen: string;
+  choose: (id: string) => void;
+}
+
+/** A row of tabs with the keys of the ARIA Authoring Practices. The panel of a tab is the element `panel-{id}`. */
+export function TabList({ label, tabs, chosen, choose }: TabListProps): JSX.Element {
   const list = useRef<HTMLDivElement>(null);
   const onKey = (event: KeyboardEvent): void => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -180,16 +187,23 @@ export function Tabs({ label, tabs, chosen, choose }: { label: string; tabs: Tab
     choose(next.id);
     list.current?.querySelector<HTMLElement>(`[data-tab="${next.id}"]`)?.focus();
   };
+  return (
+    <div ref={list} role="tablist" aria-label={label} onKeyDown={onKey}>
+      {tabs.map((tab) => (
+        <button key={tab.id} type="button" role="tab" data-tab={tab.id} id={`tab-${tab.id}`} aria-selected={tab.id === chosen} aria-controls={`panel-${tab.id}`} tabIndex={tab.id === chosen ? 0 : -1} onClick={() => choose(tab.id)}>
+          {tab.label}
+        </button>
+      ))}
+    </div>
+  );
+}
+
+/** Tabs, and the panel of the chosen one. */
+export function Tabs({ label, tabs, chosen, choose }: { label: string; tabs: Tab[]; chosen: string; choose: (id: string) => void }): JSX.Element {
   const shown = tabs.find((tab) => tab.id === chosen) ?? tabs[0]!;
   return (
     <div class="tabs">
-      <div ref={list} role="tablist" aria-label={label} onKeyDown={onKey}>
-        {tabs.map((tab) => (
-          <button key={tab.id} type="button" role="tab" data-tab={tab.id} id={`tab-${tab.id}`} aria-selected={tab.id === shown.id} aria-controls={`panel-${tab.id}`} tabIndex={tab.id === shown.id ? 0 : -1} onClick={() => choose(tab.id)}>
-            {tab.label}
-          </button>
-        ))}
-      </div>
+      <TabList label={label} tabs={tabs} chosen={shown.id} choose={choose} />
       <div role="tabpanel" id={`panel-${shown.id}`} aria-labelledby={`tab-${shown.id}`} tabIndex={0}>
         {shown.content()}
       </div>

@@ -8,7 +8,8 @@ import type { ImageFile } from "../types/agent";
 import { errorText, size, t, when } from "../i18n";
 import { me, onNotice } from "../shell/state";
 import { Action, Ask, DataTable, Failure, Loaded, Name, Tabs, safe, useLoaded } from "./common";
-import { Figure, Output } from "./output";
+import { Figure } from "./output";
+import { TextPreview } from "./preview";
 import { remove, retry, sendings, upload, type Target } from "./uploads";
 
 const IMAGES: Record<string, string> = { png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", gif: "image/gif", webp: "image/webp", svg: "image/svg+xml" };
@@ -17,7 +18,7 @@ const PREVIEW_MOST = 1 << 20; // bytes
 export function FilesPanel({ target }: { target: Target }): JSX.Element {
   const tab = useSignal("uploads");
   return (
-    <aside class="files" aria-label={t("files.title")} role="complementary">
+    <aside id="panel-files" class="files" aria-label={t("files.title")} role="complementary">
       <Tabs
         label={t("files.title")}
         chosen={tab.value}
@@ -239,7 +240,7 @@ export function Workspace({ sandbox, conversation }: { sandbox: string; conversa
           <p class="path">
             <Name>{preview.value.path}</Name>
           </p>
-          {preview.value.image ? <Figure key={preview.value.path} number={1} image={preview.value.image} type={preview.value.image.media_type} place={{ sandbox, conversation }} /> : <Output text={preview.value.text} />}
+          {preview.value.image ? <Figure key={preview.value.path} number={1} image={preview.value.image} type={preview.value.image.media_type} place={{ sandbox, conversation }} /> : <TextPreview key={preview.value.path} name={preview.value.path} text={preview.value.text} />}
         </section>
       )}
     </>

@@ -9,6 +9,7 @@ import { t } from "../i18n";
 import type { Bundle, ImageFile } from "../types/agent";
 import { ansi, withoutReturns } from "./ansi";
 import { safe } from "./common";
+import { JsonTree } from "./json";
 
 const SHOWN = 200_000; // characters
 const SHOWN_MOST = 5_000_000;
@@ -135,7 +136,9 @@ export function Outputs({ bundles, place }: { bundles: Bundle[]; place: Place | 
           return <HtmlOutput key={index} number={++frames} html={html} />;
         }
         if (typeof bundle["text/markdown"] === "string") return <Markdown key={index} text={bundle["text/markdown"]} />;
-        const text = bundle["text/plain"] ?? bundle["application/json"];
+        const json = bundle["application/json"];
+        if (json !== undefined) return <JsonTree key={index} value={json} open />;
+        const text = bundle["text/plain"];
         return typeof text === "string" ? <Output key={index} text={text} /> : <p key={index} class="fine">{t("output.not_shown")}</p>;
       })}
     </>
@@ -228,7 +231,7 @@ function tableOf(html: string): string[][] | null {
   return [...tables[0]!.querySelectorAll("tr")].slice(0, ROWS).map((row) => [...row.querySelectorAll("th,td")].map((cell) => cell.textContent?.trim() ?? ""));
 }
 
-function Table({ number, rows }: { number: number; rows: string[][] }): JSX.Element {
+export function Table({ number, rows }: { number: number; rows: string[][] }): JSX.Element {
   const [head, ...rest] = rows;
   return (
     <div class="scroll" tabIndex={0}>
