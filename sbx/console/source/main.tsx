@@ -1,5 +1,5 @@
 // The page of the console: its frame, and the page of the address.
-import { effect } from "@preact/signals";
+import { effect, signal, useSignal } from "@preact/signals";
 import { options, render, type JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { loggedOut } from "./api/calls";
@@ -17,7 +17,6 @@ import { TemplatesPage } from "./pages/templates";
 import { Dialog, Name } from "./parts/common";
 import { go, path, segments } from "./shell/route";
 import { approvals, logout, me, start, startFailure } from "./shell/state";
-import { signal } from "@preact/signals";
 
 const PAGES = ["conversations", "approvals", "sandboxes", "projects", "templates", "policies", "settings"] as const;
 const LANGUAGE_NAMES = Object.keys(LANGUAGES) as Language[];
@@ -46,10 +45,12 @@ function Page(): JSX.Element {
 function App(): JSX.Element {
   void language.value;
   const main = useRef<HTMLElement>(null);
+  const menu = useSignal(false); // in a narrow window
   const announced = useRef(0);
   const count = approvals.value.length;
   useEffect(() => {
     main.current?.focus();
+    menu.value = false;
   }, [path.value]);
   useEffect(() => {
     announced.current = count;
@@ -64,7 +65,11 @@ function App(): JSX.Element {
       </a>
       <header class="banner">
         <strong class="brand">sbx</strong>
-        <nav aria-label={t("shell.main")}>
+        <button type="button" class="menu" aria-expanded={menu.value} aria-controls="nav" onClick={() => (menu.value = !menu.value)}>
+          {t("shell.menu")}
+          {count > 0 && <span class="badge waiting count" data-count={count} aria-hidden="true" />}
+        </button>
+        <nav id="nav" class={menu.value ? "open" : ""} aria-label={t("shell.main")} onKeyDown={(event) => event.key === "Escape" && (menu.value = false)}>
           {PAGES.map((page) => (
             <a key={page} href={`/console/${page}`} aria-current={page === current ? "page" : undefined} aria-label={page === "approvals" && count ? t("nav.approvals_waiting", { name: t("nav.approvals"), count }) : undefined}>
               {t(`nav.${page}`)}
