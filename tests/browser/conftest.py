@@ -107,7 +107,9 @@ async def browser() -> AsyncIterator[Browser]:
         pytest.skip(f"{CHROMIUM} is missing: install chromium-headless-shell")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
-            executable_path=CHROMIUM, chromium_sandbox=False, args=["--disable-dev-shm-usage"]
+            executable_path=CHROMIUM,
+            chromium_sandbox=False,
+            args=["--disable-dev-shm-usage", "--disable-gpu", "--in-process-gpu"],
         )
         yield browser
         await browser.close()
@@ -115,7 +117,9 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
-    context = await browser.new_context(viewport=WIDE, locale="en-US", accept_downloads=True)  # type: ignore[arg-type]  # a TypedDict
+    context = await browser.new_context(
+        viewport=WIDE, locale="en-US", accept_downloads=True, reduced_motion="reduce"
+    )  # type: ignore[arg-type]  # a TypedDict
     yield context
     await context.close()
 
