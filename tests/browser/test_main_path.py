@@ -151,6 +151,34 @@ async def test_an_approval_is_decided_in_the_inbox_and_shown_everywhere(
     await expect(page.get_by_role("group", name="execute_command: denied")).to_be_visible()
 
 
+async def test_a_late_list_removes_no_approval(
+    desk: Desk, page: Page, context: BrowserContext
+) -> None:
+    await desk.project("late", file="old\n")
+    await page.get_by_label("Project").select_option(label="late")
+    lists: list[Route] = []
+    inbox = await context.new_page()
+    desk.watch(inbox)
+
+    async def on_list(route: Route) -> None:
+        lists.append(route)
+        if len(lists) > 1:
+            await route.continue_()
+
+    await inbox.route("**/api/v1/approvals?*", on_list)
+    await inbox.goto(f"{desk.console.origin}/console/approvals")
+    await expect(inbox).to_have_title("Approvals · sbx")
+    desk.model.add(runs("echo new > file.txt"), Response("denied then"))
+    await send(page, "Change it")
+    await expect(inbox).to_have_title("(1) Approvals · sbx")  # by the notice
+    async with inbox.expect_request_finished(lambda sent: "/api/v1/approvals?" in sent.url):
+        await lists[0].fulfill(json={"items": [], "next_cursor": None})
+    await expect(inbox.get_by_role("link", name="Approvals, 1 waiting")).to_be_visible()
+    await inbox.get_by_role("button", name="Deny").click()
+    await expect(inbox.get_by_text("Nothing is waiting")).to_be_visible()
+    assert len(lists) == 2
+
+
 async def test_a_rule_is_remembered_and_revoked(desk: Desk, page: Page) -> None:
     await desk.project("ruled", file="old\n")
     await page.get_by_label("Project").select_option(label="ruled")

@@ -57,7 +57,10 @@ export async function start(): Promise<void> {
   connect();
 }
 
+let approvalNotices = 0;
+
 function receive(notice: Notice): void {
+  if (notice.type.startsWith("approval.")) approvalNotices++;
   if (notice.type === "approval.pending") {
     const approval = notice.approval as Approval;
     approvals.value = [...approvals.value.filter((each) => each.tool_call_id !== approval.tool_call_id), approval];
@@ -70,7 +73,14 @@ function receive(notice: Notice): void {
 
 export async function loadApprovals(): Promise<void> {
   try {
-    approvals.value = await all<Approval>((cursor) => at(["api", "v1", "approvals"], { limit: 200, cursor }));
+    for (;;) {
+      const notices = approvalNotices;
+      const list = await all<Approval>((cursor) => at(["api", "v1", "approvals"], { limit: 200, cursor }));
+      // A list from before a notice would remove what the notice has added.
+      if (notices !== approvalNotices) continue;
+      approvals.value = list;
+      return;
+    }
   } catch {
     // The connection state shows that the service is away; the next hello loads them again.
   }
