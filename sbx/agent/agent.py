@@ -53,21 +53,40 @@ OnStep = Callable[[Step], object]
 
 
 @dataclass(frozen=True, slots=True)
+class Price:
+    """The prices of a million tokens."""
+
+    input: float
+    output: float
+
+    def of(self, usage: TokenUsage) -> float:
+        return (usage.input_tokens * self.input + usage.output_tokens * self.output) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
 class Budget:
-    """None means no limit. `tokens` limits input and output together. It is checked after each
-    answer, so the last answer may exceed it. `seconds` limits the wall-clock time, including all
-    waits; running calls are interrupted when it is over."""
+    """None means no limit. `tokens` limits input and output together, and `cost` their `price`.
+    Both are checked after each answer, so the last answer may exceed them. `seconds` limits the
+    wall-clock time, including all waits; running calls are interrupted when it is over."""
 
     tokens: int | None = None
     seconds: float | None = None
+    cost: float | None = None
+    price: Price | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "seconds"):
+        for name in ("tokens", "seconds", "cost"):
             if (limit := getattr(self, name)) is not None and not limit > 0:
                 raise BadRequest(f"the {name} of a budget must be above 0", code="invalid_budget")
+        if self.cost is not None and self.price is None:
+            raise BadRequest("the cost of a budget needs a price", code="invalid_budget")
 
     def spent(self, usage: TokenUsage) -> bool:
-        return self.tokens is not None and usage.total >= self.tokens
+        if self.tokens is not None and usage.total >= self.tokens:
+            return True
+        return (
+            self.cost is not None and self.price is not None and (self.price.of(usage) >= self.cost)
+        )
 
 
 UNBOUNDED = Budget()

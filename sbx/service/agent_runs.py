@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from sbx.agent.agent import Agent
 from sbx.agent.approvals import AgentContext, Approvals
@@ -20,11 +21,12 @@ from sbx.agent.messages import Response, ToolCall
 from sbx.agent.models import Model
 from sbx.agent.models.factory import make_model
 from sbx.agent.models.replay import ReplayModel
+from sbx.agent.profile import NO_PROFILE, AgentProfile
 from sbx.agent.sandbox import ToolSandbox, commands_allowed
 from sbx.agent.settings import AgentSettings
 from sbx.agent.tools.approval_rules import Mode, Permissions
 from sbx.agent.tools.registry import Tools
-from sbx.agent.tools.tool import Arguments, Effect, Ruling, Tool
+from sbx.agent.tools.tool import Arguments, Effect, Permission, Ruling, Tool
 from sbx.errors import SbxError, Unavailable
 from sbx.protocol.agent import Json
 from sbx.protocol.languages import check_language
@@ -64,6 +66,8 @@ class AgentRequest(ChatAsk):
     session: SandboxView
     chat: ChatRow
     project: Project | None = None
+    profile: AgentProfile = NO_PROFILE
+    profile_version: int | None = None
     scope: str = "execute"
     after_seq: int = 0
 
@@ -79,6 +83,7 @@ class AgentRequest(ChatAsk):
             "sandbox_id": self.session.id,
             "project_id": self.chat.project_id,
             "after_seq": self.after_seq,
+            "agent_version": self.profile_version,
         }
         return {name: value for name, value in place.items() if value is not None}
 
@@ -123,13 +128,15 @@ class ModelSource:
         return settings
 
     @asynccontextmanager
-    async def model(self, name: str | None) -> AsyncIterator[Model]:
+    async def model(
+        self, name: str | None, options: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[Model]:
         """Yield the model with this name, or the configured one. Raise Unavailable
         `model_not_configured` and `extra_missing`."""
-        if name is None or name == self.settings.model_name:
+        if name in (None, self.settings.model_name) and not options:
             yield await self._configured()
             return
-        model = await self._create(name)
+        model = await self._create(name, options)
         try:
             yield model
         finally:
@@ -146,9 +153,9 @@ class ModelSource:
                 self._default = await self._create(None)
             return self._default
 
-    async def _create(self, name: str | None) -> Model:
+    async def _create(self, name: str | None, options: Mapping[str, Any] | None = None) -> Model:
         # In a thread: the import of a provider's SDK takes most of a second.
-        return await asyncio.to_thread(make_model, self.settings, name)
+        return await asyncio.to_thread(make_model, self.settings, name, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +183,19 @@ class AgentRunFactory:
             yield Agent(
                 sandbox,
                 model,
-                tools=self.tools,
+                tools=self._tools(request),
                 approvals=self.approvals,
                 history=history,
                 permissions=_permissions(request, sandbox),
+                system=request.profile.system,
+                budget=request.profile.budget,
                 place=_place(request),
                 changes=partial(chats.changes_setting, self.service.store, request.chat.id),
             )
+
+    def _tools(self, request: AgentRequest) -> Tools:
+        is_call = isinstance(request, Invoke)  # of a program, which needs no agent
+        return self.tools if is_call else request.profile.select(self.tools)
 
     async def open_sandbox(self, request: AgentRequest, stack: AsyncExitStack) -> ToolSandbox:
         """Return the conversation in its session or its project. `stack` holds its lease."""
@@ -221,7 +234,8 @@ class AgentRunFactory:
         if isinstance(request, Invoke):
             yield ReplayModel([Response(tool_calls=(request.call,), stop="tools")], name="none")
             return
-        async with self.models.model(request.model) as model:
+        chosen = request.profile.model
+        async with self.models.model(request.model or chosen.name, chosen.options) as model:
             yield model
 
     @asynccontextmanager
@@ -352,7 +366,13 @@ class ScopedPermissions(Permissions):
 def _permissions(request: AgentRequest, sandbox: ToolSandbox) -> ScopedPermissions:
     asks = request.project is not None and request.project.sandbox_enabled
     mode: Mode = "project" if asks else "free"
-    return ScopedPermissions(mode, caller=request.caller, sandbox=sandbox)
+    approvals: Mapping[str, Permission] = {
+        name: decision
+        for name, decision in request.profile.approvals.items()
+        # A project asks about the changes of a call, which says more.
+        if decision == "deny" or not asks
+    }
+    return ScopedPermissions(mode, overrides=approvals, caller=request.caller, sandbox=sandbox)
 
 
 def _place(request: AgentRequest) -> AgentContext:

@@ -133,10 +133,10 @@ class Agents:
         message: str | None = None,
     ) -> tuple[ChatRow, Project | None]:
         """Return the row of a conversation with an agent, created if need be, and its project. The
-        first `message` gives it a title.
+        first `message` gives it a title. A new one keeps the current profile of its agent.
 
         A token may continue in the project of a conversation, but not begin one there. Raise
-        NotFound, Conflict `conversation_of_another`.
+        NotFound, Conflict `conversation_of_another`, Unavailable `invalid_profile`.
         """
         now = self._service.clock.now()
         new = ChatRow(
@@ -152,6 +152,16 @@ class Agents:
             project_id=project_id,
             title=_title(message),
         )
+        if not await chats.named(
+            self._service.store,
+            new.owner,
+            conversation_id,
+            user_id=new.user_id,
+            agent_id=new.agent_id,
+        ):  # an older conversation keeps what it began with
+            profiles = self._service.agent_profiles
+            profile_id = await profiles.version_for_chat(new.owner, new.agent_id)
+            new = replace(new, profile_id=profile_id)
         row = await chats.ensure(self._service.store, new)
         self.conversation_changed(row)
         if row.project_id is None:

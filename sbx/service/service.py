@@ -27,6 +27,7 @@ from sbx.isolation.broker.process import BrokerProcess
 from sbx.linux.namespaces import unmapped_uid
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
+from sbx.service.agent_profiles import AgentProfiles
 from sbx.service.auth import Authenticator
 from sbx.service.console import ConsoleLogins
 from sbx.service.events import SandboxEvents
@@ -79,6 +80,7 @@ class Service:
     console: ConsoleLogins
     notices: Notices
     templates: PromptTemplates
+    agent_profiles: AgentProfiles
     projects: Projects
     replies: IdempotencyCache
     audit: Audit
@@ -168,6 +170,7 @@ class Service:
             self.recording,
         )
         self.templates = PromptTemplates(self.store, clock)
+        self.agent_profiles = AgentProfiles(self.store, clock, self.runtime.settings.agents_dir)
         self.notices = Notices()
         self.sandboxes = Sandboxes(
             self.store,

@@ -141,6 +141,10 @@ class Sessions:
         decision = self._decided(caller, ask)
         async with self._turn(caller, key):
             view = await self._living(caller, key)
+            if ask.policy is None and (view is None or view.state is State.EXPIRED):
+                profile = await self._service.agent_profiles.find(caller.owner, ask.agent_id)
+                if profile is not None and profile.profile.policy is not None:
+                    decision = replace(decision, policy=profile.profile.policy)
             if view is None:
                 return await self._made(caller, decision), "created"
             if (view.user_id, view.agent_id) != (ask.user_id, ask.agent_id):

@@ -17,7 +17,8 @@ from sbx.store import Store, values
 @dataclass(frozen=True, slots=True)
 class ChatRow:
     """`sandbox_id` is the last sandbox of the agent. A chat without `project_id` is temporary.
-    `title`: that of its user, or the begin of the first message."""
+    `title`: that of its user, or the begin of the first message. `profile_id`: the version of the
+    profile of its agent."""
 
     id: str
     owner: str
@@ -30,6 +31,7 @@ class ChatRow:
     sandbox_id: str | None = None
     project_id: str | None = None
     title: str | None = None
+    profile_id: str | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -218,7 +220,7 @@ def _added(on: sqlite3.Connection, row: ChatRow) -> ChatRow:
     ):
         raise NotFound(f"project {row.project_id} does not exist")
     on.execute(
-        f"INSERT INTO chats ({_CHAT}) VALUES ({', '.join('?' * 11)})",  # noqa: S608
+        f"INSERT INTO chats ({_CHAT}) VALUES ({', '.join('?' * 12)})",  # noqa: S608
         values(row),
     )
     return row

@@ -1,6 +1,7 @@
 """Create the configured model."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from sbx.agent.models import Model
 from sbx.agent.models.anthropic import AnthropicModel
@@ -12,9 +13,12 @@ _KINDS: Mapping[str, type[SdkModel]] = {"openai": OpenAIModel, "anthropic": Anth
 _NO_KEY = "no-key-is-needed"  # Ollama and vLLM need no key, but the SDKs require one
 
 
-def make_model(settings: AgentSettings, name: str | None = None) -> Model:
+def make_model(
+    settings: AgentSettings, name: str | None = None, options: Mapping[str, Any] | None = None
+) -> Model:
     """Return the configured model, or another model of its provider. The caller must close it. The
-    first model of a provider takes about a second, because its SDK is imported.
+    first model of a provider takes about a second, because its SDK is imported. `options`: see
+    SdkModel.
 
     Raise BadRequest `missing_setting`, `invalid_settings`; Unavailable `extra_missing`.
     """
@@ -24,4 +28,5 @@ def make_model(settings: AgentSettings, name: str | None = None) -> Model:
         settings.needed("API_KEY")
     key = settings.api_key.get_secret_value() if settings.api_key else _NO_KEY
     kind = _KINDS[settings.model_provider]
-    return kind(name or settings.model_name or "", api_key=key, base_url=settings.base_url)
+    name = name or settings.model_name or ""
+    return kind(name, api_key=key, base_url=settings.base_url, options=options)

@@ -7,10 +7,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from sbx.agent.chats import ChatRun
+from sbx.agent.profile import NO_PROFILE
 from sbx.api import sse
 from sbx.api.agent_v1.dependencies import (
     AgentsDep,
     ChatDep,
+    check_model,
     check_runs,
     conversation_of,
     project_of,
@@ -58,17 +60,22 @@ async def chat(
         await project_of(service, caller, new.project_id)
     session = await session_of(sessions, caller, new, name)
     row, project = await agents.ensure_chat(caller, session, name, new.project_id, new.message)
+    stored = await service.agent_profiles.of_chat(row.profile_id)
+    profile = NO_PROFILE if stored is None else stored.profile
+    check_model(profile, new.model)
     run = await agents.chats.start(
         AgentRequest(
             caller.owner,
             name,
             new.message,
-            max_steps=new.max_steps or settings.max_steps,
+            max_steps=profile.max_steps(new.max_steps, settings.max_steps),
             model=new.model,
             caller=caller,
             session=session,
             chat=row,
             project=project,
+            profile=profile,
+            profile_version=None if stored is None else stored.version,
             after_seq=await agents.messages.last_seq(row.id),
         )
     )

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, FastAPI, Query, Request
 
+from sbx.agent.profile import AgentProfile
 from sbx.api.agent_v1.models import NewChat
 from sbx.api.auth import CallerDep
 from sbx.errors import (
@@ -96,6 +97,7 @@ async def session_of(
         if (by_request and not isinstance(error, PolicyError)) or error.code in (
             "session_not_ready",
             "too_many_sandboxes",
+            "invalid_profile",
         ):
             raise
         raise Broken(
@@ -120,6 +122,17 @@ def conversation_of(caller: Caller, new: NewChat) -> str:
     if name is None:
         name = caller.conversation_id or f"conversation-{secrets.token_hex(8)}"
     return check_id("conversation_id", name)
+
+
+def check_model(profile: AgentProfile, requested: str | None) -> None:
+    """Raise Denied `model_fixed` for another model than the one that a profile names."""
+    if requested is not None and profile.model.name not in (None, requested):
+        raise Denied(
+            "the profile of this agent names its model",
+            code="model_fixed",
+            hint="leave model out",
+            details={"field": "model"},
+        )
 
 
 def check_reads(caller: Caller, conversation_id: str) -> None:

@@ -1,0 +1,157 @@
+"""The profile of an agent: its instructions, model, tools, policy, approvals and limits. Pure.
+
+A profile narrows: it removes tools, asks about more calls, and lowers limits. It never permits what
+the rules for its conversation refuse.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from sbx.agent.agent import SYSTEM, Budget, Price
+from sbx.agent.tools.arguments import nearest
+from sbx.agent.tools.registry import Tools
+from sbx.agent.tools.tool import Tool
+from sbx.errors import BadRequest
+
+FILE_MAX = 256 << 10  # bytes
+Text = Annotated[str, StringConstraints(max_length=2000)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+_Amount = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ProfileModel(_Table):
+    """A model of the configured provider. `max_tokens` limits one answer. What is absent is the
+    configured model, and the provider's default."""
+
+    name: Name | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the fields of each request to the provider."""
+        return self.model_dump(exclude={"name"}, exclude_none=True)
+
+
+class ProfileLimits(_Table):
+    """The limits of one run: answers of the model, tokens of input and output together, seconds,
+    and money in the currency of the prices."""
+
+    max_steps: Annotated[int, Field(ge=1, le=1000)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_seconds: Annotated[float, Field(gt=0, le=7 * 86_400)] | None = None
+    max_cost: Annotated[float, Field(gt=0)] | None = None
+
+
+class ProfilePrice(_Table):
+    """The prices of a million tokens."""
+
+    input: _Amount
+    output: _Amount
+
+
+class AgentProfile(_Table):
+    """`instructions` follow the system prompt of sbx. `tools`: None for all. `policy`: that of new
+    sandboxes of this agent. `approvals`: a tool whose calls a person must approve outside of
+    projects, or that is denied; projects have rules of their own. `welcome` and `starters` are for
+    people: a text, and prompts to begin with."""
+
+    description: Text = ""
+    instructions: Annotated[str, StringConstraints(max_length=100_000)] = ""
+    welcome: Text = ""
+    starters: Annotated[tuple[Text, ...], Field(max_length=20)] = ()
+    tools: Annotated[tuple[Name, ...], Field(max_length=200)] | None = None
+    policy: Name | None = None
+    model: ProfileModel = ProfileModel()
+    approvals: Mapping[Name, Literal["ask", "deny"]] = Field(default_factory=dict)
+    limits: ProfileLimits = ProfileLimits()
+    price: ProfilePrice | None = None
+
+    @field_validator("tools", "approvals")
+    @classmethod
+    def _are_tools(cls, value: Any) -> Any:
+        names = Tools().names
+        for name in value or ():
+            if name not in names:
+                raise ValueError(f"no tool has the name {name}; {nearest(name, names)[0]} has")
+        return value
+
+    @model_validator(mode="after")
+    def _has_prices(self) -> Self:
+        if self.limits.max_cost is not None and self.price is None:
+            raise ValueError("limits.max_cost needs the table price")
+        return self
+
+    @property
+    def system(self) -> str:
+        return f"{SYSTEM}\n\n{self.instructions}" if self.instructions else SYSTEM
+
+    @property
+    def budget(self) -> Budget:
+        price = None if self.price is None else Price(self.price.input, self.price.output)
+        limits = self.limits
+        return Budget(limits.max_tokens, limits.max_seconds, cost=limits.max_cost, price=price)
+
+    def max_steps(self, requested: int | None, default: int) -> int:
+        """Return the steps of a run: a request may lower the limit of the profile."""
+        limit = self.limits.max_steps
+        return min(requested or limit or default, limit or 1000)
+
+    def select(self, tools: Tools) -> Tools:
+        """Return the tools of this agent."""
+        return Tools(tool for tool in tools if self._has(tool))
+
+    def _has(self, tool: Tool) -> bool:
+        return self.tools is None or tool.name in self.tools
+
+    @property
+    def for_users(self) -> "AgentProfile":
+        """Return the part that the users of an agent may see."""
+        return AgentProfile(
+            description=self.description, welcome=self.welcome, starters=self.starters
+        )
+
+
+NO_PROFILE = AgentProfile()
+
+
+def parse_profile(text: str, source: str) -> AgentProfile:
+    """Return the profile in a text of TOML. Raise BadRequest `invalid_profile`, with each problem
+    in the details; `source` names the text."""
+    try:
+        return AgentProfile(**tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise _invalid(source, [str(error)]) from None
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False, include_context=False)
+        raise _invalid(source, [_problem(each) for each in problems]) from None
+
+
+def _problem(error: Any) -> str:
+    place = ".".join(map(str, error["loc"]))
+    text = error["msg"].removeprefix("Value error, ")
+    return f"{place}: {text}" if place else text
+
+
+def _invalid(source: str, problems: list[str]) -> BadRequest:
+    return BadRequest(
+        f"{source} is no valid profile: {problems[0]}",
+        code="invalid_profile",
+        hint="docs/agents.md has every field",
+        details={"problems": problems[:20]},
+    )
