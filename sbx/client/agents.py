@@ -1,4 +1,4 @@
-"""Agents of a service: chats, approvals, projects, tools."""
+"""Agents of a service: chats, approvals, projects, tools, profiles."""
 
 import asyncio
 import json
@@ -23,6 +23,7 @@ _REATTACH_S = 55.0  # the service repeats missed events until 60 s after the end
 _REATTACH_PAUSE_S = 0.25
 _APPROVALS = target("api", "v1", "approvals")
 _PROJECTS = target("api", "v1", "projects")
+_AGENTS = target("api", "v1", "agents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class ChatEvent:
 
 
 class AgentCalls(ServiceRequests):
-    """The calls of `Client` to agents: chats, approvals, projects and tools."""
+    """The calls of `Client` to agents: chats, approvals, projects, tools and profiles."""
 
     # -- chats ------------------------------------------------------------------------------------
 
@@ -261,6 +262,30 @@ class AgentCalls(ServiceRequests):
         except ConnectionLost as lost:
             raise connection_lost(self._wire.address, lost) from lost
         raise errors.Broken("the service sent no result of the call", code="foreign_reply")
+
+    # -- profiles of agents -----------------------------------------------------------------------
+
+    async def agents(self) -> list[Json]:
+        """Return the agents that have a profile, also those with a `problem`."""
+        return await self._items(_AGENTS)
+
+    async def create_agent(self, agent_id: str, profile: Mapping[str, Any]) -> Json:
+        """Give an agent a profile. Raise BadRequest, Conflict `agent_exists`."""
+        return await self._json("POST", _AGENTS, {"agent_id": agent_id, "profile": dict(profile)})
+
+    async def agent(self, agent_id: str) -> Json:
+        """Return the profile of an agent and its version. Raise NotFound `agent_not_found`,
+        Unavailable `invalid_profile` for a file of the operator."""
+        return await self._json("GET", f"{_AGENTS}{target(agent_id)}")
+
+    async def replace_agent(self, agent_id: str, profile: Mapping[str, Any]) -> Json:
+        """Replace the whole profile. Conversations keep the version that they began with. Raise
+        NotFound, BadRequest, Conflict `agent_is_file`."""
+        return await self._json("PUT", f"{_AGENTS}{target(agent_id)}", dict(profile))
+
+    async def delete_agent(self, agent_id: str) -> None:
+        """Delete a profile. A second call does nothing. Raise Conflict `agent_is_file`."""
+        await self.request("DELETE", f"{_AGENTS}{target(agent_id)}")
 
 
 class _ChatFollower:

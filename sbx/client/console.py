@@ -16,7 +16,6 @@ _CONVERSATIONS = target("api", "v1", "conversations")
 _LOGINS = target("api", "v1", "console", "sessions")
 _QUARANTINE = target("api", "v1", "quarantine")
 _TEMPLATES = target("api", "v1", "templates")
-_AGENTS = target("api", "v1", "agents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,30 +149,6 @@ class ConsoleCalls(ServiceRequests):
     async def delete_template(self, template_id: str) -> None:
         """Delete a template. A second call does nothing. Raise Conflict `built_in`."""
         await self.request("DELETE", f"{_TEMPLATES}{target(template_id)}")
-
-    # -- profiles of agents -----------------------------------------------------------------------
-
-    async def agents(self) -> list[Json]:
-        """Return the agents that have a profile, also those with a `problem`."""
-        return await self._items(_AGENTS)
-
-    async def create_agent(self, agent_id: str, profile: Mapping[str, Any]) -> Json:
-        """Give an agent a profile. Raise BadRequest, Conflict `agent_exists`."""
-        return await self._json("POST", _AGENTS, {"agent_id": agent_id, "profile": dict(profile)})
-
-    async def agent(self, agent_id: str) -> Json:
-        """Return the profile of an agent and its version. Raise NotFound `agent_not_found`,
-        Unavailable `invalid_profile` for a file of the operator."""
-        return await self._json("GET", f"{_AGENTS}{target(agent_id)}")
-
-    async def replace_agent(self, agent_id: str, profile: Mapping[str, Any]) -> Json:
-        """Replace the whole profile. Conversations keep the version that they began with. Raise
-        NotFound, BadRequest, Conflict `agent_is_file`."""
-        return await self._json("PUT", f"{_AGENTS}{target(agent_id)}", dict(profile))
-
-    async def delete_agent(self, agent_id: str) -> None:
-        """Delete a profile. A second call does nothing. Raise Conflict `agent_is_file`."""
-        await self.request("DELETE", f"{_AGENTS}{target(agent_id)}")
 
     # -- policies and directories -----------------------------------------------------------------
 

@@ -176,6 +176,7 @@ async def test_a_narrow_window_has_tabs_of_its_parts(desk: Desk, page: Page) -> 
     desk.model.add(Response("done"))
     await page.get_by_label("Project").select_option(label="narrow")
     await send(page, "in a narrow window")
+    await expect(page.get_by_role("article", name="Agent")).to_have_text("done")
     one = page.get_by_role("region", name="Conversation list").get_by_role("listitem")
     await expect(one.filter(has_text="in a narrow window")).to_contain_text("narrow")
     await expect(page.get_by_role("button", name="Menu")).to_be_hidden()

@@ -2,9 +2,8 @@
 
     models.py         its bodies, and how the runtime's values become them
     dependencies.py   the session, conversation and subdir that a request names
-    sessions.py       sessions and their life
+    sessions.py       sessions and their life; conversations, and the text for a system prompt
     files.py          uploads: up, listed, down, deleted
-    conversations.py  conversations, and the text for a system prompt
     runs.py           execute, interrupt, following a run
     login.py          a token as a cookie, for browsers
 
@@ -12,8 +11,11 @@ The rules of sessions are those of `sbx.service.sessions`. Beyond the bounds of 
 too, everything here is 404.
 """
 
-from sbx.api.sessions_v1 import conversations, files, login, runs, sessions
+from sbx.api.sessions_v1 import files, login, runs, sessions
 
-routers = tuple(part.router for part in (sessions, files, conversations, runs, login))
+routers = (
+    *(part.router for part in (sessions, files, runs, login)),
+    sessions.of_conversations,
+)
 
 __all__ = ["routers", "runs"]

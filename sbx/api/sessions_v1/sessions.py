@@ -1,24 +1,32 @@
-"""Sessions: ensure, show, stop, extend, delete."""
+"""Sessions: ensure, show, stop, extend, delete. Their conversations: list, describe, delete."""
 
 from fastapi import APIRouter, Response
 
 from sbx.api.auth import CallerDep, ServiceDep
+from sbx.api.bodies import ConversationBody
 from sbx.api.errors import documented
-from sbx.api.sessions_v1.dependencies import SessionDep, SessionsDep, demand
+from sbx.api.sessions_v1.dependencies import SessionDep, SessionsDep, demand, demand_existing
 from sbx.api.sessions_v1.models import (
+    ConversationList,
     Limit,
     NewSession,
+    Prompt,
     SessionBody,
     SessionExtension,
     SessionList,
     shown,
 )
 from sbx.service.caller import Caller
+from sbx.service.ids import check_id
 from sbx.service.models import SandboxView
 from sbx.service.service import Service
 from sbx.service.sessions import Sessions, SessionStatus
+from sbx.workspace.uploads import uploads_told
 
 router = APIRouter(prefix="/api/v1/sessions", tags=["sessions"])
+of_conversations = APIRouter(
+    prefix="/api/v1/sessions/{session_id}/conversations", tags=["conversations"]
+)
 
 
 @router.post(
@@ -118,3 +126,40 @@ async def _shown(
 ) -> SessionBody:
     names = await service.sandboxes.conversation_names(caller, view.id)
     return shown(view, sessions.status(view), sessions.files(view), list(names))
+
+
+# -- conversations --------------------------------------------------------------------------------
+
+
+@of_conversations.get("", responses=documented(404, 409))
+async def conversations(
+    view: SessionDep, caller: CallerDep, service: ServiceDep
+) -> ConversationList:
+    """List the conversations within the bounds of the caller."""
+    conversations = await service.sandboxes.conversations(caller, view.id)
+    return ConversationList(items=[ConversationBody.of(each) for each in conversations])
+
+
+@of_conversations.get("/{conversation_id}/prompt", responses=documented(404, 409))
+async def prompt(
+    conversation_id: str, view: SessionDep, caller: CallerDep, service: ServiceDep
+) -> Prompt:
+    """Return a text about the files for the system prompt of a model, current at each call."""
+    name = check_id("conversation_id", conversation_id)
+    await demand_existing(service, caller, view, "files:read", name)
+    async with service.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
+        uploads = await use.conversation(name).uploads.list()
+    return Prompt(prompt=uploads_told(uploads))
+
+
+@of_conversations.delete("/{conversation_id}", status_code=204, responses=documented(404, 409))
+async def delete_conversation(
+    conversation_id: str, view: SessionDep, caller: CallerDep, service: ServiceDep
+) -> None:
+    """End its kernel and remove its files. A second call does nothing. A token needs the scopes
+    `files:write` and `execute`, because runs end."""
+    name = check_id("conversation_id", conversation_id)
+    demand(caller, view, "files:write", name)
+    demand(caller, view, "execute", name)
+    await service.sandboxes.delete_conversation(caller, view.id, name)
+    await service.recording.record_session(caller, "conversation.delete", view, conversation=name)

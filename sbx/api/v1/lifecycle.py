@@ -1,18 +1,22 @@
-"""The life of the kernel of a conversation, and the inspection of a sandbox."""
+"""The life of the kernel of a conversation, the inspection of a sandbox, and its usage."""
 
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
+from sbx.api import sse
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.bodies import ConversationBody, OkBody
 from sbx.api.errors import documented
 from sbx.api.v1.bay.models import SandboxResponse
 from sbx.api.v1.bay.sandboxes import shown
-from sbx.api.v1.dependencies import TargetDep
+from sbx.api.v1.dependencies import Target, TargetDep
 from sbx.errors import NotFound
 from sbx.protocol.contexts import DEFAULT_CONTEXT
+from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S, SandboxUsage, usage_to_json
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["native"])
 _ERRORS = documented(404, 409, 429)
@@ -136,3 +140,32 @@ async def inspect(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> In
             and (receipt := await each.read_receipt()) is not None
         ],
     )
+
+
+@router.get(
+    "/conversations/{conversation}/usage",
+    response_model=SandboxUsage,
+    responses={**documented(404, 409, 429), 200: {"content": sse.DOCUMENTED}},
+)
+async def usage(
+    request: Request,
+    target: TargetDep,
+    interval_s: Annotated[float, Query(ge=INTERVAL_MIN_S, le=INTERVAL_MAX_S)] = 1.0,
+) -> SandboxUsage | Response:
+    """Return the usage now. No kernel starts. A client that accepts events gets one now and one
+    after each interval. The sandbox is in use while the client follows them."""
+    if sse.accepts_events(request):
+        return await sse.stream(_events(target, interval_s), request=request)
+    async with target.use("execute", starts=False) as conversation:
+        return await conversation.usage()
+
+
+async def _events(target: Target, interval_s: float) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+    number = 0
+    async with (
+        target.use("execute", starts=False) as conversation,
+        aclosing(conversation.stream_usage(interval_s)) as stream,
+    ):
+        async for usage in stream:
+            number += 1
+            yield number, {"type": "usage", **usage_to_json(usage)}
