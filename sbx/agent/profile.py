@@ -1,11 +1,13 @@
-"""The profile of an agent: its instructions, model, tools, policy, approvals and limits. Pure.
+"""The profile of an agent: its instructions, model, tools, policy, approvals and limits.
 
 A profile narrows: it removes tools, asks about more calls, and lowers limits. It never permits what
 the rules for its conversation refuse.
 """
 
+import os
 import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -22,9 +24,10 @@ from sbx.agent.agent import SYSTEM, Budget, Price
 from sbx.agent.tools.arguments import nearest
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Tool
-from sbx.errors import BadRequest
+from sbx.errors import BadRequest, Unavailable
 
-FILE_MAX = 256 << 10  # bytes
+_FILE_MAX = 256 << 10  # bytes
+_FILES_MAX = 1000
 Text = Annotated[str, StringConstraints(max_length=2000)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 _Amount = Annotated[float, Field(ge=0, le=1e6)]
@@ -142,9 +145,41 @@ def parse_profile(text: str, source: str) -> AgentProfile:
         raise _invalid(source, [_problem(each) for each in problems]) from None
 
 
+def profile_files(directory: Path) -> set[str]:
+    """Return the ids of the agents that have a file. The ids of requests are compared with them,
+    and never become a path."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise Unavailable(
+            f"the directory of profiles cannot be read: {error.strerror}", code="invalid_profile"
+        ) from None
+    return {name.removesuffix(".toml") for name in names[:_FILES_MAX] if name.endswith(".toml")}
+
+
+def read_profile(path: Path) -> AgentProfile:
+    """Raise BadRequest `invalid_profile`, also for a file that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_FILE_MAX + 1)
+        if len(data) > _FILE_MAX:
+            raise OSError(0, f"it is larger than {_FILE_MAX >> 10} KiB")
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise BadRequest(
+            f"the profile {path.name} cannot be read: {reason}", code="invalid_profile"
+        ) from None
+    return parse_profile(text, path.name)
+
+
 def _problem(error: Any) -> str:
     place = ".".join(map(str, error["loc"]))
     text = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        text = "a profile has no such field"
     return f"{place}: {text}" if place else text
 
 

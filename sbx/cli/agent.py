@@ -1,27 +1,49 @@
-"""`sbx agent`: give an agent one task, in a new sandbox."""
+"""`sbx agent`: give an agent one task, in a new sandbox; list, show and check profiles."""
 
 import sys
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from sbx.cli import agent_options, exits, narrowing, output
 from sbx.cli.run import check_names
-from sbx.errors import BadRequest
+from sbx.cli.terminal import STDOUT, one_line, write
+from sbx.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
     from sbx.agent.models import Model
+    from sbx.agent.profile import AgentProfile
     from sbx.agent.settings import AgentSettings
     from sbx.cli.agent_output import AgentLinePrinter, AgentPrinter
     from sbx.protocol.agent import AgentEvent, AgentRunEnd, Reason
 
 _TASK_MAX = 1 << 20
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _PACK_THEM = "the agent can pack them into an archive; inspect it before you unpack it"
 
 
+class _TaskOrCommand(TyperGroup):
+    """`sbx agent TASK` is `sbx agent run TASK`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        first = args[0] if args else ""
+        is_task = first not in self.commands and first not in ctx.help_option_names
+        return super().parse_args(ctx, ["run", *args] if is_task else args)
+
+
+app = typer.Typer(
+    cls=_TaskOrCommand,
+    help="Give an agent one task. `sbx agent TASK` is `sbx agent run TASK`; `sbx agent run --help` "
+    "has its options. The other commands are about profiles of agents.",
+    rich_markup_mode=None,
+)
+
+
+@app.command("run")
 def agent(
     task: Annotated[str, typer.Argument(help="The task; - for stdin.", metavar="TASK")],
     file: Annotated[
@@ -36,6 +58,7 @@ def agent(
             metavar="DIR",
         ),
     ] = None,
+    profile: agent_options.Profile = None,
     policy: agent_options.Policy = None,
     memory: narrowing.Memory = None,
     cpus: narrowing.Cpus = None,
@@ -83,15 +106,22 @@ def agent(
     from sbx.cli.agent_output import AgentLinePrinter, AgentPrinter
     from sbx.cli.save_files import directory_for
 
+    chosen = agent_options.profile_of(profile)
+    limits = chosen.limits
     request = AgentTask(
         text=_text(task),
         files=tuple(file or ()),
         out=directory_for(out) if out is not None else None,
         settings=agent_options.settings(
-            model=model, max_steps=max_steps, policy=policy, connect=connect, key=key
+            model=model or chosen.model.name,
+            max_steps=max_steps or limits.max_steps,
+            policy=policy or chosen.policy,
+            connect=connect,
+            key=key,
         ),
-        max_tokens=max_tokens,
-        max_seconds=max_seconds,
+        profile=chosen,
+        max_tokens=max_tokens or limits.max_tokens,
+        max_seconds=max_seconds or limits.max_seconds,
         as_json=as_json,
         sandbox=narrowing.sandbox_options(
             memory=memory, cpus=cpus, network_allow=network_allow, env=env
@@ -99,7 +129,8 @@ def agent(
     )
     check_names(request.files)
     printer = AgentLinePrinter() if as_json else AgentPrinter()
-    chat_model = agent_options.model_of(request.settings, replay, record)
+    options = chosen.model.options
+    chat_model = agent_options.model_of(request.settings, replay, record, options)
     return exits.for_agent(asyncio.run(_do(request, chat_model, printer)))
 
 
@@ -126,6 +157,7 @@ class AgentTask:
     files: tuple[Path, ...]
     out: Path | None
     settings: "AgentSettings"
+    profile: "AgentProfile"
     max_tokens: int | None
     max_seconds: float | None
     as_json: bool = False
@@ -140,19 +172,30 @@ async def _do(
     Ctrl-C aborts a running agent. Raise the errors of creating a sandbox, StoppedBySignal for any
     other signal, and ReaderGone.
     """
-    from sbx.agent.agent import Agent, Budget
+    from sbx.agent.agent import Agent
+    from sbx.agent.tools.approval_rules import Permissions
+    from sbx.agent.tools.registry import Tools
     from sbx.cli.agent_options import own_sandbox
     from sbx.cli.host_executables import report_left_out
     from sbx.cli.save_files import save_files
     from sbx.cli.signals import CancelOnSignal
 
-    budget = Budget(tokens=task.max_tokens, seconds=task.max_seconds)
+    profile = task.profile
+    budget = replace(profile.budget, tokens=task.max_tokens, seconds=task.max_seconds)
     with CancelOnSignal() as ending:
         try:
             async with own_sandbox(task.settings, task.sandbox) as sandbox:
                 for path in task.files:
                     await sandbox.uploads.put(path)
-                agent = Agent(sandbox, model, budget=budget)
+                agent = Agent(
+                    sandbox,
+                    model,
+                    tools=profile.select(Tools()),
+                    # No person decides here: what a profile asks about is denied.
+                    permissions=Permissions(overrides=profile.approvals),
+                    system=profile.system,
+                    budget=budget,
+                )
                 ending.on_interrupt = agent.abort
                 events = agent.stream(task.text, max_steps=task.settings.max_steps)
                 end = await _show(events, printer)
@@ -187,3 +230,122 @@ async def _show(
             if isinstance(event, AgentRunEnd):
                 return event
     raise AssertionError  # a run ends with its RunEnd
+
+
+# -- profiles -------------------------------------------------------------------------------------
+
+
+@app.command("list")
+def list_profiles(
+    connect: agent_options.Connect = None,
+    key: agent_options.Key = None,
+    as_json: _Json = False,
+) -> None:
+    """List the profiles in the directory of this user, or those of a service."""
+    entries = _entries(connect, key)
+    if as_json:
+        output.document({"agents": entries})
+        return
+    rows = [
+        (
+            entry["agent_id"],
+            "" if entry["version"] is None else str(entry["version"]),
+            "file" if entry["is_file"] else "service",
+            f"cannot be used: {entry['problem']['message']}"
+            if entry["problem"]
+            else entry["profile"]["description"],
+        )
+        for entry in entries
+    ]
+    output.print_table(("agent", "version", "source", "its purpose"), rows)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="The id of an agent.", metavar="AGENT")],
+    connect: agent_options.Connect = None,
+    key: agent_options.Key = None,
+    as_json: _Json = False,
+) -> None:
+    """Print the profile of an agent, as the text of a file."""
+    for entry in _entries(connect, key):
+        if entry["agent_id"] == name:
+            if entry["problem"]:
+                raise BadRequest(entry["problem"]["message"], code=entry["problem"]["code"])
+            if as_json:
+                output.document(entry)
+                return
+            from sbx.cli.policy import to_toml
+
+            write(STDOUT, to_toml(_without_none(entry["profile"])))
+            return
+    raise NotFound(
+        f"the agent {name[:80]!r} has no profile",
+        code="agent_not_found",
+        hint="sbx agent list shows the profiles",
+    )
+
+
+@app.command()
+def check(
+    files: Annotated[list[Path], typer.Argument(help="Profiles of agents.", metavar="FILE…")],
+    as_json: _Json = False,
+) -> int:
+    """Check profiles. List every problem with its field."""
+    from sbx.agent.profile import read_profile
+
+    checked: list[tuple[Path, list[str]]] = []
+    for file in files:
+        try:
+            read_profile(file)
+            checked.append((file, []))
+        except BadRequest as error:
+            checked.append((file, (error.details or {}).get("problems") or [error.message]))
+    if as_json:
+        documents = [
+            {"file": str(file), "ok": not problems, "problems": problems}
+            for file, problems in checked
+        ]
+        output.document({"files": documents})
+    for file, problems in checked if not as_json else ():
+        lines = [f"{file}: {problem}" for problem in problems] or [f"{file}: ok"]
+        write(STDOUT, "".join(f"{one_line(line)}\n" for line in lines))
+    return exits.Exit.USAGE if any(problems for _, problems in checked) else exits.Exit.OK
+
+
+def _entries(connect: str | None, key: str | None) -> list[dict[str, Any]]:
+    """Return the profiles in the form of the service's list."""
+    if connect is not None:
+        import asyncio
+
+        return asyncio.run(_of_service(connect, key))
+    from sbx.agent.profile import profile_files, read_profile
+
+    directory = agent_options.profile_directory()
+    entries: list[dict[str, Any]] = []
+    for name in sorted(profile_files(directory)):
+        entry: dict[str, Any] = {"agent_id": name, "version": None, "is_file": True}
+        entry |= {"created_at": None, "profile": None, "problem": None}
+        try:
+            entry["profile"] = read_profile(directory / f"{name}.toml").model_dump(mode="json")
+        except BadRequest as error:
+            entry["problem"] = {"code": error.code, "message": error.message}
+        entries.append(entry)
+    return entries
+
+
+async def _of_service(connect: str, key: str | None) -> list[dict[str, Any]]:
+    from sbx.client import Client
+
+    async with Client(connect, key=key) as client:
+        return await client.agents()
+
+
+def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table without None, which TOML does not have, and without empty tables."""
+    tables = {
+        name: _without_none(value) if isinstance(value, Mapping) else value
+        for name, value in table.items()
+        if value is not None
+    }
+    return {name: value for name, value in tables.items() if value != {}}

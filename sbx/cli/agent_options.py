@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.errors import BadRequest, SbxError
+from sbx.errors import BadRequest, NotFound, SbxError
 
 if TYPE_CHECKING:
     from sbx.agent.models import Model
+    from sbx.agent.profile import AgentProfile
     from sbx.agent.sandbox import ToolSandbox
     from sbx.agent.settings import AgentSettings
 
@@ -39,6 +40,14 @@ Replay = Annotated[
 Record = Annotated[
     Path | None,
     typer.Option("--record", help="Record the model's answers, for --replay.", metavar="FILE"),
+]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        help="The profile of the agent: its id, or a file; sbx agent list shows them.",
+        metavar="AGENT",
+    ),
 ]
 Policy = Annotated[
     str | None,
@@ -97,7 +106,39 @@ def settings(
     )
 
 
-def model_of(settings: "AgentSettings", replay: Path | None, record: Path | None) -> "Model":
+def profile_directory() -> Path:
+    from sbx.runtime.settings import Settings
+
+    return Settings().agents_dir
+
+
+def profile_of(name: str | None) -> "AgentProfile":
+    """Return the profile with this name, or in this file; an empty one without a name.
+
+    Raise NotFound `agent_not_found`, BadRequest `invalid_profile`.
+    """
+    from sbx.agent.profile import NO_PROFILE, profile_files, read_profile
+
+    if name is None:
+        return NO_PROFILE
+    if "/" in name or name.endswith(".toml"):
+        return read_profile(Path(name))
+    directory = profile_directory()
+    if name not in profile_files(directory):
+        raise NotFound(
+            f"the agent {name[:80]!r} has no profile in {directory}",
+            code="agent_not_found",
+            hint="sbx agent list shows the profiles",
+        )
+    return read_profile(directory / f"{name}.toml")
+
+
+def model_of(
+    settings: "AgentSettings",
+    replay: Path | None,
+    record: Path | None,
+    options: Mapping[str, Any] | None = None,
+) -> "Model":
     """Return the model. The caller closes it.
 
     Raise BadRequest `missing_setting`, which names the setting, NotFound for a missing recording,
@@ -109,7 +150,7 @@ def model_of(settings: "AgentSettings", replay: Path | None, record: Path | None
         return ReplayModel.load(replay)
     from sbx.agent.models.factory import make_model
 
-    model = make_model(settings)
+    model = make_model(settings, options=options)
     if record is None:
         return model
     return _recorded(model, record)

@@ -5,13 +5,12 @@ for all owners, and before a stored profile of the same agent.
 """
 
 import asyncio
-import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sbx.agent.profile import FILE_MAX, AgentProfile, parse_profile
+from sbx.agent.profile import AgentProfile, profile_files, read_profile
 from sbx.aio import Clock
 from sbx.errors import BadRequest, Conflict, NotFound, SbxError, Unavailable
 from sbx.service.ids import check_id
@@ -19,7 +18,6 @@ from sbx.store import Store, agent_profiles
 from sbx.store.agent_profiles import ProfileRow
 
 _PER_OWNER = 200
-_FILES_MAX = 1000
 _OF_FILES = ""  # the owner of what a file has
 
 
@@ -150,36 +148,6 @@ class AgentProfiles:
     def _row(self, owner: str, agent_id: str, profile: AgentProfile) -> ProfileRow:
         name = f"profile-{secrets.token_hex(8)}"
         return ProfileRow(name, owner, agent_id, 1, _body(profile), self._clock.now())
-
-
-def profile_files(directory: Path) -> set[str]:
-    """Return the ids of the agents that have a file. The ids of requests are compared with them,
-    and never become a path."""
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        return set()
-    except OSError as error:
-        raise Unavailable(
-            f"the directory of profiles cannot be read: {error.strerror}", code="invalid_profile"
-        ) from None
-    return {name.removesuffix(".toml") for name in names[:_FILES_MAX] if name.endswith(".toml")}
-
-
-def read_profile(path: Path) -> AgentProfile:
-    """Raise BadRequest `invalid_profile`, also for a file that cannot be read."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_MAX + 1)
-        if len(data) > FILE_MAX:
-            raise OSError(0, f"it is larger than {FILE_MAX >> 10} KiB")
-        text = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
-        raise BadRequest(
-            f"the profile {path.name} cannot be read: {reason}", code="invalid_profile"
-        ) from None
-    return parse_profile(text, path.name)
 
 
 def _body(profile: AgentProfile) -> str:

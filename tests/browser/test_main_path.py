@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 from agent_calls import calls, runs
+from model_server import Asked
 from playwright.async_api import BrowserContext, Page, Route, WebSocketRoute, expect
 
 from sbx.agent.messages import Response
@@ -414,3 +415,36 @@ async def test_a_run_that_ends_at_once_is_shown_once(
     await expect(page.get_by_role("article", name="Agent").last).to_have_text("second")
     await expect(page.get_by_role("article")).to_have_count(4)
     await expect(page.get_by_role("group", name="run_code: done")).to_have_count(1)
+
+
+async def test_a_profile_of_an_agent_greets_and_offers_beginnings(
+    desk: Desk, page: Page, client: httpx.AsyncClient
+) -> None:
+    profile = {
+        "welcome": "Upload <b>a table</b>.",
+        "starters": ["Describe data.csv"],
+        "instructions": "Answer briefly.",
+        "limits": {"max_steps": 42},
+    }
+    await client.post("/api/v1/agents", json={"agent_id": "tables", "profile": profile})
+    await page.reload()
+    await page.get_by_role("group", name="Agents with a profile").get_by_text("tables").click()
+    await expect(page.get_by_role("textbox", name="Agent")).to_have_value("tables")
+    await expect(page.get_by_text("Upload <b>a table</b>.")).to_be_visible()
+    await page.get_by_role("button", name="Describe data.csv").click()
+    message = page.get_by_role("textbox", name="Message")
+    await expect(message).to_have_value("Describe data.csv")
+    asked: list[str] = []
+
+    def answer(request: Asked) -> Response:
+        asked.append(request.text)
+        return Response("described")
+
+    desk.model.add(answer)
+    await page.get_by_role("button", name="Send").click()
+    await expect(page.get_by_role("article", name="Agent")).to_have_text("described")
+    assert "Answer briefly." in asked[0]
+    name = page.url.rpartition("/")[2]
+    (run,) = (await client.get(f"/api/v1/conversations/{name}/runs")).json()["items"]
+    assert run["max_steps"] == 42
+    await client.delete("/api/v1/agents/tables")

@@ -165,3 +165,83 @@ def test_what_is_recorded_can_be_replayed(tmp_path: Path) -> None:
         assert ended.stdout == "forty-two\n", ended.stderr
     assert in_process("agent", "?", "--replay", recorded).stdout == "forty-two\n"
     assert KEY not in recorded.read_text()
+
+
+# -- profiles -------------------------------------------------------------------------------------
+
+PROFILE = """
+description = "Counts"
+instructions = "Answer in German."
+tools = ["run_code", "execute_command"]
+
+[model]
+temperature = 0.5
+
+[approvals]
+execute_command = "ask"
+
+[limits]
+max_steps = 2
+"""
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Path:
+    (tmp_path / "counter.toml").write_text(PROFILE)
+    (tmp_path / "broken.toml").write_text('steps = 3\ntools = ["run_cod"]\n')
+    return tmp_path
+
+
+def test_a_profile_decides_about_the_run(agents: Path) -> None:
+    code = {"code": "1"}
+    wants = [
+        Response("", (ToolCall(f"call-{number}", name, json.dumps(arguments)),), stop="tools")
+        for number, (name, arguments) in enumerate(
+            [("execute_command", {"command": "id"}), ("run_code", code), ("run_code", code)]
+        )
+    ]
+    with model_server(*wants) as server:
+        env = {**settings(server), "SBX_AGENTS_DIR": str(agents)}
+        ended = in_process("agent", "Count", "--profile", "counter", stdin=b"", **env)
+        assert ended.returncode == 4, ended.stderr
+        first, second = server.requests
+        assert "Answer in German." in first.text
+        assert first.body["temperature"] == 0.5
+        names = [tool["function"]["name"] for tool in first.body["tools"]]
+        assert names == ["run_code", "execute_command"]
+        assert "denied" in second.text
+        server.forget()
+        server.add(wants[1], wants[2], Response("done"))
+        words = ("--profile", agents / "counter.toml", "--max-steps", "5")
+        assert in_process("agent", "Count", *words, stdin=b"", **settings(server)).returncode == 0
+
+
+def test_profiles_are_listed_shown_and_checked(agents: Path) -> None:
+    env = {"SBX_AGENTS_DIR": str(agents)}
+    broken, counter = json.loads(in_process("agent", "list", "--json", **env).stdout)["agents"]
+    assert (broken["agent_id"], broken["problem"]["code"]) == ("broken", "invalid_profile")
+    assert (counter["agent_id"], counter["profile"]["limits"]["max_steps"]) == ("counter", 2)
+    table = in_process("agent", "list", **env).stdout
+    assert "Counts" in table
+    assert "no tool has the name run_cod; run_code has" in table
+    shown = in_process("agent", "show", "counter", **env).stdout
+    (agents / "again.toml").write_text(shown)
+    assert 'instructions = "Answer in German."' in shown
+    right = in_process("agent", "check", agents / "counter.toml", agents / "again.toml")
+    assert (right.returncode, right.stdout.count(": ok")) == (0, 2)
+    wrong = in_process("agent", "check", agents / "broken.toml", "--json")
+    assert wrong.returncode == 2
+    (checked,) = json.loads(wrong.stdout)["files"]
+    assert checked["problems"] == [
+        "tools: no tool has the name run_cod; run_code has",
+        "steps: a profile has no such field",
+    ]
+    for words in (("show", "broken"), ("show", "missing"), ("run", "x", "--profile", "missing")):
+        assert in_process("agent", *words, **env).returncode == 2
+
+
+def test_a_task_may_have_the_name_of_a_command(recording: Path) -> None:
+    path = recording.parent / "one.json"
+    path.write_text(json.dumps({"model": "recorded", "answers": [calls(text="listed")]}))
+    assert in_process("agent", "run", "list", "--replay", path).stdout == "listed\n"
+    assert in_process("agent", "--replay", path, "any").stdout == "listed\n"

@@ -32,6 +32,7 @@ SCHEMAS = {
     "Key": "KeyBody",
     "Token": "TokenBody",
     "Template": "TemplateBody",
+    "Agent": "AgentBody",
     "PolicyItem": "PolicyItem",
     "Login": "LoginBody",
 }

@@ -160,6 +160,19 @@ export interface Template {
   built_in: boolean;
 }
 
+export interface Profile {
+  description?: string;
+  welcome?: string;
+  starters?: string[];
+}
+
+export interface Agent {
+  agent_id: string;
+  version: number | null;
+  is_file: boolean;
+  profile: Profile | null;
+}
+
 export interface PolicyItem {
   name: string;
   aliases: string[];

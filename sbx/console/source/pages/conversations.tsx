@@ -3,7 +3,7 @@ import { useSignal } from "@preact/signals";
 import type { JSX } from "preact";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { all, ApiError, at, call, get } from "../api/calls";
-import type { Chat, Project, Template } from "../api/types";
+import type { Agent, Chat, Project, Template } from "../api/types";
 import { day, duration, errorText, t } from "../i18n";
 import { EMPTY, fromMessages, reduce, type Item, type Shown } from "../live/reduce";
 import { follow, hellos } from "../live/socket";
@@ -177,7 +177,8 @@ function Conversation({ conversation, isNew, chat }: { conversation: string; isN
       conversation_id: conversation,
       project_id: (isNew && project.value) || undefined,
       detach: true,
-      max_steps: Number(maxSteps.value) || undefined,
+      // The agent may have a limit of its own, which the default must not lower.
+      max_steps: Number(maxSteps.value) === me.value!.defaults.max_steps ? undefined : Number(maxSteps.value) || undefined,
       model: model.value || undefined,
       ...(message === null ? { resume: true } : { message }),
     };
@@ -327,6 +328,8 @@ function Beginning({ agent, project, onTemplate, isNew }: BeginningProps): JSX.E
   const projects = useLoaded<Project[]>(() => all<Project>((cursor) => at(["api", "v1", "projects"], { limit: 100, cursor })));
   const templates = useLoaded<Template[]>(async () => (me.value!.via === "token" ? [] : (await get<{ items: Template[] }>("/api/v1/templates")).items));
   useEffect(() => onNotice((notice) => notice.type.startsWith("project.") && projects.reload()), []);
+  const agents = useLoaded<Agent[]>(async () => (await get<{ items: Agent[] }>("/api/v1/agents")).items);
+  const profile = agents.value?.find((each) => each.agent_id === agent.value)?.profile;
   const chosen = useSignal<Template | null>(null);
   const can = me.value!.can.chat;
   return (
@@ -354,7 +357,28 @@ function Beginning({ agent, project, onTemplate, isNew }: BeginningProps): JSX.E
           </Field>
         </div>
       )}
+      {isNew && agents.value && agents.value.length > 0 && (
+        <div class="buttons" role="group" aria-label={t("conversations.agents")}>
+          {agents.value.map((each) => (
+            <button key={each.agent_id} type="button" aria-pressed={each.agent_id === agent.value} title={safe(each.profile?.description ?? "")} onClick={() => (agent.value = each.agent_id)}>
+              <Name>{each.agent_id}</Name>
+            </button>
+          ))}
+        </div>
+      )}
+      {profile?.welcome && (
+        <p class="welcome">
+          <Name>{profile.welcome}</Name>
+        </p>
+      )}
       <ul class="cards">
+        {profile?.starters?.map((starter) => (
+          <li key={starter}>
+            <button type="button" class="card" onClick={() => onTemplate(starter)}>
+              {safe(starter)}
+            </button>
+          </li>
+        ))}
         {templates.value?.map((template) => (
           <li key={template.id}>
             <button type="button" class="card" onClick={() => (template.variables.length ? (chosen.value = template) : onTemplate(template.prompt))}>

@@ -1,0 +1,101 @@
+"""Profiles of agents: their fields, what they derive, and the example of the documentation."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbx.agent.agent import SYSTEM, Budget, Price
+from sbx.agent.messages import TokenUsage
+from sbx.agent.profile import NO_PROFILE, AgentProfile, parse_profile, profile_files, read_profile
+from sbx.agent.tools.registry import Tools
+from sbx.errors import BadRequest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_without_fields_a_profile_changes_nothing() -> None:
+    assert NO_PROFILE.system == SYSTEM
+    assert NO_PROFILE.budget == Budget()
+    assert NO_PROFILE.select(Tools()).names == Tools().names
+    assert NO_PROFILE.max_steps(None, 10) == 10
+    assert NO_PROFILE.max_steps(900, 10) == 900
+    assert parse_profile("", "empty.toml") == NO_PROFILE
+
+
+@pytest.mark.parametrize(
+    ("limit", "requested", "steps"),
+    [(None, None, 10), (None, 50, 50), (5, None, 5), (5, 3, 3), (5, 50, 5), (20, None, 20)],
+)
+def test_a_request_may_lower_the_steps(
+    limit: int | None, requested: int | None, steps: int
+) -> None:
+    profile = AgentProfile.model_validate({"limits": {"max_steps": limit}})
+    assert profile.max_steps(requested, 10) == steps
+
+
+def test_tools_are_those_that_are_named() -> None:
+    profile = AgentProfile(tools=("read_file", "run_code"))
+    assert profile.select(Tools()).names == ("run_code", "read_file")
+    assert AgentProfile(tools=()).select(Tools()).names == ()
+
+
+def test_users_see_no_instructions() -> None:
+    profile = AgentProfile(description="d", welcome="w", starters=("s",), instructions="secret")
+    assert profile.for_users == AgentProfile(description="d", welcome="w", starters=("s",))
+
+
+@pytest.mark.parametrize(
+    ("usage", "spent"),
+    [
+        (TokenUsage(0, 0), False),
+        (TokenUsage(500_000, 24_999), False),
+        (TokenUsage(0, 50_000), True),
+    ],
+)
+def test_a_cost_is_spent(usage: TokenUsage, spent: bool) -> None:
+    budget = Budget(cost=0.5, price=Price(0.5, 10.0))
+    assert budget.spent(usage) is spent
+
+
+@pytest.mark.parametrize("wrong", [{"cost": 1.0}, {"cost": 0.0, "price": Price(1, 1)}])
+def test_a_budget_with_a_wrong_cost_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest):
+        Budget(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("tools = [", "Invalid value (at end of document)"),
+        ("steps = 1", "steps: a profile has no such field"),
+        ('approvals = {run_code = "allow"}', "approvals.run_code: Input should be 'ask' or 'deny'"),
+        ("[limits]\nmax_cost = 1", "limits.max_cost needs the table price"),
+        ('tools = ["bash"]', "tools: no tool has the name bash; read_file has"),
+    ],
+)
+def test_a_problem_names_its_field(text: str, problem: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse_profile(text, "helper.toml")
+    assert refused.value.code == "invalid_profile"
+    assert (refused.value.details or {})["problems"] == [problem]
+
+
+def test_files_are_read_up_to_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "large.toml").write_text(f'description = "{"x" * (256 << 10)}"')
+    (tmp_path / "latin.toml").write_bytes(b'description = "\xff"')
+    (tmp_path / "notes.md").write_text("")
+    (tmp_path / "directory.toml").mkdir()
+    assert profile_files(tmp_path) == {"large", "latin", "directory"}
+    assert profile_files(tmp_path / "missing") == set()
+    for name in ("large", "latin", "directory", "missing"):
+        with pytest.raises(BadRequest, match="cannot be read"):
+            read_profile(tmp_path / f"{name}.toml")
+
+
+def test_the_example_of_the_documentation_is_valid() -> None:
+    section = (ROOT / "docs" / "agents.md").read_text().partition("## Profiles")[2]
+    (example, *_) = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
+    profile = parse_profile(example, "the example")
+    assert set(profile.model_dump(exclude_unset=True)) == set(AgentProfile.model_fields)
