@@ -25,7 +25,7 @@ from sbx.agent.calls import HERE, AgentToolCalls, EmitEvent
 from sbx.agent.changing import ReadSetting, ask_always
 from sbx.agent.compaction import WHEN_LONG, Compaction
 from sbx.agent.history import MemoryHistory, MessageHistory, Thread
-from sbx.agent.messages import Message, Response, TokenUsage, carried
+from sbx.agent.messages import Message, Price, Response, TokenUsage, carried
 from sbx.agent.models import Model
 from sbx.agent.sandbox import Conversations, ToolSandbox, in_project, is_sandboxed, one_of
 from sbx.agent.step import ModelAnswers, Step, SystemPrompt, results_of
@@ -50,17 +50,6 @@ words, with the figures that were asked for and the paths of the files that you 
 DescribeFiles = Callable[[Sequence[Upload]], str]
 CompletionCheck = Callable[[Response], bool | Awaitable[bool]]
 OnStep = Callable[[Step], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """The prices of a million tokens."""
-
-    input: float
-    output: float
-
-    def of(self, usage: TokenUsage) -> float:
-        return (usage.input_tokens * self.input + usage.output_tokens * self.output) / 1e6
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,15 @@ import asyncio
 import json
 import logging
 import secrets
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cachetools import TTLCache
 
+from sbx.agent.messages import Price
+from sbx.agent.progress import RunProgress
 from sbx.aio import Clock
 from sbx.errors import Broken, Conflict, NotFound, SbxError, Unavailable
 from sbx.event_log import RETENTION_S, EventLog
@@ -31,8 +32,6 @@ from sbx.protocol.agent import (
     Json,
     StepEnd,
     ToolApproval,
-    ToolEnd,
-    ToolStart,
     to_json,
 )
 from sbx.protocol.approvals import ABORT, RESTART, TIMEOUT
@@ -54,13 +53,14 @@ Key = tuple[str, ...]  # the owner first, the conversation last
 @dataclass(frozen=True, slots=True)
 class ChatAsk:
     """A request to the agent of a conversation. Without a `message` the agent continues where an
-    earlier run broke off. A `model` of None is the configured one."""
+    earlier run broke off. A `model` of None is the configured one. `price`: that of its tokens."""
 
     owner: str
     conversation_id: str
     message: str | None
     max_steps: int = 10
     model: str | None = None
+    price: Price | None = None
 
     @property
     def key(self) -> Key:
@@ -72,28 +72,6 @@ class ChatAsk:
         return {}
 
 
-@dataclass(slots=True)
-class RunProgress:
-    """`step` is the current one, from 1; `calls` have begun and not ended, by id; `usage` is that
-    of the steps that have ended."""
-
-    step: int = 1
-    calls: dict[str, ToolStart] = field(default_factory=dict)
-    usage: Counter[str] = field(default_factory=Counter)
-
-    def follow(self, event: AgentEvent) -> None:
-        match event:
-            case ToolStart():
-                self.calls[event.tool_call_id] = event
-            case ToolEnd():
-                self.calls.pop(event.tool_call_id, None)
-            case StepEnd():
-                self.step = event.step + 1
-                self.usage.update(event.usage)
-            case AgentRunEnd():
-                self.calls.clear()
-
-
 class ChatRun:
     """One run of an agent. All callers share the same object.
 
@@ -102,13 +80,14 @@ class ChatRun:
     the run could not be started, the log raises the reason.
     """
 
-    def __init__(self, ask: ChatAsk, replay_bytes: int) -> None:
+    def __init__(self, ask: ChatAsk, replay_bytes: int, started_at: float) -> None:
         self.ask = ask
+        self.started_at = started_at  # seconds of the epoch
         self.run_id = f"chat-{secrets.token_hex(8)}"
         self.end: AgentRunEnd | None = None
         self.aborted = False
         self.log: EventLog[Json] = EventLog(replay_bytes)
-        self.progress = RunProgress()
+        self.progress = RunProgress(ask.price)
         self._agent: Agent | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -236,6 +215,7 @@ class Chats:
         on_change: "Callable[[ChatRun], None]" = lambda _: None,
     ) -> None:
         self._open = open
+        self._clock = clock
         self._most = most
         self._per_owner = per_owner
         self._run_bytes = run_bytes
@@ -254,7 +234,7 @@ class Chats:
         `shutting_down` (details retry_after_s), and the errors of `open`.
         """
         self._check_room(ask)
-        run = self._running[ask.key] = ChatRun(ask, self._run_bytes)
+        run = self._running[ask.key] = ChatRun(ask, self._run_bytes, self._clock.now())
         try:
             async with AsyncExitStack() as resources:
                 agent = await resources.enter_async_context(self._open(run))

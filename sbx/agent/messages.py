@@ -63,6 +63,17 @@ class TokenUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class Price:
+    """The prices of a million tokens."""
+
+    input: float
+    output: float
+
+    def of(self, usage: TokenUsage) -> float:
+        return (usage.input_tokens * self.input + usage.output_tokens * self.output) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
 class Response:
     """One answer of a model. `refusal`: the model refused to answer. `length`: the answer was cut
     off."""

@@ -20,10 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from sbx.agent.agent import SYSTEM, Budget, Price
+from sbx.agent.agent import SYSTEM, Budget
+from sbx.agent.messages import Price
 from sbx.agent.tools.arguments import nearest
-from sbx.agent.tools.registry import Tools
-from sbx.agent.tools.tool import Tool
+from sbx.agent.tools.registry import Tools, builtin, optional
 from sbx.errors import BadRequest, Unavailable
 
 _FILE_MAX = 256 << 10  # bytes
@@ -88,7 +88,7 @@ class AgentProfile(_Table):
     @field_validator("tools", "approvals")
     @classmethod
     def _are_tools(cls, value: Any) -> Any:
-        names = Tools().names
+        names = Tools((*builtin(), *optional())).names
         for name in value or ():
             if name not in names:
                 raise ValueError(f"no tool has the name {name}; {nearest(name, names)[0]} has")
@@ -106,8 +106,7 @@ class AgentProfile(_Table):
 
     @property
     def budget(self) -> Budget:
-        price = None if self.price is None else Price(self.price.input, self.price.output)
-        limits = self.limits
+        limits, price = self.limits, self.per_token
         return Budget(limits.max_tokens, limits.max_seconds, cost=limits.max_cost, price=price)
 
     def max_steps(self, requested: int | None, default: int) -> int:
@@ -116,11 +115,15 @@ class AgentProfile(_Table):
         return min(requested or limit or default, limit or 1000)
 
     def select(self, tools: Tools) -> Tools:
-        """Return the tools of this agent."""
-        return Tools(tool for tool in tools if self._has(tool))
+        """Return the tools of this agent: all of these, or those that it names, also of the
+        optional ones."""
+        if self.tools is None:
+            return tools
+        return Tools(tool for tool in (*tools, *optional()) if tool.name in self.tools)
 
-    def _has(self, tool: Tool) -> bool:
-        return self.tools is None or tool.name in self.tools
+    @property
+    def per_token(self) -> Price | None:
+        return None if self.price is None else Price(self.price.input, self.price.output)
 
     @property
     def for_users(self) -> "AgentProfile":

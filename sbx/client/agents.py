@@ -136,6 +136,18 @@ class AgentCalls(ServiceRequests):
         reply = await self.request("GET", path, params={"limit": limit, "cursor": cursor})
         return records.page(reply, dict)
 
+    async def active_runs(self) -> list[Json]:
+        """Return the runs that are active now: step, plan, pending calls, usage, cost."""
+        return await self._items(target("api", "v1", "runs"))
+
+    async def run_report(self, *, since: float = 0.0, agent_id: str | None = None) -> Json:
+        """Return a report on the last 10,000 runs that have ended: their ends, tools, failures, and
+        time and tokens by step. `since` in seconds of the epoch."""
+        path = target("api", "v1", "runs", "report")
+        params = {"since": since, "agent_id": agent_id}
+        reply: Json = await self.request("GET", path, params=params)
+        return reply
+
     # -- approvals ---------------------------------------------------------------------------------
 
     async def approvals(self, *, limit: int = 50, cursor: str | None = None) -> Page[Json]:

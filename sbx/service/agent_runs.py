@@ -262,6 +262,7 @@ class AgentRunFactory:
                 at=service.clock.now(),
                 usage=end.usage if end is not None else {},
                 error=end.error if end is not None else None,
+                report=run.progress.report,
             )
 
 

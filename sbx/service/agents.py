@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from sbx.agent.approvals import Approvals
-from sbx.agent.chats import ChatRun, Chats, RunProgress
+from sbx.agent.chats import ChatRun, Chats
 from sbx.agent.history import StoredHistory, repair_history
+from sbx.agent.progress import EndedRun, RunProgress, combined_report
 from sbx.agent.settings import AgentSettings
 from sbx.agent.tools.registry import Tools
 from sbx.errors import Conflict, NotFound, SbxError
+from sbx.protocol.agent import Json
 from sbx.protocol.approvals import RESTART, Approval, ApprovalDecision
 from sbx.protocol.changes import ChangesSetting
 from sbx.protocol.pages import Page
@@ -36,6 +38,7 @@ __all__ = ["AgentRunRow", "Agents", "ChatFilter", "ChatRow", "MessageRow", "no_c
 _log = logging.getLogger(__name__)
 _APPROVAL_TIMEOUT_S = 600.0
 _TITLE_MAX = 80
+_BOUNDS = ("user_id", "agent_id", "conversation_id")  # of a token
 _DENIALS_S = 2.0  # for agents to take note of denials at the end of the service
 
 
@@ -173,11 +176,7 @@ class Agents:
     ) -> Page[tuple[ChatRow, int]]:
         """Return conversations within the caller's bounds, with the number of their pending
         approvals, the last used first."""
-        bounds = {
-            name: bound
-            for name in ("user_id", "agent_id", "conversation_id")
-            if (bound := getattr(caller, name)) is not None
-        }
+        bounds = {name: bound for name in _BOUNDS if (bound := getattr(caller, name)) is not None}
         if any(getattr(chosen, name) not in (None, bound) for name, bound in bounds.items()):
             return Page([])
         chosen = replace(chosen, **bounds)
@@ -224,6 +223,37 @@ class Agents:
         active = self.chats.running(chat.key)
         running = active is not None and active.run_id == run_id
         return row, active.progress if active is not None and running else None
+
+    def active_runs(self, caller: Caller) -> list[tuple[ChatRun, AgentRequest]]:
+        """Return the active runs of conversations within the bounds of the caller, the oldest
+        first."""
+        found = []
+        for run in self.chats.every():
+            request = run.ask
+            if isinstance(request, AgentRequest) and not isinstance(request, Invoke):
+                row = request.chat
+                is_visible = caller.sees(row.user_id, row.agent_id, row.conversation_id)
+                if row.owner == caller.owner and is_visible:
+                    found.append((run, request))
+        return sorted(found, key=lambda each: each[0].started_at)
+
+    async def report(self, caller: Caller, *, since: float, agent_id: str | None) -> Json:
+        """Return the report about the ended runs within the bounds of the caller."""
+        bounds = {name: getattr(caller, name) for name in _BOUNDS if getattr(caller, name)}
+        if agent_id is not None and bounds.setdefault("agent_id", agent_id) != agent_id:
+            return combined_report(())
+        rows = await agent_runs.ended_of_owner(
+            self._service.store, caller.owner, since=since, bounds=bounds
+        )
+        return combined_report(
+            EndedRun(
+                row.reason or row.status,
+                max(0.0, (row.ended_at or row.started_at) - row.started_at),
+                row.usage or {},
+                row.report,
+            )
+            for row in rows
+        )
 
     async def changes_setting(self, chat: ChatRow) -> ChangesSetting:
         return await chats.changes_setting(self._service.store, chat.id)

@@ -12,3 +12,5 @@ CREATE TABLE agent_profiles (
 );
 
 ALTER TABLE chats ADD COLUMN profile_id TEXT REFERENCES agent_profiles (id);  -- NULL: none
+
+ALTER TABLE agent_runs ADD COLUMN report TEXT;   -- JSON: steps, tools and failures of an ended run

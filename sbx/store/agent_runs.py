@@ -19,7 +19,7 @@ _LIST_MAX = 200
 @dataclass(frozen=True, slots=True)
 class AgentRunRow:
     """`reason` is the cause of its end; an interrupted run has none. `seq` is its place in
-    lists."""
+    lists. `report` has its steps, tools and failures, see sbx.agent.progress."""
 
     id: str
     chat_id: str
@@ -32,6 +32,7 @@ class AgentRunRow:
     error: Mapping[str, Any] | None = None
     ended_at: float | None = None
     seq: int = 0
+    report: Mapping[str, Any] | None = None
 
 
 async def begin(store: Store, row: AgentRunRow) -> None:
@@ -67,18 +68,20 @@ async def end(
     at: float,
     usage: Mapping[str, int] | None = None,
     error: Mapping[str, Any] | None = None,
+    report: Mapping[str, Any] | None = None,
 ) -> None:
     """Record the end of a run. Do nothing if it has ended, or was deleted with its chat."""
     ended = (
         reason,
         None if usage is None else json.dumps(dict(usage)),
         None if error is None else json.dumps(dict(error)),
+        None if report is None else json.dumps(dict(report)),
         at,
         run_id,
     )
     await store.write(
         lambda on: on.execute(
-            "UPDATE agent_runs SET status = 'ended', reason = ?, usage = ?, error = ?,"
+            "UPDATE agent_runs SET status = 'ended', reason = ?, usage = ?, error = ?, report = ?,"
             " ended_at = max(?, started_at) WHERE id = ? AND status = 'running'",
             ended,
         )
@@ -118,6 +121,23 @@ async def list_for_chat(
     return [_row(row) for row in rows]
 
 
+async def ended_of_owner(
+    store: Store, owner: str, *, since: float, bounds: Mapping[str, str], limit: int = 10_000
+) -> list[AgentRunRow]:
+    """Return the last runs that have ended since a time. `bounds` are columns of their chats."""
+    named = "".join(f" AND c.{name} = :{name}" for name in bounds)
+    rows = await store.rows(
+        "SELECT r.* FROM agent_runs AS r JOIN chats AS c ON c.id = r.chat_id"  # noqa: S608
+        " WHERE c.owner = :owner AND r.status != 'running' AND r.started_at >= :since"
+        f"{named} ORDER BY r.started_at DESC LIMIT :limit",
+        owner=owner,
+        since=since,
+        limit=limit,
+        **bounds,
+    )
+    return [_row(row) for row in rows]
+
+
 def _row(row: sqlite3.Row) -> AgentRunRow:
-    parts = {name: row[name] and json.loads(row[name]) for name in ("usage", "error")}
+    parts = {name: row[name] and json.loads(row[name]) for name in ("usage", "error", "report")}
     return record(AgentRunRow, row, **parts)

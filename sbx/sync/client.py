@@ -118,6 +118,8 @@ class BlockingClient(Blocking):
     agent_conversation = call(Client.agent_conversation)
     rename_conversation = call(Client.rename_conversation)
     delete_conversation = call(Client.delete_conversation)
+    active_runs = call(Client.active_runs)
+    run_report = call(Client.run_report)
     agents = call(Client.agents)
     create_agent = call(Client.create_agent)
     agent = call(Client.agent)

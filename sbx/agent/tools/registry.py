@@ -10,6 +10,7 @@ from sbx.agent.messages import ToolCall, carried
 from sbx.agent.tools.arguments import nearest, parse_arguments
 from sbx.agent.tools.execution import EXECUTE_COMMAND, RUN_CODE, describe_run, unheard
 from sbx.agent.tools.files import EDIT_FILE, LIST_FILES, READ_FILE, WRITE_FILE
+from sbx.agent.tools.plan import PLAN
 from sbx.agent.tools.results import RESULT_MAX, capped, cut, failed
 from sbx.agent.tools.tool import Arguments, Emit, Tool, ToolCallRequest, ToolDefinition, ToolResult
 from sbx.errors import Conflict, NotFound, SbxError
@@ -27,6 +28,11 @@ _ERROR_TEXT_MAX = 2000  # characters of an exception that is not an SbxError
 def builtin() -> tuple[Tool, ...]:
     """Return the six tools that act on a sandbox: code, commands, files."""
     return RUN_CODE, EXECUTE_COMMAND, READ_FILE, WRITE_FILE, EDIT_FILE, LIST_FILES
+
+
+def optional() -> tuple[Tool, ...]:
+    """Return the tools that only a profile adds."""
+    return (PLAN,)
 
 
 class Tools:

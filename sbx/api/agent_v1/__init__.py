@@ -3,7 +3,7 @@
     models.py        its bodies
     dependencies.py  the conversation, the project and the session that a request names
     chat.py          send a message to an agent, follow it, abort it
-    messages.py      the messages of a conversation, and how the runs of its agent ended
+    messages.py      the messages of a conversation; the runs of agents, and a report on them
     approvals.py     decisions of a person, remembered rules, the commands of a conversation
     projects.py      directories of the host that agents work in
     agents.py        profiles: the instructions, tools and limits of an agent
@@ -19,6 +19,7 @@ from sbx.api.agent_v1.dependencies import agents_of
 routers = (
     *(part.router for part in (chat, messages, approvals, projects, agents, tools)),
     approvals.of_conversations,
+    messages.of_all,
 )
 
 __all__ = ["agents_of", "routers"]

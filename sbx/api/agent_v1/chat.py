@@ -75,6 +75,7 @@ async def chat(
             chat=row,
             project=project,
             profile=profile,
+            price=profile.per_token,
             profile_version=None if stored is None else stored.version,
             after_seq=await agents.messages.last_seq(row.id),
         )

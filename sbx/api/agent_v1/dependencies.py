@@ -141,6 +141,12 @@ def check_reads(caller: Caller, conversation_id: str) -> None:
         raise no_conversation(conversation_id)
 
 
+def check_lists(caller: Caller) -> None:
+    """Raise Denied `forbidden` unless the caller may read messages."""
+    if not (caller.may("execute") or caller.may("files:read")):
+        raise Denied("this token may not read the work of agents", code="forbidden")
+
+
 def check_runs(caller: Caller, conversation_id: str) -> None:
     """Raise NotFound unless the caller may give orders to an agent."""
     if not caller.may("execute"):

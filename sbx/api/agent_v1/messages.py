@@ -3,18 +3,20 @@
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from sbx.agent.export import export_history, import_history
+from sbx.agent.progress import RunProgress
 from sbx.api.agent_v1.dependencies import (
     AgentsDep,
     ChatDep,
     Named,
+    check_lists,
     check_reads,
     check_runs,
     session_of,
 )
-from sbx.api.agent_v1.models import Limit, MessageBody, MessageList, NewChat
+from sbx.api.agent_v1.models import Json, Limit, MessageBody, MessageList, NewChat
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
@@ -23,7 +25,9 @@ from sbx.service.agents import AgentRunRow, MessageRow
 from sbx.service.ids import check_id
 
 router = APIRouter(prefix="/api/v1/conversations/{conversation_id}", tags=["agent"])
+of_all = APIRouter(prefix="/api/v1/runs", tags=["agent"])
 _SEQ_MAX = (1 << 63) - 1  # of SQLite
+Since = Annotated[float, Query(ge=0, allow_inf_nan=False)]
 Cursor = Annotated[str | None, Query(max_length=40)]
 
 
@@ -51,12 +55,74 @@ class PendingCall(BaseModel):
     expires_at: float | None
 
 
+class PlanStep(BaseModel):
+    text: str
+    state: str
+
+
 class AgentRunStatus(AgentRunBody):
     """`step` is the current one, from 1, and null if the run is not active. `usage` is that of the
-    steps so far."""
+    steps so far, and `cost` its price. `plan` is that of the tool `plan`."""
 
     step: int | None
     pending_calls: list[PendingCall]
+    plan: list[PlanStep] = Field(default_factory=list)
+    cost: float | None = None
+
+
+class ActiveRun(BaseModel):
+    """A run that is active now. `cost` is that of `usage` in the currency of the prices of its
+    profile; `plan` is that of the tool `plan`."""
+
+    run_id: str
+    conversation_id: str
+    user_id: str
+    agent_id: str
+    agent_version: int | None
+    project_id: str | None
+    title: str | None
+    model: str
+    started_at: float
+    step: int
+    max_steps: int
+    plan: list[PlanStep]
+    pending_calls: list[PendingCall]
+    usage: dict[str, int]
+    cost: float | None
+
+
+class ActiveRuns(BaseModel):
+    items: list[ActiveRun]
+
+
+class ToolReport(BaseModel):
+    name: str
+    calls: int
+    failed: int
+    seconds: float
+
+
+class StepReport(BaseModel):
+    """The means of all runs that had this step."""
+
+    step: int
+    runs: int
+    seconds: float
+    input_tokens: int
+    output_tokens: int
+
+
+class RunReport(BaseModel):
+    """`reasons`: how the runs ended; `failures`: failed calls of tools by their code."""
+
+    runs: int
+    seconds: float
+    usage: dict[str, int]
+    cost: float
+    reasons: dict[str, int]
+    tools: list[ToolReport]
+    failures: dict[str, int]
+    steps: list[StepReport]
 
 
 class AgentRunList(BaseModel):
@@ -101,10 +167,51 @@ async def run(run_id: str, row: ChatDep, caller: CallerDep, agents: AgentsDep) -
     body = _run(record).model_dump()
     if progress is None:
         return AgentRunStatus(**body, step=None, pending_calls=[])
+    return AgentRunStatus(**body | _progress(progress))
+
+
+def _progress(progress: RunProgress) -> Json:
     fields = PendingCall.model_fields
     calls = [{name: getattr(call, name) for name in fields} for call in progress.calls.values()]
-    active = {"usage": dict(progress.usage), "step": progress.step, "pending_calls": calls}
-    return AgentRunStatus(**body | active)
+    return {
+        "usage": dict(progress.usage),
+        "step": progress.step,
+        "pending_calls": calls,
+        "plan": progress.plan,
+        "cost": progress.cost,
+    }
+
+
+@of_all.get("", responses=documented())
+async def active_runs(caller: CallerDep, agents: AgentsDep) -> ActiveRuns:
+    """List the runs that are active now, the oldest first."""
+    check_lists(caller)
+    items = [
+        ActiveRun(
+            run_id=run.run_id,
+            conversation_id=request.conversation_id,
+            user_id=request.chat.user_id,
+            agent_id=request.chat.agent_id,
+            agent_version=request.profile_version,
+            project_id=request.chat.project_id,
+            title=request.chat.title,
+            model=run.progress.model,
+            started_at=run.started_at,
+            max_steps=request.max_steps,
+            **_progress(run.progress),
+        )
+        for run, request in agents.active_runs(caller)
+    ]
+    return ActiveRuns(items=items)
+
+
+@of_all.get("/report", responses=documented())
+async def report(
+    caller: CallerDep, agents: AgentsDep, since: Since = 0.0, agent_id: Named = None
+) -> RunReport:
+    """Report on the last 10,000 runs that have ended. `since`: in seconds of the epoch."""
+    check_lists(caller)
+    return RunReport(**await agents.report(caller, since=since, agent_id=agent_id))
 
 
 @router.get(
