@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sbx.agent.tools.plan import plan_steps
 from sbx.cli import output
 from sbx.cli.terminal import STDERR, STDOUT, OutputStream, colours, lines_of, one_line, write
 from sbx.protocol.agent import (
@@ -28,6 +29,7 @@ _BLOCKS = {"code": " ", "command": " ", "content": " ", "old_string": "-", "new_
 _BLOCK_MAX = 40  # lines of an argument of a tool call
 _RESULT_MAX = 8  # lines of a result that was not streamed
 _MARGIN = "  | "
+_MARKS = {"active": ">", "done": "x", "failed": "!"}  # of the steps of a plan
 _BOLD, _DIM, _RED, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[0m"
 _ENDS: dict[str, tuple[str, str | None]] = {
     "max_steps": ("the agent reached its step limit", "allow more with --max-steps"),
@@ -114,7 +116,10 @@ class AgentPrinter:
     def _start(self, event: ToolStart) -> None:
         self._calls[event.tool_call_id] = _Call(event.tool_name)
         where = "" if event.sandboxed else " on this host, without a sandbox"
-        self.head(event.tool_name + where, _words(event.tool_args))
+        plan = plan_steps(event.tool_name, event.tool_args)
+        self.head(event.tool_name + where, "" if plan else _words(event.tool_args))
+        for step in plan or ():
+            self.block(step["text"], mark=_MARKS.get(step["state"], " "))
         for name, mark in _BLOCKS.items():
             if isinstance(value := event.tool_args.get(name), str) and value:
                 # The user must see the end of a text, too, before an approval.

@@ -8,6 +8,7 @@ JsonPrinter       --json: one JSON document, the `Run`
 import io
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -118,8 +119,9 @@ def _print(word: str, colour: str, message: str) -> None:
 # -- tables, times and sizes -----------------------------------------------------------------------
 
 
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: readable without colour, and with a fixed width outside a terminal.
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Print a table: readable without colour, and with a fixed width outside a terminal. Return the
+    number of its lines.
 
     On a terminal, the words found, missing, yes, no and weaker are coloured.
     """
@@ -145,6 +147,21 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console.print(table)
     lines = [line.rstrip() for line in page.getvalue().splitlines()]
     write(STDOUT, "\n".join(lines) + "\n")
+    return len(lines)
+
+
+class LiveTable:
+    """A table that is redrawn in place on a terminal; elsewhere it is printed again."""
+
+    def __init__(self, heads: Sequence[str]) -> None:
+        self._heads = heads
+        self._lines = 0
+        self._terminal = os.isatty(STDOUT) and os.environ.get("TERM") != "dumb"
+
+    def show(self, rows: Sequence[Sequence[str]]) -> None:
+        if self._terminal and self._lines:
+            write(STDOUT, f"\x1b[{self._lines}A\x1b[J")
+        self._lines = print_table(self._heads, rows)
 
 
 def moment(value: object) -> datetime | None:

@@ -1,6 +1,5 @@
 """`sbx stats`: the resource usage of sandboxes, once or live."""
 
-import os
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +8,7 @@ import typer
 
 from sbx.cli import connect, exits, output
 from sbx.cli.output import size
-from sbx.cli.terminal import STDERR, STDOUT, one_line, write
+from sbx.cli.terminal import STDERR, one_line, write
 from sbx.errors import SbxError
 from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S, SandboxUsage, usage_to_json
 
@@ -95,20 +94,16 @@ async def _usages(
 
 
 class _Table:
-    """The table of usages. On a terminal it is redrawn in place; elsewhere it is printed again."""
+    """The table of usages."""
 
     def __init__(self) -> None:
-        self._lines = 0
+        self._table = output.LiveTable(_HEADS)
         self._before: dict[str, SandboxUsage] = {}
-        self._terminal = os.isatty(STDOUT) and os.environ.get("TERM") != "dumb"
 
     def show(
         self, usages: Sequence[tuple[str, SandboxUsage]], failed: Sequence[tuple[str, SbxError]]
     ) -> None:
-        if self._terminal and self._lines:
-            write(STDOUT, f"\x1b[{self._lines}A\x1b[J")
-        output.print_table(_HEADS, [self._row(name, usage) for name, usage in usages])
-        self._lines = len(usages) + 2
+        self._table.show([self._row(name, usage) for name, usage in usages])
         self._before = dict(usages)
         for name, error in failed:
             write(STDERR, f"{one_line(name)}: {one_line(error.message)}\n")

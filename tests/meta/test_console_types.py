@@ -33,6 +33,7 @@ SCHEMAS = {
     "Token": "TokenBody",
     "Template": "TemplateBody",
     "Agent": "AgentBody",
+    "Profile": "AgentProfile",
     "PolicyItem": "PolicyItem",
     "Login": "LoginBody",
 }

@@ -72,7 +72,7 @@ def test_a_budget_with_a_wrong_cost_is_refused(wrong: dict[str, Any]) -> None:
         ("steps = 1", "steps: a profile has no such field"),
         ('approvals = {run_code = "allow"}', "approvals.run_code: Input should be 'ask' or 'deny'"),
         ("[limits]\nmax_cost = 1", "limits.max_cost needs the table price"),
-        ('tools = ["bash"]', "tools: no tool has the name bash; read_file has"),
+        ('tools = ["bash"]', "tools: no tool has the name bash; plan has"),
     ],
 )
 def test_a_problem_names_its_field(text: str, problem: str) -> None:

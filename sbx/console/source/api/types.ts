@@ -161,9 +161,9 @@ export interface Template {
 }
 
 export interface Profile {
-  description?: string;
-  welcome?: string;
-  starters?: string[];
+  description: string;
+  welcome: string;
+  starters: string[];
 }
 
 export interface Agent {

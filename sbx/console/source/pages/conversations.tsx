@@ -372,7 +372,7 @@ function Beginning({ agent, project, onTemplate, isNew }: BeginningProps): JSX.E
         </p>
       )}
       <ul class="cards">
-        {profile?.starters?.map((starter) => (
+        {profile?.starters.map((starter) => (
           <li key={starter}>
             <button type="button" class="card" onClick={() => onTemplate(starter)}>
               {safe(starter)}

@@ -38,6 +38,13 @@ function summary(args: Record<string, unknown>): string {
   return text.split("\n", 1)[0]!.slice(0, 120);
 }
 
+/** The steps of a plan; null for arguments of another form. */
+function planOf(args: Record<string, unknown>): { text: string; state: string }[] | null {
+  if (!Array.isArray(args.steps)) return null;
+  const steps = args.steps as { text?: unknown; state?: unknown }[];
+  return steps.slice(0, 50).map((step) => ({ text: String(step?.text ?? ""), state: String(step?.state ?? "") }));
+}
+
 interface BlockProps {
   execution: ToolExecution;
   place: Place | null;
@@ -52,6 +59,7 @@ export function ToolCallBlock({ execution, place, past }: BlockProps): JSX.Eleme
   const collapses = finished && past && setting("tools", "collapse") === "collapse";
   const open = chosen.value ?? !(asks || collapses);
   const state = stateOf(execution);
+  const plan = execution.toolName === "plan" ? planOf(execution.toolArgs) : null;
   return (
     <section class={`tool ${execution.status}`} role="group" aria-label={`${execution.toolName}: ${state}`} data-status={execution.status}>
       <header>
@@ -59,7 +67,7 @@ export function ToolCallBlock({ execution, place, past }: BlockProps): JSX.Eleme
         <strong>
           <Name>{execution.toolName}</Name>
         </strong>
-        <code class="summary">{safe(summary(execution.toolArgs))}</code>
+        <code class="summary">{plan ? t("plan.count", { done: plan.filter((step) => step.state === "done").length, count: plan.length }) : safe(summary(execution.toolArgs))}</code>
         {!execution.sandboxed && <span class="on-host">{t("tool.on_host")}</span>}
         <span class="state">{state}</span>
         {execution.durationMs !== undefined && <span class="fine">{took(execution.durationMs / 1000)}</span>}
@@ -71,7 +79,16 @@ export function ToolCallBlock({ execution, place, past }: BlockProps): JSX.Eleme
       {open && (
         <div class="body">
           <section aria-label={t("tool.arguments")} role="region">
-            {Object.entries(execution.toolArgs).map(([name, value]) => (
+            {plan && (
+              <ol class="plan">
+                {plan.map((step, number) => (
+                  <li key={number} class={step.state}>
+                    <Name>{step.text}</Name> <span class="fine">{t(`plan.${step.state}`, { defaultValue: safe(step.state) })}</span>
+                  </li>
+                ))}
+              </ol>
+            )}
+            {!plan && Object.entries(execution.toolArgs).map(([name, value]) => (
               <div key={name}>
                 <span class="fine">
                   <Name>{name}</Name>
