@@ -275,9 +275,7 @@ def show(
             if as_json:
                 output.document(entry)
                 return
-            from sbx.cli.policy import to_toml
-
-            write(STDOUT, to_toml(_without_none(entry["profile"])))
+            write(STDOUT, output.to_toml(_without_none(entry["profile"])))
             return
     raise NotFound(
         f"the agent {name[:80]!r} has no profile",

@@ -1,10 +1,7 @@
 """`sbx policy`: list, show and check policies."""
 
-import json
-import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +14,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, show and check policies.", rich_markup_mode=None)
 
-_TOML_WIDTH = 96
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -66,7 +62,7 @@ def show(
         output.document({**values, "fingerprint": fingerprint(policy)})
         return
     del values["name"]  # the name of the file names the policy
-    text = f"# {policy.name}, fingerprint {fingerprint(policy)}\n{to_toml(values)}"
+    text = f"# {policy.name}, fingerprint {fingerprint(policy)}\n{output.to_toml(values)}"
     terminal.write(terminal.STDOUT, text)
 
 
@@ -145,50 +141,3 @@ def _search() -> tuple[Path, ...]:
     from sbx.runtime.settings import Settings
 
     return Settings().policy_dirs
-
-
-def to_toml(table: Mapping[str, Any]) -> str:
-    """Return a table as the text of a policy file: values first, then tables and lists of tables.
-
-    Omit None, which TOML does not have.
-    """
-    return "\n".join(_lines(table, "")) + "\n"
-
-
-def _lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    for key, value in table.items():
-        if value is not None and not _is_table(value) and not _is_tables(value):
-            yield f"{_key(key)} = {_value(value)}"
-    for key, value in table.items():
-        name = f"{prefix}{_key(key)}"
-        if _is_table(value):
-            yield from ("", f"[{name}]", *_lines(value, f"{name}."))
-        elif _is_tables(value):
-            for entry in value:
-                yield from ("", f"[[{name}]]", *_lines(entry, f"{name}."))
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _is_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_table, value))
-
-
-def _key(key: str) -> str:
-    bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    return key if bare else _value(key)
-
-
-def _value(value: Any) -> str:
-    if not isinstance(value, list):
-        # JSON and TOML write text, numbers and booleans alike, except for DEL. Escape C1
-        # characters, too, so that no terminal interprets them as escape sequences.
-        text = json.dumps(value, ensure_ascii=False)
-        return re.sub(r"[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", text)
-    items = [_value(item) for item in value]
-    line = f"[{', '.join(items)}]"
-    if len(line) <= _TOML_WIDTH:
-        return line
-    return "[\n" + "".join(f"  {item},\n" for item in items) + "]"

@@ -81,13 +81,13 @@ def report(
     each step.
     """
     since = 0.0 if days is None else time.time() - days * 86_400
-    found = connect.ask(socket, key, lambda client: client.run_report(since=since, agent_id=agent))
+    body = connect.ask(socket, key, lambda client: client.run_report(since=since, agent_id=agent))
     if as_json:
-        output.document(found)
-    elif not found["runs"]:
+        output.document(body)
+    elif not body["runs"]:
         output.note("no run has ended in this time")
     else:
-        _print(found)
+        _print(body)
     return exits.Exit.OK
 
 
@@ -112,25 +112,25 @@ def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _print(found: Mapping[str, Any]) -> None:
-    usage = found["usage"]
-    ends = ", ".join(f"{count} {one_line(reason)}" for reason, count in found["reasons"].items())
+def _print(body: Mapping[str, Any]) -> None:
+    usage = body["usage"]
+    ends = ", ".join(f"{count} {one_line(reason)}" for reason, count in body["reasons"].items())
     totals = [
-        ("runs", f"{found['runs']}: {ends}"),
-        ("time", f"{found['seconds']:.1f} s"),
+        ("runs", f"{body['runs']}: {ends}"),
+        ("time", f"{body['seconds']:.1f} s"),
         ("tokens", f"{usage['input_tokens']} in, {usage['output_tokens']} out"),
     ]
-    if found["cost"]:
-        totals.append(("cost", f"{found['cost']:.4f}"))
+    if body["cost"]:
+        totals.append(("cost", f"{body['cost']:.4f}"))
     output.print_table(("all", ""), totals)
-    if found["tools"]:
+    if body["tools"]:
         rows = [
             (one_line(tool["name"]), str(tool["calls"]), str(tool["failed"]), _s(tool["seconds"]))
-            for tool in found["tools"]
+            for tool in body["tools"]
         ]
         output.print_table(("tool", "calls", "failed", "time"), rows)
-    if found["failures"]:
-        rows_of_codes = [(one_line(code), str(count)) for code, count in found["failures"].items()]
+    if body["failures"]:
+        rows_of_codes = [(one_line(code), str(count)) for code, count in body["failures"].items()]
         output.print_table(("failure", "calls"), rows_of_codes)
     steps = [
         (
@@ -140,7 +140,7 @@ def _print(found: Mapping[str, Any]) -> None:
             str(step["input_tokens"]),
             str(step["output_tokens"]),
         )
-        for step in found["steps"]
+        for step in body["steps"]
     ]
     if steps:
         output.print_table(("step", "runs", "mean time", "tokens in", "tokens out"), steps)

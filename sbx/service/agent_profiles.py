@@ -53,15 +53,15 @@ class AgentProfiles:
     async def list_for(self, owner: str) -> Sequence[StoredProfile | BrokenProfile]:
         """Return the profiles of files and those of an owner, by the ids of their agents."""
         names = await asyncio.to_thread(profile_files, self._directory)
-        found: dict[str, StoredProfile | BrokenProfile] = {}
+        profiles: dict[str, StoredProfile | BrokenProfile] = {}
         for row in await agent_profiles.list_for_owner(self._store, owner):
-            found[row.agent_id] = _stored(row)
+            profiles[row.agent_id] = _stored(row)
         for name in names:
             try:
-                found[name] = await self._of_file(name)
+                profiles[name] = await self._of_file(name)
             except SbxError as error:
-                found[name] = BrokenProfile(name, error)
-        return [found[name] for name in sorted(found)]
+                profiles[name] = BrokenProfile(name, error)
+        return [profiles[name] for name in sorted(profiles)]
 
     async def find(self, owner: str, agent_id: str) -> StoredProfile | None:
         """Return the current profile of an agent. Raise Unavailable `invalid_profile` for a file
@@ -73,17 +73,17 @@ class AgentProfiles:
 
     async def get(self, owner: str, agent_id: str) -> StoredProfile:
         """Raise NotFound `agent_not_found`, and Unavailable as `find`."""
-        if (found := await self.find(owner, agent_id)) is None:
+        if (current := await self.find(owner, agent_id)) is None:
             raise no_profile(agent_id)
-        return found
+        return current
 
     async def version_for_chat(self, owner: str, agent_id: str) -> str | None:
         """Return the id of the current version, for a new conversation; None without a profile.
         The version of a file is stored now. Raise as `find`."""
-        found = await self.find(owner, agent_id)
-        if found is None or found.id is not None:
-            return None if found is None else found.id
-        row = await agent_profiles.put(self._store, self._row(_OF_FILES, agent_id, found.profile))
+        current = await self.find(owner, agent_id)
+        if current is None or current.id is not None:
+            return None if current is None else current.id
+        row = await agent_profiles.put(self._store, self._row(_OF_FILES, agent_id, current.profile))
         return row.id
 
     async def of_chat(self, profile_id: str | None) -> StoredProfile | None:

@@ -141,31 +141,26 @@ class Agents:
         A token may continue in the project of a conversation, but not begin one there. Raise
         NotFound, Conflict `conversation_of_another`, Unavailable `invalid_profile`.
         """
-        now = self._service.clock.now()
+        now, store = self._service.clock.now(), self._service.store
+        ids = {"user_id": session.user_id or "", "agent_id": session.agent_id or ""}
+        profile_id = None  # an older conversation keeps what it began with
+        if not await chats.named(store, caller.owner, conversation_id, **ids):
+            profiles = self._service.agent_profiles
+            profile_id = await profiles.version_for_chat(caller.owner, ids["agent_id"])
         new = ChatRow(
             id=f"talk-{secrets.token_hex(8)}",
             owner=caller.owner,
             conversation_id=conversation_id,
-            user_id=session.user_id or "",
-            agent_id=session.agent_id or "",
+            **ids,
             created_at=now,
             last_used_at=now,
             business_domain_id=session.business_domain_id,
             sandbox_id=session.id,
             project_id=project_id,
             title=_title(message),
+            profile_id=profile_id,
         )
-        if not await chats.named(
-            self._service.store,
-            new.owner,
-            conversation_id,
-            user_id=new.user_id,
-            agent_id=new.agent_id,
-        ):  # an older conversation keeps what it began with
-            profiles = self._service.agent_profiles
-            profile_id = await profiles.version_for_chat(new.owner, new.agent_id)
-            new = replace(new, profile_id=profile_id)
-        row = await chats.ensure(self._service.store, new)
+        row = await chats.ensure(store, new)
         self.conversation_changed(row)
         if row.project_id is None:
             return row, None
@@ -227,15 +222,15 @@ class Agents:
     def active_runs(self, caller: Caller) -> list[tuple[ChatRun, AgentRequest]]:
         """Return the active runs of conversations within the bounds of the caller, the oldest
         first."""
-        found = []
+        active = []
         for run in self.chats.every():
             request = run.ask
             if isinstance(request, AgentRequest) and not isinstance(request, Invoke):
                 row = request.chat
                 is_visible = caller.sees(row.user_id, row.agent_id, row.conversation_id)
                 if row.owner == caller.owner and is_visible:
-                    found.append((run, request))
-        return sorted(found, key=lambda each: each[0].started_at)
+                    active.append((run, request))
+        return sorted(active, key=lambda each: each[0].started_at)
 
     async def report(self, caller: Caller, *, since: float, agent_id: str | None) -> Json:
         """Return the report about the ended runs within the bounds of the caller."""
@@ -245,15 +240,7 @@ class Agents:
         rows = await agent_runs.ended_of_owner(
             self._service.store, caller.owner, since=since, bounds=bounds
         )
-        return combined_report(
-            EndedRun(
-                row.reason or row.status,
-                max(0.0, (row.ended_at or row.started_at) - row.started_at),
-                row.usage or {},
-                row.report,
-            )
-            for row in rows
-        )
+        return combined_report(map(_ended, rows))
 
     async def changes_setting(self, chat: ChatRow) -> ChangesSetting:
         return await chats.changes_setting(self._service.store, chat.id)
@@ -352,6 +339,11 @@ class Agents:
             store = self._service.store
             for row in await chats.named(store, owner, name, user_id=user, agent_id=agent):
                 await repair_history(self.history(row), calls)
+
+
+def _ended(row: AgentRunRow) -> EndedRun:
+    seconds = max(0.0, (row.ended_at or row.started_at) - row.started_at)
+    return EndedRun(row.reason or row.status, seconds, row.usage or {}, row.report)
 
 
 def _title(message: str | None) -> str | None:

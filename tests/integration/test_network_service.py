@@ -15,7 +15,7 @@ from places import short_directory
 from service_process import service
 from web import ADDRESS, Web, networked, web
 
-from sbx.cli.policy import to_toml
+from sbx.cli.output import to_toml
 from sbx.policy import describe
 from tests.tiers import rows
 

@@ -34,11 +34,11 @@ class AgentBody(BaseModel):
     problem: Json | None = None
 
     @classmethod
-    def of(cls, found: StoredProfile | BrokenProfile, caller: Caller) -> "AgentBody":
-        if isinstance(found, BrokenProfile):
-            problem = {"code": found.error.code, "message": found.error.message}
+    def of(cls, entry: StoredProfile | BrokenProfile, caller: Caller) -> "AgentBody":
+        if isinstance(entry, BrokenProfile):
+            problem = {"code": entry.error.code, "message": entry.error.message}
             return cls(
-                agent_id=found.agent_id,
+                agent_id=entry.agent_id,
                 version=None,
                 is_file=True,
                 created_at=None,
@@ -47,11 +47,11 @@ class AgentBody(BaseModel):
             )
         is_user = caller.via == "token"
         return cls(
-            agent_id=found.agent_id,
-            version=found.version,
-            is_file=found.is_file,
-            created_at=found.created_at,
-            profile=found.profile.for_users if is_user else found.profile,
+            agent_id=entry.agent_id,
+            version=entry.version,
+            is_file=entry.is_file,
+            created_at=entry.created_at,
+            profile=entry.profile.for_users if is_user else entry.profile,
         )
 
 
@@ -62,8 +62,8 @@ class AgentList(BaseModel):
 @router.get("", responses=documented())
 async def list_(caller: CallerDep, service: ServiceDep) -> AgentList:
     """List the agents that have a profile. A token sees its own agent."""
-    found = await service.agent_profiles.list_for(caller.owner)
-    visible = [each for each in found if caller.agent_id in (None, each.agent_id)]
+    entries = await service.agent_profiles.list_for(caller.owner)
+    visible = [each for each in entries if caller.agent_id in (None, each.agent_id)]
     return AgentList(items=[AgentBody.of(each, caller) for each in visible])
 
 

@@ -70,7 +70,7 @@ class AgentRunStatus(AgentRunBody):
     cost: float | None = None
 
 
-class ActiveRun(BaseModel):
+class ActiveAgentRun(BaseModel):
     """A run that is active now. `cost` is that of `usage` in the currency of the prices of its
     profile; `plan` is that of the tool `plan`."""
 
@@ -92,7 +92,7 @@ class ActiveRun(BaseModel):
 
 
 class ActiveRuns(BaseModel):
-    items: list[ActiveRun]
+    items: list[ActiveAgentRun]
 
 
 class ToolReport(BaseModel):
@@ -187,7 +187,7 @@ async def active_runs(caller: CallerDep, agents: AgentsDep) -> ActiveRuns:
     """List the runs that are active now, the oldest first."""
     check_lists(caller)
     items = [
-        ActiveRun(
+        ActiveAgentRun(
             run_id=run.run_id,
             conversation_id=request.conversation_id,
             user_id=request.chat.user_id,
