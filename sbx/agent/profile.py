@@ -171,7 +171,7 @@ def read_profile(path: Path) -> AgentProfile:
             raise OSError(0, f"it is larger than {_FILE_MAX >> 10} KiB")
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise BadRequest(
             f"the profile {path.name} cannot be read: {reason}", code="invalid_profile"
         ) from None
@@ -188,7 +188,7 @@ def _problem(error: Any) -> str:
 
 def _invalid(source: str, problems: list[str]) -> BadRequest:
     return BadRequest(
-        f"{source} is no valid profile: {problems[0]}",
+        f"{source} is not a valid profile: {problems[0]}",
         code="invalid_profile",
         hint="docs/agents.md has every field",
         details={"problems": problems[:20]},

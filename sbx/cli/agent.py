@@ -29,10 +29,12 @@ _PACK_THEM = "the agent can pack them into an archive; inspect it before you unp
 class _TaskOrCommand(TyperGroup):
     """`sbx agent TASK` is `sbx agent run TASK`."""
 
+    default = "run"
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         first = args[0] if args else ""
         is_task = first not in self.commands and first not in ctx.help_option_names
-        return super().parse_args(ctx, ["run", *args] if is_task else args)
+        return super().parse_args(ctx, [self.default, *args] if is_task else args)
 
 
 app = typer.Typer(

@@ -36,7 +36,7 @@ class StoredProfile:
 
 @dataclass(frozen=True, slots=True)
 class BrokenProfile:
-    """A file that is no valid profile. Conversations with its agent do not begin."""
+    """A file that is not a valid profile. Conversations with its agent do not begin."""
 
     agent_id: str
     error: SbxError

@@ -3,7 +3,7 @@
     python    executed; a block with prompts prints what it shows
     console   each command is executed in bash, in one directory and with one service, and prints
               what the block shows. NOT_RUN lists the commands that are only parsed.
-    toml      a valid policy
+    toml      a valid policy; in agents.md a valid profile
     json      valid JSON
 
 Numbers, ids and lengths of lines may differ. `…` stands for any text. A block without a language is
@@ -34,6 +34,7 @@ from command import environment
 import sbx.agent
 from sbx import Sandbox
 from sbx.agent import ReplayModel
+from sbx.agent.profile import NO_PROFILE, read_profile
 from sbx.cli.app import _parser
 from sbx.policy import check
 
@@ -43,6 +44,7 @@ END = "end of the output"
 NOT_RUN = (
     r"sbx (serve|config|logs --follow)",  # until Ctrl-C; the service of this test is another one
     r"sbx (agent|chat|shell)",  # needs a model, or a terminal
+    r"sbx runs",  # needs an agent at work: test_active_runs.py
     r"sbx env create|sbx env show",  # needs a package index
     r"sbx kernelspec|jupyter|cat look.py",  # writes to the user's directory of Jupyter
     r"sbx doctor",  # tests/escape runs the attacks; test_cli_doctor.py the check
@@ -99,7 +101,10 @@ def test_every_language_of_a_block_has_a_test() -> None:
 def test_policy_is_valid(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(block.text)
-    assert check(file) == []
+    if block.page == "agents":
+        assert read_profile(file) != NO_PROFILE
+    else:
+        assert check(file) == []
 
 
 @of("json")
@@ -168,8 +173,13 @@ def test_commands_of_sbx_exist(block: Block) -> None:
             for word in words[1:]:  # a group has commands
                 if getattr(parser, "commands", None) is None:
                     break
-                parser = parser.commands.get(word)
+                parser = parser.commands.get(word) or parser.commands.get(default_of(parser))
                 assert parser is not None, f"{word} in {command.line}"
+
+
+def default_of(group: Any) -> str:
+    """Return the command of a group that needs no name, as in `sbx agent TASK`."""
+    return str(getattr(group, "default", ""))
 
 
 def calls(line: str) -> Iterator[list[str]]:
