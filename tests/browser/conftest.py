@@ -118,8 +118,11 @@ async def browser() -> AsyncIterator[Browser]:
 @pytest_asyncio.fixture
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
     context = await browser.new_context(
-        viewport=WIDE, locale="en-US", accept_downloads=True, reduced_motion="reduce"
-    )  # type: ignore[arg-type]  # a TypedDict
+        viewport=WIDE,  # type: ignore[arg-type]  # a TypedDict
+        locale="en-US",
+        accept_downloads=True,
+        reduced_motion="reduce",
+    )
     yield context
     await context.close()
 

@@ -224,10 +224,10 @@ async def test_versions_made_at_once_count_one_by_one(client: Client) -> None:
     texts = [{"instructions": f"rule {number}"} for number in range(10)]
     made = await asyncio.gather(*(client.replace_agent("busy", text) for text in texts))
     assert sorted(each["version"] for each in made) == list(range(2, 12))
-    made = await asyncio.gather(
+    ends = await asyncio.gather(
         *(client.create_agent("new", {}) for _ in range(5)), return_exceptions=True
     )
-    assert sum(isinstance(each, Conflict) for each in made) == 4
+    assert sum(isinstance(end, Conflict) for end in ends) == 4
 
 
 # -- the routes -----------------------------------------------------------------------------------

@@ -218,13 +218,15 @@ def test_a_profile_decides_about_the_run(agents: Path) -> None:
 
 def test_profiles_are_listed_shown_and_checked(agents: Path) -> None:
     env = {"SBX_AGENTS_DIR": str(agents)}
-    broken, counter = json.loads(in_process("agent", "list", "--json", **env).stdout)["agents"]
+    broken, counter = json.loads(in_process("agent", "list", "--json", stdin=b"", **env).stdout)[
+        "agents"
+    ]
     assert (broken["agent_id"], broken["problem"]["code"]) == ("broken", "invalid_profile")
     assert (counter["agent_id"], counter["profile"]["limits"]["max_steps"]) == ("counter", 2)
-    table = in_process("agent", "list", **env).stdout
+    table = in_process("agent", "list", stdin=b"", **env).stdout
     assert "Counts" in table
     assert "no tool has the name run_cod; run_code has" in table
-    shown = in_process("agent", "show", "counter", **env).stdout
+    shown = in_process("agent", "show", "counter", stdin=b"", **env).stdout
     (agents / "again.toml").write_text(shown)
     assert 'instructions = "Answer in German."' in shown
     right = in_process("agent", "check", agents / "counter.toml", agents / "again.toml")
@@ -237,7 +239,7 @@ def test_profiles_are_listed_shown_and_checked(agents: Path) -> None:
         "steps: a profile has no such field",
     ]
     for words in (("show", "broken"), ("show", "missing"), ("run", "x", "--profile", "missing")):
-        assert in_process("agent", *words, **env).returncode == 2
+        assert in_process("agent", *words, stdin=b"", **env).returncode == 2
 
 
 def test_a_task_may_have_the_name_of_a_command(recording: Path) -> None:

@@ -186,7 +186,7 @@ def _prose() -> list[tuple[Path, str, int, str]]:
 
 
 MEASURES = (
-    # Later features have 8188 of these lines: sessions that slide and are restored, embedded
+    # Later features have 8190 of these lines: sessions that slide and are restored, embedded
     # lifetimes, scripts and notebooks in `sbx run`, the room of a workspace, unknown fields, spans,
     # metrics by policy, a rotated audit log, options that narrow, `sbx project`, hints, labels and
     # links of sandboxes, what the SDKs of other products share, ports, live processes, logins of

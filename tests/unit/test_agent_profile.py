@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sbx.agent.agent import SYSTEM, Budget, Price
-from sbx.agent.messages import TokenUsage
+from sbx.agent.agent import SYSTEM, Budget
+from sbx.agent.messages import Price, TokenUsage
 from sbx.agent.profile import NO_PROFILE, AgentProfile, parse_profile, profile_files, read_profile
 from sbx.agent.tools.registry import Tools
 from sbx.errors import BadRequest
