@@ -53,7 +53,8 @@ Key = tuple[str, ...]  # the owner first, the conversation last
 @dataclass(frozen=True, slots=True)
 class ChatAsk:
     """A request to the agent of a conversation. Without a `message` the agent continues where an
-    earlier run broke off. A `model` of None is the configured one. `price`: that of its tokens."""
+    earlier run broke off. A `model` of None is the configured one. `price`: that of its tokens;
+    `check_command`: see AgentOptions."""
 
     owner: str
     conversation_id: str
@@ -61,6 +62,7 @@ class ChatAsk:
     max_steps: int = 10
     model: str | None = None
     price: Price | None = None
+    check_command: str | None = None
 
     @property
     def key(self) -> Key:
@@ -146,7 +148,12 @@ class ChatRun:
         if self.aborted:  # while it was opened
             return _ABORTED
         try:
-            stream = agent.stream(ask.message, max_steps=ask.max_steps, run_id=self.run_id)
+            stream = agent.stream(
+                ask.message,
+                max_steps=ask.max_steps,
+                run_id=self.run_id,
+                check_command=ask.check_command,
+            )
             async with aclosing(stream) as events:
                 async for event in events:
                     if isinstance(event, AgentRunEnd):

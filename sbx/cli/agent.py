@@ -75,6 +75,15 @@ def agent(
     max_seconds: Annotated[
         float | None, typer.Option(help="The time limit of the task.", metavar="SECONDS")
     ] = None,
+    completion_check: Annotated[
+        str | None,
+        typer.Option(
+            "--check",
+            help="A command in the sandbox. The task is done once it succeeds; after a failure the "
+            "agent gets its output and continues.",
+            metavar="COMMAND",
+        ),
+    ] = None,
     connect: agent_options.Connect = None,
     key: agent_options.Key = None,
     replay: agent_options.Replay = None,
@@ -125,6 +134,7 @@ def agent(
         max_tokens=max_tokens or limits.max_tokens,
         max_seconds=max_seconds or limits.max_seconds,
         as_json=as_json,
+        completion_check=completion_check,
         sandbox=narrowing.sandbox_options(
             memory=memory, cpus=cpus, network_allow=network_allow, env=env
         ),
@@ -163,6 +173,7 @@ class AgentTask:
     max_tokens: int | None
     max_seconds: float | None
     as_json: bool = False
+    completion_check: str | None = None
     sandbox: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -199,7 +210,11 @@ async def _do(
                     budget=budget,
                 )
                 ending.on_interrupt = agent.abort
-                events = agent.stream(task.text, max_steps=task.settings.max_steps)
+                events = agent.stream(
+                    task.text,
+                    max_steps=task.settings.max_steps,
+                    check_command=task.completion_check,
+                )
                 end = await _show(events, printer)
                 ending.on_interrupt = None
                 if task.out is not None:

@@ -51,6 +51,7 @@ class AgentCalls(ServiceRequests):
         project_id: str | None = None,
         max_steps: int | None = None,
         model: str | None = None,
+        completion_check: str | None = None,
         business_domain_id: str | None = None,
     ) -> AsyncGenerator[ChatEvent, None]:
         """Send a message to the agent of a conversation, and yield the events of its run until its
@@ -70,6 +71,7 @@ class AgentCalls(ServiceRequests):
             resume=True if message is None else None,
             max_steps=max_steps,
             model=model,
+            completion_check=completion_check,
             business_domain_id=business_domain_id,
         )
         body = json.dumps(fields).encode("ascii")
@@ -87,6 +89,7 @@ class AgentCalls(ServiceRequests):
         project_id: str | None = None,
         max_steps: int | None = None,
         model: str | None = None,
+        completion_check: str | None = None,
     ) -> Json:
         """Send a message to the agent of a conversation, and return at once: `run_id`,
         `conversation_id`, `session_id`, `sandbox_id`. `follow_chat` has the events. Raise as
@@ -99,6 +102,7 @@ class AgentCalls(ServiceRequests):
             message=message,
             max_steps=max_steps,
             model=model,
+            completion_check=completion_check,
             detach=True,
         )
         return await self._json("POST", target("api", "v1", "chat"), body)

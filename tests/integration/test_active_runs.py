@@ -152,3 +152,63 @@ async def test_one_run_has_its_plan(at: Desk, client: Client, planner: str) -> N
         assert (result["result"], result["is_error"]) == ("1 of 2 steps are done", False)
         reply = await http.get(f"{API}/conversations/planned/runs/{events[0]['run_id']}")
     assert reply.json()["plan"] == []  # it has ended
+
+
+# -- the check of a task --------------------------------------------------------------------------
+
+
+async def test_a_check_decides_about_the_end(at: Desk, client: Client) -> None:
+    asked: list[str] = []
+
+    def mends(request: Asked) -> Response:
+        asked.append(request.text)
+        return calls(("write_file", {"path": "total.txt", "content": "6"}))
+
+    at.model.add(Response("It is done."), mends, Response("Now it is."))
+    check = "echo looked; grep -q 6 total.txt"
+    async with at.served.client() as http:
+        events = await say(http, "checked", completion_check=check)
+        kept = (await http.get(f"{API}/conversations/checked/messages")).json()["items"]
+    ends = [event for event in events if event["type"] == "tool_end"]
+    assert [end["is_error"] for end in ends] == [True, False, False]
+    starts = [event["tool_name"] for event in events if event["type"] == "tool_start"]
+    assert starts == ["completion_check", "write_file", "completion_check"]
+    assert "this check failed: echo looked" in asked[0]
+    assert "No such file" in asked[0]
+    end = one(events, "run_end")
+    assert (end["reason"], end["content"]) == ("done", "Now it is.")
+    assert [message["role"] for message in kept] == [
+        "user", "assistant", "user", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+
+
+async def test_a_check_that_never_succeeds_ends_at_the_limit(at: Desk, client: Client) -> None:
+    at.model.add(*(Response("It is done.") for _ in range(3)))
+    async with at.served.client() as http:
+        events = await say(http, "never", completion_check="exit 3", max_steps=3)
+    assert one(events, "run_end")["reason"] == "max_steps"
+    assert sum(event["type"] == "tool_end" for event in events) == 3
+
+
+async def test_a_check_is_interrupted_with_its_run(at: Desk, client: Client) -> None:
+    at.model.add(Response("It is done."))
+    started = await client.start_chat(
+        "do it", completion_check="echo begun; sleep 60", conversation_id="long", **ANN
+    )
+    async with asyncio.timeout(30):
+        async for event in client.follow_chat("long", run_id=started["run_id"]):
+            if event.event.type == "tool_output":
+                assert await client.abort_chat("long")
+    (run,) = (await client.agent_runs("long")).items
+    assert run["reason"] == "aborted"
+
+
+async def test_a_policy_without_a_shell_refuses_a_check(at: Desk, client: Client) -> None:
+    await client.create_agent("shut", {"policy": "strict"})
+    at.model.add(Response("It is done."))
+    async with at.served.client() as http:
+        events = await say(http, "shut", agent_id="shut", completion_check="true")
+    end = one(events, "run_end")
+    assert end["reason"] == "error"
+    assert end["error"]["code"] == "capability_not_supported"
+    await client.delete_agent("shut")

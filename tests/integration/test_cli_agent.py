@@ -247,3 +247,17 @@ def test_a_task_may_have_the_name_of_a_command(recording: Path) -> None:
     path.write_text(json.dumps({"model": "recorded", "answers": [calls(text="listed")]}))
     assert in_process("agent", "run", "list", "--replay", path).stdout == "listed\n"
     assert in_process("agent", "--replay", path, "any").stdout == "listed\n"
+
+
+def test_a_check_decides_about_the_end(recording: Path) -> None:
+    path = recording.parent / "checked.json"
+    write = {"path": "ok.txt", "content": "1"}
+    answers = [calls(text="Done."), calls(("write_file", write)), calls(text="Now.")]
+    path.write_text(json.dumps({"model": "recorded", "answers": answers}))
+    ended = in_process("agent", "?", "--replay", path, "--check", "cat ok.txt")
+    assert ended.returncode == 0, ended.stderr
+    assert "completion_check failed" in ended.stderr
+    assert "completion_check done" in ended.stderr
+    assert ended.stdout.split() == ["Done.", "Now."]
+    again = in_process("agent", "?", "--replay", path, "--check", "false", "--max-steps", "1")
+    assert again.returncode == 4

@@ -22,8 +22,9 @@ Json = dict[str, Any]
 class NewChat(RequestBody):
     """`conversation_id`: null for a new one, which is part of every event. `model`: a name at the
     configured provider; `max_steps`: null for the configured number. `resume`, without a message:
-    continue where an earlier run broke off. `detach`: reply at once, and leave the events to those
-    who follow the run."""
+    continue where an earlier run broke off. `completion_check`: a command in the sandbox; its exit
+    code 0 ends the run, otherwise the agent gets its output and continues. `detach`: reply at once,
+    and leave the events to those who follow the run."""
 
     user_id: Name
     agent_id: Name
@@ -35,6 +36,9 @@ class NewChat(RequestBody):
     resume: bool = False
     max_steps: Annotated[int, Field(ge=1, le=1000)] | None = None
     model: ModelName | None = None
+    completion_check: Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None = (
+        None
+    )
     detach: bool = False
 
     @model_validator(mode="after")
