@@ -24,6 +24,7 @@ from sbx.agent.agent import SYSTEM, Budget
 from sbx.agent.messages import Price
 from sbx.agent.tools.arguments import nearest
 from sbx.agent.tools.registry import Tools, builtin, optional
+from sbx.agent.tools.tool import Permission
 from sbx.errors import BadRequest, Unavailable
 
 _FILE_MAX = 256 << 10  # bytes
@@ -120,6 +121,15 @@ class AgentProfile(_Table):
         if self.tools is None:
             return tools
         return Tools(tool for tool in (*tools, *optional()) if tool.name in self.tools)
+
+    def overrides(self, *, in_project: bool) -> dict[str, Permission]:
+        """Return the permissions of tools by name. A project asks about the changes of each call,
+        which shows a person more: there only denials count."""
+        return {
+            name: decision
+            for name, decision in self.approvals.items()
+            if decision == "deny" or not in_project
+        }
 
     @property
     def per_token(self) -> Price | None:

@@ -205,7 +205,7 @@ async def _do(
                     model,
                     tools=profile.select(Tools()),
                     # No person decides here: what a profile asks about is denied.
-                    permissions=Permissions(overrides=profile.approvals),
+                    permissions=Permissions(overrides=profile.overrides(in_project=False)),
                     system=profile.system,
                     budget=budget,
                 )

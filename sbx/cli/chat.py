@@ -56,6 +56,7 @@ def chat(
             "SBX_ALLOW_HOST_MODE=1.",
         ),
     ] = False,
+    profile: agent_options.Profile = None,
     policy: agent_options.Policy = None,
     memory: narrowing.Memory = None,
     cpus: narrowing.Cpus = None,
@@ -124,8 +125,13 @@ def chat(
     from sbx.protocol.changes import checked_prefixes
     from sbx.workspace import quarantine
 
+    chosen = agent_options.profile_of(profile)
     settings = agent_options.settings(
-        model=model, max_steps=max_steps, policy=policy, connect=connect, key=key
+        model=model or chosen.model.name,
+        max_steps=max_steps or chosen.limits.max_steps,
+        policy=policy or chosen.policy,
+        connect=connect,
+        key=key,
     )
     options = ChatSelection(
         directory=directory,
@@ -137,6 +143,7 @@ def chat(
         key=agent_options.key_of(settings),
         approval_timeout_s=settings.approval_timeout,
         changes=_mode(changes),
+        profile=chosen,
         sandbox=narrowing.sandbox_options(
             memory=memory, cpus=cpus, network_allow=network_allow, env=env
         ),
@@ -145,7 +152,7 @@ def chat(
     if rm:
         asyncio.run(removed(options))
         return exits.Exit.OK
-    chat_model = agent_options.model_of(settings, replay, record)
+    chat_model = agent_options.model_of(settings, replay, record, chosen.model.options)
     store = quarantine_of(directory)
     before = {item.id for item in quarantine.items(store)}
     end = asyncio.run(converse(options, chat_model, settings.max_steps))

@@ -12,15 +12,15 @@ from pathlib import Path
 from sbx.agent.agent import Agent
 from sbx.agent.messages import Message
 from sbx.agent.models import Model
+from sbx.agent.profile import AgentProfile
 from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.registry import Tools
-from sbx.agent.tools.tool import Permission
 from sbx.cli import approval_prompt, output, terminal
 from sbx.cli.agent_output import AgentPrinter
 from sbx.cli.chat_store import ChatConversation, ChatSelection, opened
 from sbx.cli.exits import ReaderGone
 from sbx.cli.signals import CancelOnSignal
-from sbx.cli.terminal import END_OF_INPUT, STDERR, STDIN, STDOUT, write
+from sbx.cli.terminal import END_OF_INPUT, STDERR, STDIN, STDOUT, one_line, write
 from sbx.cli.undo import Undo, Watched
 from sbx.errors import BadRequest, SbxError
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, Reason, ToolApproval, ToolStart
@@ -63,7 +63,7 @@ async def converse(options: ChatSelection, model: Model, max_steps: int) -> Chat
     with CancelOnSignal() as ending:
         try:
             async with opened(options) as conversation:
-                chat = _Chat(conversation, model, max_steps, ending)
+                chat = _Chat(conversation, model, max_steps, ending, options.profile)
                 try:
                     await chat.send_hello(resumed=options.resume is not None)
                     await chat.converse()
@@ -76,7 +76,12 @@ async def converse(options: ChatSelection, model: Model, max_steps: int) -> Chat
 
 class _Chat:
     def __init__(
-        self, conversation: ChatConversation, model: Model, max_steps: int, ending: CancelOnSignal
+        self,
+        conversation: ChatConversation,
+        model: Model,
+        max_steps: int,
+        ending: CancelOnSignal,
+        profile: AgentProfile,
     ) -> None:
         self.typed = os.isatty(STDIN)
         self.last: Reason | None = None
@@ -86,10 +91,11 @@ class _Chat:
         self._model = model.name
         self._telling = AgentPrinter()
         self._read = terminal.read_line if self.typed else terminal.InputLines().read_line
-        self._tools = tools = Tools()
+        self._welcome = profile.welcome
+        self._tools = tools = profile.select(Tools())
         self._undo = Undo(conversation.sandbox, tools)
-        self._overrides: dict[str, Permission] = {}
         asks = conversation.in_project and conversation.sandboxed
+        self._overrides = profile.overrides(in_project=asks)
         self._agent = Agent(
             conversation.sandbox,
             Watched(model, self._undo),
@@ -97,6 +103,8 @@ class _Chat:
             approvals=conversation.approvals,
             history=conversation.history,
             permissions=Permissions("project" if asks else "free", overrides=self._overrides),
+            system=profile.system,
+            budget=profile.budget,
             place=conversation.place,
             changes=self._changes,
         )
@@ -118,6 +126,8 @@ class _Chat:
             output.note("the sandbox is off: the agent works on this host, as you")
         if resumed:
             await self._remind()
+        elif self._welcome:
+            output.note(one_line(self._welcome))
         if self.typed:
             output.note(f"talking with {self._model}; Ctrl-D ends, /help lists the commands")
 
@@ -244,7 +254,9 @@ class _Chat:
         if not hasattr(sandbox, "allow_commands"):
             raise BadRequest("commands need approval in a project only; here they are allowed")
         await sandbox.allow_commands()
-        self._overrides |= {tool.name: "allow" for tool in self._tools}
+        self._overrides |= {
+            tool.name: "allow" for tool in self._tools if self._overrides.get(tool.name) != "deny"
+        }
         output.note("commands and changes of files are allowed until this chat ends")
 
     async def _changes(self) -> ChangesSetting:

@@ -19,6 +19,7 @@ from typing import Any
 
 from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.history import MessageHistory, StoredHistory, repair_history
+from sbx.agent.profile import NO_PROFILE, AgentProfile
 from sbx.agent.sandbox import ToolSandbox
 from sbx.aio import Clock, in_thread
 from sbx.client import Client
@@ -62,6 +63,7 @@ class ChatSelection:
     key: str | None
     approval_timeout_s: float
     changes: ChangesMode | None = None
+    profile: AgentProfile = NO_PROFILE
     ask_outside: tuple[str, ...] | None = None
     sandbox: Mapping[str, Any] = field(default_factory=dict)
 

@@ -26,7 +26,7 @@ from sbx.agent.sandbox import ToolSandbox, commands_allowed
 from sbx.agent.settings import AgentSettings
 from sbx.agent.tools.approval_rules import Mode, Permissions
 from sbx.agent.tools.registry import Tools
-from sbx.agent.tools.tool import Arguments, Effect, Permission, Ruling, Tool
+from sbx.agent.tools.tool import Arguments, Effect, Ruling, Tool
 from sbx.errors import SbxError, Unavailable
 from sbx.protocol.agent import Json
 from sbx.protocol.languages import check_language
@@ -367,13 +367,8 @@ class ScopedPermissions(Permissions):
 def _permissions(request: AgentRequest, sandbox: ToolSandbox) -> ScopedPermissions:
     asks = request.project is not None and request.project.sandbox_enabled
     mode: Mode = "project" if asks else "free"
-    approvals: Mapping[str, Permission] = {
-        name: decision
-        for name, decision in request.profile.approvals.items()
-        # A project asks about the changes of a call, which says more.
-        if decision == "deny" or not asks
-    }
-    return ScopedPermissions(mode, overrides=approvals, caller=request.caller, sandbox=sandbox)
+    overrides = request.profile.overrides(in_project=asks)
+    return ScopedPermissions(mode, overrides=overrides, caller=request.caller, sandbox=sandbox)
 
 
 def _place(request: AgentRequest) -> AgentContext:

@@ -452,3 +452,21 @@ def test_the_sandbox_is_off_only_where_the_operator_allows_it(places: Path, proj
     refused = in_process(*words, "--project", project)
     assert refused.returncode == 3
     assert "SBX_ALLOW_HOST_MODE" in refused.stderr
+
+
+def test_a_profile_decides_about_a_chat(places: Path) -> None:
+    profile = places / "helper.toml"
+    profile.write_text(
+        'instructions = "Answer in German."\nwelcome = "Upload a table."\n'
+        'tools = ["run_code"]\napprovals = {run_code = "deny"}\n'
+    )
+    wants = calls("run_code", code="print(1)")
+    with model_server(wants, Response("denied then")) as server:
+        words = ("--data-dir", places / "chats", "--profile", profile)
+        ended = in_process("chat", *words, stdin=b"go", **settings(server))
+        assert (ended.returncode, ended.stdout) == (0, "denied then\n"), ended.stderr
+        first, second = server.requests
+        assert "Answer in German." in first.text
+        assert [tool["function"]["name"] for tool in first.body["tools"]] == ["run_code"]
+        assert "not allowed" in second.text
+        assert "note: Upload a table." in ended.stderr
