@@ -341,14 +341,16 @@ async def test_projects_templates_and_policies(desk: Desk, page: Page) -> None:
     await expect(page.get_by_role("heading", name="Limits")).to_be_visible()
 
 
-async def begin_elsewhere(client: httpx.AsyncClient, page: Page) -> None:
-    """Another client sends a message to the conversation of the page."""
-    name = page.url.rpartition("/")[2]
+async def begin_elsewhere(
+    client: httpx.AsyncClient, page: Page, agent: str = "console", name: str | None = None
+) -> None:
+    """Another client sends a message to the conversation of the page, or to this one."""
+    name = name or page.url.rpartition("/")[2]
     reply = await client.post(
         "/api/v1/chat",
         json={
             "user_id": f"uid:{os.geteuid()}",
-            "agent_id": "console",
+            "agent_id": agent,
             "conversation_id": name,
             "message": "from elsewhere",
             "detach": True,
@@ -448,3 +450,24 @@ async def test_a_profile_of_an_agent_greets_and_offers_beginnings(
     (run,) = (await client.get(f"/api/v1/conversations/{name}/runs")).json()["items"]
     assert run["max_steps"] == 42
     await client.delete("/api/v1/agents/tables")
+
+
+async def test_a_run_of_another_agent_is_followed(
+    desk: Desk, page: Page, client: httpx.AsyncClient
+) -> None:
+    """The page opens before it knows whose conversation this is."""
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def answer(_: Asked) -> Response:
+        loop.call_soon_threadsafe(begun.set)
+        return calls(("run_code", {"code": "input('go? ')"}))
+
+    desk.model.add(answer)
+    await begin_elsewhere(client, page, "other", "of-another")
+    async with asyncio.timeout(20):
+        await begun.wait()
+    await page.goto(f"{desk.console.origin}/console/conversations/of-another")
+    await expect(page.get_by_role("group", name="run_code: running")).to_be_visible()
+    await page.get_by_role("button", name="Stop", exact=True).click()
+    await expect(page.get_by_role("status", name="Run")).to_contain_text("Stopped")

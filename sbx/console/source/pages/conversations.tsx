@@ -104,12 +104,14 @@ function Conversation({ conversation, isNew, chat }: { conversation: string; isN
   const session = chat?.session_id ?? sessionOf(user, agentId);
   // The same element as before is not drawn again: a key in the composer must not draw all messages.
   const messages = useMemo(() => <Messages items={shown.value.items} place={{ sandbox: session, conversation }} />, [shown.value.items, session]);
+  // Not of a rendering: a notice can come before the list has this conversation, or the choice of an agent is drawn.
+  const whose = useRef<{ user_id: string; agent_id: string } | null>(null);
   const leave = useRef<(() => void) | null>(null);
 
   const watch = (runId?: string): void => {
     leave.current?.();
     leave.current = follow({
-      request: () => ({ topic: "chat", conversation_id: conversation, user_id: user, agent_id: agentId, run_id: runId, after: shown.value.run?.runId === runId ? shown.value.run?.lastSeq : 0 }),
+      request: () => ({ topic: "chat", conversation_id: conversation, ...whose.current, run_id: runId, after: shown.value.run?.runId === runId ? shown.value.run?.lastSeq : 0 }),
       onEvent: (event) => {
         shown.value = reduce(shown.value, event as unknown as AgentEvent);
         if (event.type === "run_end") stopping.value = false;
@@ -126,7 +128,9 @@ function Conversation({ conversation, isNew, chat }: { conversation: string; isN
     const turn = ++loads.current;
     try {
       // First: a run that ends after this is followed, one that ended before has all its messages.
-      const running = (await get<Chat>(at(["api", "v1", "conversations", conversation]))).run;
+      const stored = await get<Chat>(at(["api", "v1", "conversations", conversation]));
+      whose.current = { user_id: stored.user_id, agent_id: stored.agent_id };
+      const running = stored.run;
       const messages = await all<StoredMessage>((cursor) => at(["api", "v1", "conversations", conversation, "messages"], { limit: 200, cursor }), 5000);
       if (turn !== loads.current) return; // a later one knows more
       // Its events are still on their way, and would be shown a second time after its messages.
@@ -171,9 +175,9 @@ function Conversation({ conversation, isNew, chat }: { conversation: string; isN
     if (message !== null) {
       shown.value = { ...shown.value, items: [...shown.value.items, { kind: "user", key: `u${Date.now()}`, text: message }] };
     }
+    whose.current = { user_id: user, agent_id: agentId };
     const body = {
-      user_id: user,
-      agent_id: agentId,
+      ...whose.current,
       conversation_id: conversation,
       project_id: (isNew && project.value) || undefined,
       detach: true,
