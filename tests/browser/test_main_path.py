@@ -461,7 +461,7 @@ async def test_a_run_of_another_agent_is_followed(
 
     def answer(_: Asked) -> Response:
         loop.call_soon_threadsafe(begun.set)
-        return calls(("run_code", {"code": "input('go? ')"}))
+        return calls(("run_code", {"code": "import time; time.sleep(60)"}))
 
     desk.model.add(answer)
     await begin_elsewhere(client, page, "other", "of-another")
