@@ -3,25 +3,34 @@
 Variables and files of one call are available to the next. A failed call returns a result that is
 marked as an error, never a protocol error, so that the model can read it and continue. A client
 that requested progress for a call receives its output live. Cancelling a call interrupts its run.
+
+The files of the workspace are resources, with addresses such as file:///workspace/data.csv.
 """
 
 import asyncio
+import base64
 import json
+import mimetypes
 import os
+import posixpath
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any, cast
+from urllib.parse import quote, unquote, urlsplit
 
 from sbx import __version__
 from sbx.agent.messages import ToolCall, carried
 from sbx.agent.sandbox import ToolSandbox
+from sbx.agent.tools import paths
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
-from sbx.errors import needs_extra
+from sbx.errors import BadRequest, SbxError, needs_extra
+from sbx.protocol.files import FileEntry
 
 with needs_extra("sbx mcp", "mcp"):
     import anyio
     import mcp_types as types
+    from mcp import MCPError
     from mcp.server.context import ServerRequestContext
     from mcp.server.lowlevel import Server
     from mcp.server.session import ServerSession
@@ -31,6 +40,8 @@ _STDIN = 0
 _PIECE = 1 << 16
 _PROGRESS_MAX = 4096  # characters of live output in one message; the result has the rest
 _ENDING_S = 5.0  # for a cancelled call
+_WORKSPACE = "/workspace"
+_FILES_MAX = 1000  # of the list of resources
 _INSTRUCTIONS = (
     "All tools act on one sandbox, which is yours until you disconnect: variables of run_code and "
     "files below /workspace are there for the next call."
@@ -71,12 +82,29 @@ def make_server(sandbox: ToolSandbox, tools: Tools) -> Server[Any]:
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)
 
+    async def list_resources(
+        context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        listing = await sandbox.files.find("*", kind="file", max_results=_FILES_MAX)
+        return types.ListResourcesResult(resources=[_resource(file) for file in listing])
+
+    async def read_resource(
+        context: Context, params: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult:
+        try:
+            content = await paths.read(sandbox, _path_of(params.uri))
+        except SbxError as error:
+            raise MCPError(types.INVALID_PARAMS, carried(error.message)) from None
+        return types.ReadResourceResult(contents=[_contents(params.uri, content)])
+
     return Server(
         "sbx",
         version=__version__,
         instructions=_INSTRUCTIONS,
         on_list_tools=list_tools,
         on_call_tool=call_tool,
+        on_list_resources=list_resources,
+        on_read_resource=read_resource,
     )
 
 
@@ -118,6 +146,34 @@ class _Live:
             self._more.clear()
             text, self._pending_text = self._pending_text, ""
             await self._session.report_progress(self._count, None, carried(text))
+
+
+def _resource(file: FileEntry) -> types.Resource:
+    path = posixpath.join(_WORKSPACE, file.path)
+    return types.Resource(
+        name=carried(path.removeprefix(f"{_WORKSPACE}/")),
+        uri=f"file://{quote(path, errors='replace')}",
+        mime_type=mimetypes.guess_type(file.path)[0],
+        size=file.size,
+    )
+
+
+def _path_of(uri: str) -> str:
+    """Return the path of a file of the workspace. Raise BadRequest for another address."""
+    address = urlsplit(uri)
+    path = posixpath.normpath(unquote(address.path))
+    if address.scheme != "file" or address.netloc or not path.startswith(f"{_WORKSPACE}/"):
+        raise BadRequest("resources have addresses such as file:///workspace/data.csv")
+    return path
+
+
+def _contents(uri: str, content: bytes) -> types.TextResourceContents | types.BlobResourceContents:
+    kind = mimetypes.guess_type(uri)[0]
+    try:
+        return types.TextResourceContents(uri=uri, text=content.decode(), mime_type=kind)
+    except UnicodeDecodeError:
+        data = base64.b64encode(content).decode()
+        return types.BlobResourceContents(uri=uri, blob=data, mime_type=kind)
 
 
 def _described(definition: ToolDefinition) -> types.Tool:

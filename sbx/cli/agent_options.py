@@ -235,6 +235,19 @@ async def _there(
                     await box.close()
 
 
+@asynccontextmanager
+async def existing_sandbox(
+    address: str, key: str | None, sandbox: str, conversation: str
+) -> "AsyncIterator[ToolSandbox]":
+    """Yield a conversation of a sandbox in a service, which stays. Raise NotFound."""
+    from sbx.client import Client
+
+    async with Client(address, key=key) as client:
+        box = client.sandbox(sandbox)
+        await box.info()
+        yield box.conversation(conversation)
+
+
 def chat_directory() -> Path:
     """Return the directory of the conversations: SBX_CHAT_DIR, or one in the user's data
     directory.

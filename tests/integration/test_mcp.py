@@ -6,9 +6,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from command import COMMAND, environment, in_process
-from mcp import Client, StdioServerParameters
-from mcp_types import CallToolResult, ImageContent, TextContent
+from command import COMMAND, environment, in_process, sbx
+from mcp import Client, MCPError, StdioServerParameters
+from mcp_types import (
+    BlobResourceContents,
+    CallToolResult,
+    ImageContent,
+    TextContent,
+    TextResourceContents,
+)
+from serving import Service
+
+from sbx.client import Client as ServiceClient
 
 PATIENCE_S = 60.0
 TOOLS = {"run_code", "execute_command", "read_file", "write_file", "edit_file", "list_files"}
@@ -74,6 +83,52 @@ async def test_tools_state_files_errors_and_images() -> None:
         assert (image.mime_type, image.data) == ("image/png", PNG)
         assert r"half \ud83d a pair" in said(drawn)
         assert "2" in said(await client.call_tool("run_code", {"code": "1 + 1"}))
+
+
+async def test_files_are_resources() -> None:
+    async with connected() as client:
+        await client.call_tool("write_file", {"path": "a b/ü.csv", "content": "1,2\n"})
+        write = "open('/workspace/raw.bin', 'wb').write(bytes([255, 0, 1]))"
+        await client.call_tool("run_code", {"code": write})
+        listed = {one.name: one for one in (await client.list_resources()).resources}
+        table = listed["a b/ü.csv"]
+        assert (table.uri, table.size) == ("file:///workspace/a%20b/%C3%BC.csv", 4)
+        assert table.mime_type == "text/csv"
+        (text,) = (await client.read_resource(table.uri)).contents
+        assert isinstance(text, TextResourceContents)
+        assert text.text == "1,2\n"
+        (blob,) = (await client.read_resource(listed["raw.bin"].uri)).contents
+        assert isinstance(blob, BlobResourceContents)
+        assert blob.blob == "/wAB"
+        for uri in (
+            "file:///etc/passwd",
+            "file:///workspace/../etc/passwd",
+            "file:///workspace/%2e%2e/etc/passwd",
+            "file://host/workspace/raw.bin",
+            "https://example.org/workspace/raw.bin",
+            "file:///workspace/missing",
+        ):
+            with pytest.raises(MCPError):
+                await client.read_resource(uri)
+        await client.call_tool("run_code", {"code": "import os; os.symlink('/etc/passwd', 'p')"})
+        with pytest.raises(MCPError):
+            await client.read_resource("file:///workspace/p")
+
+
+async def test_an_existing_sandbox_is_used_and_kept(service: Service) -> None:
+    async with ServiceClient(service.socket) as client:
+        box = await client.create()
+        await box.run("x = 41")
+        words = ("--connect", str(service.socket), "--sandbox", box.id)
+        async with connected(*words) as mcp:
+            assert "42" in said(await mcp.call_tool("run_code", {"code": "x + 1; x += 1; x"}))
+        assert (await box.run("x")).result == "42"
+        await box.close()
+    wrong = sbx("mcp", "--sandbox", "any")
+    assert wrong.returncode == 2
+    assert "--connect" in wrong.stderr
+    lost = sbx("mcp", "--connect", service.socket, "--sandbox", "missing")
+    assert "missing" in lost.stderr
 
 
 @pytest.mark.full_tier
