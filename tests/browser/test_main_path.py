@@ -427,6 +427,7 @@ async def test_a_profile_of_an_agent_greets_and_offers_beginnings(
         "starters": ["Describe data.csv"],
         "instructions": "Answer briefly.",
         "limits": {"max_steps": 42},
+        "tools": ["plan"],
     }
     await client.post("/api/v1/agents", json={"agent_id": "tables", "profile": profile})
     await page.reload()
@@ -442,10 +443,16 @@ async def test_a_profile_of_an_agent_greets_and_offers_beginnings(
         asked.append(request.text)
         return Response("described")
 
-    desk.model.add(answer)
+    steps = [{"text": "read it", "state": "done"}, {"text": "<b>draw</b>", "state": "active"}]
+    desk.model.add(calls(("plan", {"steps": steps})), answer)
     await page.get_by_role("button", name="Send").click()
     await expect(page.get_by_role("article", name="Agent")).to_have_text("described")
     assert "Answer briefly." in asked[0]
+    plan = page.get_by_role("group", name="plan: done")
+    await expect(plan).to_contain_text("1 of 2 steps are done")
+    await expect(plan.get_by_role("listitem")).to_have_text(
+        ["read it done", "<b>draw</b> in progress"]
+    )
     name = page.url.rpartition("/")[2]
     (run,) = (await client.get(f"/api/v1/conversations/{name}/runs")).json()["items"]
     assert run["max_steps"] == 42

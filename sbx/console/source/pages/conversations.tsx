@@ -87,7 +87,10 @@ function sessionOf(user: string, agent: string): string {
   return `sb-session-${user}-${agent}`;
 }
 
-function Conversation({ conversation, isNew, chat }: { conversation: string; isNew: boolean; chat: Chat | undefined }): JSX.Element {
+function Conversation({ conversation, isNew, chat: listed }: { conversation: string; isNew: boolean; chat: Chat | undefined }): JSX.Element {
+  const loadedChat = useSignal<Chat | null>(null);
+  // The list has the latest title, but not each old conversation.
+  const chat = listed ?? loadedChat.value ?? undefined;
   const begins = useRef(isNew).current;
   const draftKey = `sbx.draft.${begins ? "new" : conversation}`;
   const shown = useSignal<Shown>(EMPTY);
@@ -129,6 +132,7 @@ function Conversation({ conversation, isNew, chat }: { conversation: string; isN
     try {
       // First: a run that ends after this is followed, one that ended before has all its messages.
       const stored = await get<Chat>(at(["api", "v1", "conversations", conversation]));
+      loadedChat.value = stored;
       whose.current = { user_id: stored.user_id, agent_id: stored.agent_id };
       const running = stored.run;
       const messages = await all<StoredMessage>((cursor) => at(["api", "v1", "conversations", conversation, "messages"], { limit: 200, cursor }), 5000);
@@ -175,7 +179,7 @@ function Conversation({ conversation, isNew, chat }: { conversation: string; isN
     if (message !== null) {
       shown.value = { ...shown.value, items: [...shown.value.items, { kind: "user", key: `u${Date.now()}`, text: message }] };
     }
-    whose.current = { user_id: user, agent_id: agentId };
+    if (isNew || !whose.current) whose.current = { user_id: user, agent_id: agentId };
     const body = {
       ...whose.current,
       conversation_id: conversation,
@@ -446,6 +450,7 @@ function Messages({ items, place }: { items: Item[]; place: Place }): JSX.Elemen
   };
   const lastStep = items.reduce((last, item) => (item.kind === "tool" ? Math.max(last, item.step) : last), 0);
   const left = Math.max(0, items.length - most.value);
+  const lastPlan = items.filter((item) => item.kind === "tool" && item.execution.toolName === "plan").at(-1)?.key;
   return (
     <>
       <div ref={log} class="messages" role="log" aria-label={t("conversations.messages")} aria-live="off" tabIndex={0} onScroll={onScroll}>
@@ -457,7 +462,8 @@ function Messages({ items, place }: { items: Item[]; place: Place }): JSX.Elemen
         )}
         {items.slice(left).map((item, index) => {
           if (item.kind === "tool") {
-            const past = item.step < lastStep || index + left < items.length - 1;
+            // The last plan stays open: it is how far the agent is.
+            const past = item.key !== lastPlan && (item.step < lastStep || index + left < items.length - 1);
             return <ToolCallBlock key={item.key} execution={item.execution} place={place} past={past} />;
           }
           return (
