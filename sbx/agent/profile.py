@@ -6,7 +6,7 @@ the rules for its conversation refuse.
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -24,7 +24,7 @@ from sbx.agent.agent import SYSTEM, Budget
 from sbx.agent.messages import Price
 from sbx.agent.tools.arguments import nearest
 from sbx.agent.tools.registry import Tools, builtin, optional
-from sbx.agent.tools.tool import Permission
+from sbx.agent.tools.tool import Permission, Tool
 from sbx.errors import BadRequest, Unavailable
 
 _FILE_MAX = 256 << 10  # bytes
@@ -72,7 +72,8 @@ class ProfilePrice(_Table):
 class AgentProfile(_Table):
     """`instructions` follow the system prompt of sbx. `tools`: None for all. `policy`: that of new
     sandboxes of this agent. `approvals`: a tool whose calls a person must approve outside of
-    projects, or that is denied; projects have rules of their own. `welcome` and `starters` are for
+    projects, or that is denied; projects have rules of their own. `retries`: how often a failed
+    call of a tool that changes nothing is repeated. `welcome` and `starters` are for
     people: a text, and prompts to begin with."""
 
     description: Text = ""
@@ -83,16 +84,25 @@ class AgentProfile(_Table):
     policy: Name | None = None
     model: ProfileModel = ProfileModel()
     approvals: Mapping[Name, Literal["ask", "deny"]] = Field(default_factory=dict)
+    retries: Mapping[Name, Annotated[int, Field(ge=1, le=5)]] = Field(default_factory=dict)
     limits: ProfileLimits = ProfileLimits()
     price: ProfilePrice | None = None
 
-    @field_validator("tools", "approvals")
+    @field_validator("tools", "approvals", "retries")
     @classmethod
     def _are_tools(cls, value: Any) -> Any:
         names = Tools((*builtin(), *optional())).names
         for name in value or ():
             if name not in names:
                 raise ValueError(f"no tool has the name {name}; {nearest(name, names)[0]} has")
+        return value
+
+    @field_validator("retries")
+    @classmethod
+    def _can_be_repeated(cls, value: Mapping[str, int]) -> Mapping[str, int]:
+        for tool in (*builtin(), *optional()):
+            if tool.name in value and not tool.idempotent:
+                raise ValueError(f"a second call of {tool.name} can have another effect")
         return value
 
     @model_validator(mode="after")
@@ -118,9 +128,10 @@ class AgentProfile(_Table):
     def select(self, tools: Tools) -> Tools:
         """Return the tools of this agent: all of these, or those that it names, also of the
         optional ones."""
-        if self.tools is None:
-            return tools
-        return Tools(tool for tool in (*tools, *optional()) if tool.name in self.tools)
+        chosen: Iterable[Tool] = tools
+        if self.tools is not None:
+            chosen = (tool for tool in (*tools, *optional()) if tool.name in self.tools)
+        return Tools(chosen, retries=self.retries)
 
     def overrides(self, *, in_project: bool) -> dict[str, Permission]:
         """Return the permissions of tools by name. A project asks about the changes of each call,

@@ -2,15 +2,16 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from sbx.agent.agent import SYSTEM, Budget
-from sbx.agent.messages import Price, TokenUsage
+from sbx.agent.messages import Price, TokenUsage, ToolCall
 from sbx.agent.profile import NO_PROFILE, AgentProfile, parse_profile, profile_files, read_profile
+from sbx.agent.tools.function_tool import tool
 from sbx.agent.tools.registry import Tools
-from sbx.errors import BadRequest
+from sbx.errors import BadRequest, NotFound, Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,6 +73,8 @@ def test_a_budget_with_a_wrong_cost_is_refused(wrong: dict[str, Any]) -> None:
         ("steps = 1", "steps: a profile has no such field"),
         ('approvals = {run_code = "allow"}', "approvals.run_code: Input should be 'ask' or 'deny'"),
         ("[limits]\nmax_cost = 1", "limits.max_cost needs the table price"),
+        ("retries = {run_code = 1}", "retries: a second call of run_code can have another effect"),
+        ("retries = {read_file = 9}", "retries.read_file: Input should be less than or equal to 5"),
         ('tools = ["bash"]', "tools: no tool has the name bash; plan has"),
     ],
 )
@@ -99,3 +102,51 @@ def test_the_example_of_the_documentation_is_valid() -> None:
     (example, *_) = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
     profile = parse_profile(example, "the example")
     assert set(profile.model_dump(exclude_unset=True)) == set(AgentProfile.model_fields)
+
+
+class _Box:
+    """A sandbox of which no tool in these tests needs anything."""
+
+
+@pytest.mark.parametrize(
+    ("error", "retries", "idempotent", "made"),
+    [
+        (Unavailable("busy"), 2, True, 3),
+        (OSError("reset"), 2, True, 3),
+        (Unavailable("busy"), 1, True, 2),
+        (NotFound("missing"), 2, True, 1),
+        (Unavailable("busy"), 2, False, 1),
+        (Unavailable("busy"), 0, True, 1),
+    ],
+)
+async def test_a_failed_call_is_repeated_if_that_changes_nothing(
+    error: Exception, retries: int, idempotent: bool, made: int
+) -> None:
+    calls = 0
+
+    @tool(effect="read", idempotent=idempotent)
+    async def look() -> str:
+        """Look."""
+        nonlocal calls
+        calls += 1
+        raise error
+
+    tools = Tools([look], retries={"look": retries})
+    result = await tools.call(ToolCall("1", "look", "{}"), cast("Any", _Box()), lambda *_: None)
+    assert result.is_error
+    assert calls == made
+
+
+async def test_a_call_that_succeeds_at_the_second_time_is_a_success() -> None:
+    answers: list[str | None] = [None, "seen"]
+
+    @tool(effect="read", idempotent=True)
+    async def look() -> str:
+        """Look."""
+        if (answer := answers.pop(0)) is None:
+            raise Unavailable("busy")
+        return answer
+
+    tools = Tools([look], retries={"look": 1})
+    result = await tools.call(ToolCall("1", "look", "{}"), cast("Any", _Box()), lambda *_: None)
+    assert (result.text, result.is_error, answers) == ("seen", False, [])

@@ -130,6 +130,7 @@ READ_FILE = Tool(
     act=_read_file,
     effect=lambda _arguments: "read",
     confined=True,
+    idempotent=True,
 )
 
 
@@ -294,6 +295,7 @@ LIST_FILES = Tool(
     act=_list_files,
     effect=lambda _arguments: "read",
     confined=True,
+    idempotent=True,
 )
 
 

@@ -45,6 +45,7 @@ def tool(
     parameters: Mapping[str, Any] | None = None,
     permission: Permission | None = None,
     effect: Effect = "code",
+    idempotent: bool = False,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -55,9 +56,11 @@ def tool(
     parameters: Mapping[str, Any] | None = None,
     permission: Permission | None = None,
     effect: Effect = "code",
+    idempotent: bool = False,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a Tool from a function. With `parameters`, a JSON Schema of an object, the function
-    receives the arguments unconverted. `effect` is the effect of its calls.
+    receives the arguments unconverted. `effect` is the effect of its calls;
+    a call of an `idempotent` tool may be repeated.
 
     Raise BadRequest `invalid_tool`.
     """
@@ -77,6 +80,7 @@ def tool(
             act=_acting(function, passes_call, model),
             effect=lambda _arguments: effect,
             permission=permission,
+            idempotent=idempotent,
         )
 
     return make if function is None else make(function)

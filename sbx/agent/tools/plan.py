@@ -50,6 +50,7 @@ PLAN = Tool(
     ),
     act=_plan,
     effect=lambda _: "read",
+    idempotent=True,
 )
 
 

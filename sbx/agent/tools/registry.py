@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from sbx.agent.tools.files import EDIT_FILE, LIST_FILES, READ_FILE, WRITE_FILE
 from sbx.agent.tools.plan import PLAN
 from sbx.agent.tools.results import RESULT_MAX, capped, cut, failed
 from sbx.agent.tools.tool import Arguments, Emit, Tool, ToolCallRequest, ToolDefinition, ToolResult
-from sbx.errors import Conflict, NotFound, SbxError
+from sbx.errors import Conflict, NotFound, SbxError, Unavailable
 from sbx.protocol.runs import Run
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _CALL_MAX_S = 3600.0
+_RETRY_S, _RETRY_MAX_S = 0.2, 5.0  # the first pause, which doubles, and the longest
 _SHARED = 4  # the limit for one answer, in results of the maximum size
 _ERROR_TEXT_MAX = 2000  # characters of an exception that is not an SbxError
 
@@ -45,13 +46,15 @@ class Tools:
         *,
         result_max: int = RESULT_MAX,
         call_max_s: float = _CALL_MAX_S,
+        retries: Mapping[str, int] | None = None,
     ) -> None:
         """`tools` None means the built-in tools. A result of more than `result_max` characters is
         shortened, and the full text is stored in a file. A call may take at most `call_max_s`
-        seconds."""
+        seconds. `retries`: how often a failed call of an idempotent tool is repeated."""
         self._tools: dict[str, Tool] = {}
         self._result_max = result_max
         self._call_max_s = call_max_s
+        self._retries = dict(retries or {})
         for tool in builtin() if tools is None else tools:
             self.add(tool)
 
@@ -127,10 +130,31 @@ class Tools:
     def _limit(self, of: int) -> int:
         return min(self._result_max, self._result_max * _SHARED // of)
 
+    async def _repeated(
+        self, tool: Tool, call: ToolCallRequest, arguments: Arguments
+    ) -> ToolResult | str:
+        retries = self._retries.get(tool.name, 0)
+        if not (tool.idempotent and retries):
+            return await tool.act(call, arguments)
+        from tenacity import (  # rarely needed
+            AsyncRetrying,
+            retry_if_exception,
+            stop_after_attempt,
+            wait_exponential,
+        )
+
+        repeat = AsyncRetrying(
+            stop=stop_after_attempt(1 + retries),
+            wait=wait_exponential(multiplier=_RETRY_S, max=_RETRY_MAX_S),
+            retry=retry_if_exception(_may_pass),
+            reraise=True,
+        )
+        return await repeat(tool.act, call, arguments)
+
     async def _acted(self, tool: Tool, call: ToolCallRequest, arguments: Arguments) -> ToolResult:
         try:
             async with asyncio.timeout(self._call_max_s) as limit:
-                output = await tool.act(call, arguments)
+                output = await self._repeated(tool, call, arguments)
         except SbxError as error:
             return failed(error)
         except Exception as error:  # noqa: BLE001  # the boundary of a tool call: the loop continues
@@ -142,3 +166,10 @@ class Tools:
             output = cut(str(error), _ERROR_TEXT_MAX)
             return ToolResult(f"Error: {tool.name} failed: {type(error).__name__}: {output}", True)
         return ToolResult(output) if isinstance(output, str) else output
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Return whether a call that failed like this may succeed later."""
+    if isinstance(error, SbxError):
+        return isinstance(error, Unavailable)
+    return isinstance(error, Exception)

@@ -56,7 +56,8 @@ class Tool:
     """`act` gets the call and its arguments, which have been checked against the schema. It may
     return text.
 
-    If it raises an SbxError, the model receives the error. `effect` returns the effect of a call
+    If it raises an SbxError, the model receives the error. A repeated call of an `idempotent` tool
+    has the effect of one call. `effect` returns the effect of a call
     with these arguments. If `permission` is None, the rules for that effect apply.
     """
 
@@ -65,6 +66,7 @@ class Tool:
     effect: Callable[[Arguments], Effect]
     permission: Permission | None = None
     confined: bool = False
+    idempotent: bool = False
 
     @property
     def name(self) -> str:
