@@ -81,7 +81,9 @@ async def test_the_conversations_of_a_project_are_counted(at: Desk, client: Clie
 
 async def test_what_changes_is_followed(at: Desk, client: Client) -> None:
     at.model.add(Response("hello"))
-    await client.start_chat("hi", conversation_id="watched", **ANN)
+    started = await client.start_chat("hi", conversation_id="watched", **ANN)
+    # The end of the run is a change as well.
+    assert [event async for event in client.follow_chat("watched", run_id=started["run_id"])]
     async with asyncio.timeout(30), aclosing(client.changes()) as changes:
         following = asyncio.ensure_future(anext(changes))
         try:
