@@ -13,7 +13,6 @@ receives it as a result and continues.
 import asyncio
 import inspect
 import secrets
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
@@ -31,23 +30,12 @@ from sbx.agent.models import Model
 from sbx.agent.sandbox import Conversations, ToolSandbox, in_project, is_sandboxed, one_of
 from sbx.agent.step import ModelAnswers, Step, SystemPrompt, results_of
 from sbx.agent.tools.approval_rules import Permissions
-from sbx.agent.tools.execution import EXECUTE_COMMAND, limited_to
+from sbx.agent.tools.execution import limited_to
 from sbx.agent.tools.registry import Tools
-from sbx.agent.tools.results import RESULT_MAX, cut
-from sbx.agent.tools.tool import ToolCallRequest, ToolDefinition, ToolResult
+from sbx.agent.tools.tool import ToolDefinition
 from sbx.aio import run_to_completion
 from sbx.errors import BadRequest, Broken, Conflict, SbxError
-from sbx.protocol.agent import (
-    AgentEvent,
-    AgentRunEnd,
-    AgentRunStart,
-    Json,
-    Reason,
-    StepEnd,
-    ToolEnd,
-    ToolOutput,
-    ToolStart,
-)
+from sbx.protocol.agent import AgentEvent, AgentRunEnd, AgentRunStart, Json, Reason, StepEnd
 from sbx.protocol.files import Upload
 from sbx.telemetry import spans
 from sbx.telemetry.host_paths import without_host_paths
@@ -59,7 +47,6 @@ and a shell. Do the task with the tools. Look at data before you rely on what it
 fails, read the traceback, mend the cause and run it again. When you are done, answer in a few plain
 words, with the figures that were asked for and the paths of the files that you made."""
 
-CHECK = "completion_check"
 CHECK_FAILED = "The task is not complete, because this check failed:"
 
 DescribeFiles = Callable[[Sequence[Upload]], str]
@@ -88,9 +75,9 @@ class Budget:
     def spent(self, usage: TokenUsage) -> bool:
         if self.tokens is not None and usage.total >= self.tokens:
             return True
-        return (
-            self.cost is not None and self.price is not None and (self.price.of(usage) >= self.cost)
-        )
+        if self.cost is None or self.price is None:
+            return False
+        return self.price.of(usage) >= self.cost
 
 
 UNBOUNDED = Budget()
@@ -261,39 +248,13 @@ class Agent:
             emit(StepEnd(number, response.usage.to_dict()))
             await _result(request.on_step(Step(number, response, results)))
             if answers.final:
-                complaint = await self._complaint(request, emit)
-                if complaint is None:
+                command = request.check_command
+                if command is None or not (check := await calls.check(command)).is_error:
                     return "done"
-                await thread.append([Message("user", complaint)])
+                await thread.append([Message("user", f"{CHECK_FAILED} {command}\n{check.text}")])
             elif await _result(request.completion_check(response)):
                 return "done"
         return "max_steps"
-
-    async def _complaint(self, request: "_Request", emit: EmitEvent) -> str | None:
-        """Run the check of a task, which events show as a call. Return the message about its
-        failure for the model; None if it succeeded. Raise the errors of `start_shell`."""
-        command = request.check_command
-        if command is None:
-            return None
-        call_id = f"check-{secrets.token_hex(8)}"
-        emit(ToolStart(call_id, CHECK, {"command": command}, sandboxed=self._sandboxed))
-        began = time.monotonic()
-        live = ToolCallRequest(
-            call_id,
-            self._sandbox,
-            lambda stream, text: emit(
-                ToolOutput(call_id, "stderr" if stream == "stderr" else "stdout", text)
-            ),
-        )
-        result = ToolResult("the check was interrupted", is_error=True)
-        try:
-            output = await EXECUTE_COMMAND.act(live, {"command": command})
-            result = output if isinstance(output, ToolResult) else ToolResult(output)
-        finally:
-            took_ms = (time.monotonic() - began) * 1000
-            text = carried(cut(result.text, RESULT_MAX))
-            emit(ToolEnd(call_id, text, result.is_error, took_ms))
-        return f"{CHECK_FAILED} {command}\n{text}" if result.is_error else None
 
     async def _ended(self, loop: Coroutine[Any, Any, Reason]) -> tuple[Reason, Json | None]:
         """Return the reason for the end of the loop, and the error if there was one."""

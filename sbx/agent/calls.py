@@ -12,6 +12,7 @@ order of the calls. If a call needs an approval, `approvals` has recorded it as 
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,20 +34,23 @@ from sbx.agent.changing import (
 )
 from sbx.agent.compaction import IMAGES_TOLD_SIZE
 from sbx.agent.history import ENDED
-from sbx.agent.messages import ToolCall
+from sbx.agent.messages import ToolCall, carried
 from sbx.agent.sandbox import ToolChanges, ToolSandbox, commands_allowed, is_sandboxed
 from sbx.agent.tools.approval_rules import COMMAND_TOOL, Permissions, subject
+from sbx.agent.tools.execution import EXECUTE_COMMAND
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.results import (
     FORBIDDEN,
     NO_APPROVER,
     NO_APPROVER_FOR_CHANGES,
+    RESULT_MAX,
     TOO_MANY_CALLS,
     WORKSPACE_CHANGED,
+    cut,
     denied,
     failed,
 )
-from sbx.agent.tools.tool import Arguments, Effect, Emit, Ruling, ToolResult
+from sbx.agent.tools.tool import Arguments, Effect, Emit, Ruling, ToolCallRequest, ToolResult
 from sbx.aio import run_to_completion
 from sbx.errors import SbxError, TooLarge, Unavailable
 from sbx.protocol.agent import AgentEvent, Json, ToolApproval, ToolEnd, ToolOutput, ToolStart
@@ -54,6 +58,7 @@ from sbx.protocol.approvals import ABORT, ApprovalDecision
 from sbx.telemetry import spans
 
 HERE = AgentContext("local", "default")
+CHECK = "completion_check"  # the name of the check of a task in events
 CALLS_MAX = 128  # per answer
 AT_ONCE = 16  # the limit of waiting runs in a conversation
 
@@ -123,6 +128,23 @@ class AgentToolCalls:
             await run_to_completion(self._ended(started, tasks))
             raise
         return results
+
+    async def check(self, command: str) -> ToolResult:
+        """Run the check of a task in the sandbox; events show it as a call. Raise the errors of
+        `start_shell`."""
+        call = _Call(ToolCall(f"check-{secrets.token_hex(8)}", CHECK, ""), of=1)
+        call.arguments = {"command": command}
+        live = ToolCallRequest(call.call.id, self._sandbox, partial(self._emit_output, call))
+        result = ToolResult("the check was interrupted", is_error=True)
+        self._emit_start(call)
+        try:
+            with call.timed():
+                output = await EXECUTE_COMMAND.act(live, call.arguments)
+            result = output if isinstance(output, ToolResult) else ToolResult(output)
+            result = replace(result, text=carried(cut(result.text, RESULT_MAX)))
+        finally:
+            self._emit_end(call, result)
+        return result
 
     async def _ended(
         self, started: Sequence["_Call"], tasks: Sequence["asyncio.Task[None]"]

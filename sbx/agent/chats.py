@@ -53,20 +53,24 @@ Key = tuple[str, ...]  # the owner first, the conversation last
 @dataclass(frozen=True, slots=True)
 class ChatAsk:
     """A request to the agent of a conversation. Without a `message` the agent continues where an
-    earlier run broke off. A `model` of None is the configured one. `price`: that of its tokens;
-    `check_command`: see AgentOptions."""
+    earlier run broke off. A `model` of None is the configured one. `check_command`:
+    see AgentOptions."""
 
     owner: str
     conversation_id: str
     message: str | None
     max_steps: int = 10
     model: str | None = None
-    price: Price | None = None
     check_command: str | None = None
 
     @property
     def key(self) -> Key:
         return self.owner, self.conversation_id
+
+    @property
+    def price(self) -> Price | None:
+        """Return the price of its tokens; None if it is not known."""
+        return None
 
     @property
     def start_fields(self) -> Json:

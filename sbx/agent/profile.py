@@ -29,6 +29,7 @@ from sbx.errors import BadRequest, Unavailable
 
 _FILE_MAX = 256 << 10  # bytes
 _FILES_MAX = 1000
+_TOOLS = Tools((*builtin(), *optional()))
 Text = Annotated[str, StringConstraints(max_length=2000)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 _Amount = Annotated[float, Field(ge=0, le=1e6)]
@@ -39,8 +40,8 @@ class _Table(BaseModel):
 
 
 class ProfileModel(_Table):
-    """A model of the configured provider. `max_tokens` limits one answer. What is absent is the
-    configured model, and the provider's default."""
+    """A model of the configured provider. `max_tokens` limits one answer. Without a name it is the
+    configured model, and without the other fields the provider's defaults apply."""
 
     name: Name | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -72,9 +73,9 @@ class ProfilePrice(_Table):
 class AgentProfile(_Table):
     """`instructions` follow the system prompt of sbx. `tools`: None for all. `policy`: that of new
     sandboxes of this agent. `approvals`: a tool whose calls a person must approve outside of
-    projects, or that is denied; projects have rules of their own. `retries`: how often a failed
-    call of a tool that changes nothing is repeated. `welcome` and `starters` are for
-    people: a text, and prompts to begin with."""
+    projects, or that is denied; a project has other rules. `retries`: how often a failed call of a
+    tool that changes nothing is repeated. `welcome` and `starters` are for people: a text, and
+    prompts to begin with."""
 
     description: Text = ""
     instructions: Annotated[str, StringConstraints(max_length=100_000)] = ""
@@ -91,18 +92,18 @@ class AgentProfile(_Table):
     @field_validator("tools", "approvals", "retries")
     @classmethod
     def _are_tools(cls, value: Any) -> Any:
-        names = Tools((*builtin(), *optional())).names
         for name in value or ():
-            if name not in names:
-                raise ValueError(f"no tool has the name {name}; {nearest(name, names)[0]} has")
+            if name not in _TOOLS.names:
+                near = nearest(name, _TOOLS.names)[0]
+                raise ValueError(f"no tool has the name {name}; {near} has")
         return value
 
     @field_validator("retries")
     @classmethod
     def _can_be_repeated(cls, value: Mapping[str, int]) -> Mapping[str, int]:
-        for tool in (*builtin(), *optional()):
-            if tool.name in value and not tool.idempotent:
-                raise ValueError(f"a second call of {tool.name} can have another effect")
+        for name in value:
+            if not _TOOLS.get(name).idempotent:
+                raise ValueError(f"a second call of {name} can have another effect")
         return value
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ from sbx.agent.agent import Agent
 from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.chats import ChatAsk, ChatRun, Key
 from sbx.agent.history import MemoryHistory, MessageHistory, StoredHistory
-from sbx.agent.messages import Response, ToolCall
+from sbx.agent.messages import Price, Response, ToolCall
 from sbx.agent.models import Model
 from sbx.agent.models.factory import make_model
 from sbx.agent.models.replay import ReplayModel
@@ -74,6 +74,10 @@ class AgentRequest(ChatAsk):
     @property
     def key(self) -> Key:
         return self.chat.key
+
+    @property
+    def price(self) -> Price | None:
+        return self.profile.per_token
 
     @property
     def start_fields(self) -> Json:

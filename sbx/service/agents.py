@@ -38,7 +38,6 @@ __all__ = ["AgentRunRow", "Agents", "ChatFilter", "ChatRow", "MessageRow", "no_c
 _log = logging.getLogger(__name__)
 _APPROVAL_TIMEOUT_S = 600.0
 _TITLE_MAX = 80
-_BOUNDS = ("user_id", "agent_id", "conversation_id")  # of a token
 _DENIALS_S = 2.0  # for agents to take note of denials at the end of the service
 
 
@@ -143,7 +142,7 @@ class Agents:
         """
         now, store = self._service.clock.now(), self._service.store
         ids = {"user_id": session.user_id or "", "agent_id": session.agent_id or ""}
-        profile_id = None  # an older conversation keeps what it began with
+        profile_id = None  # an existing conversation keeps its version
         if not await chats.named(store, caller.owner, conversation_id, **ids):
             profiles = self._service.agent_profiles
             profile_id = await profiles.version_for_chat(caller.owner, ids["agent_id"])
@@ -171,7 +170,7 @@ class Agents:
     ) -> Page[tuple[ChatRow, int]]:
         """Return conversations within the caller's bounds, with the number of their pending
         approvals, the last used first."""
-        bounds = {name: bound for name in _BOUNDS if (bound := getattr(caller, name)) is not None}
+        bounds = _bounds(caller)
         if any(getattr(chosen, name) not in (None, bound) for name, bound in bounds.items()):
             return Page([])
         chosen = replace(chosen, **bounds)
@@ -234,7 +233,7 @@ class Agents:
 
     async def report(self, caller: Caller, *, since: float, agent_id: str | None) -> Json:
         """Return the report about the ended runs within the bounds of the caller."""
-        bounds = {name: getattr(caller, name) for name in _BOUNDS if getattr(caller, name)}
+        bounds = _bounds(caller)
         if agent_id is not None and bounds.setdefault("agent_id", agent_id) != agent_id:
             return combined_report(())
         rows = await agent_runs.ended_of_owner(
@@ -339,6 +338,12 @@ class Agents:
             store = self._service.store
             for row in await chats.named(store, owner, name, user_id=user, agent_id=agent):
                 await repair_history(self.history(row), calls)
+
+
+def _bounds(caller: Caller) -> dict[str, Any]:
+    """Return the columns of conversations that a token fixes."""
+    names = ("user_id", "agent_id", "conversation_id")
+    return {name: bound for name in names if (bound := getattr(caller, name)) is not None}
 
 
 def _ended(row: AgentRunRow) -> EndedRun:

@@ -59,8 +59,8 @@ def tool(
     idempotent: bool = False,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a Tool from a function. With `parameters`, a JSON Schema of an object, the function
-    receives the arguments unconverted. `effect` is the effect of its calls;
-    a call of an `idempotent` tool may be repeated.
+    receives the arguments unconverted. `effect` is the effect of its calls. A call of an
+    `idempotent` tool may be repeated.
 
     Raise BadRequest `invalid_tool`.
     """

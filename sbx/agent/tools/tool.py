@@ -57,8 +57,8 @@ class Tool:
     return text.
 
     If it raises an SbxError, the model receives the error. A repeated call of an `idempotent` tool
-    has the effect of one call. `effect` returns the effect of a call
-    with these arguments. If `permission` is None, the rules for that effect apply.
+    has the effect of one call. `effect` returns the effect of a call with these arguments. If
+    `permission` is None, the rules for that effect apply.
     """
 
     definition: ToolDefinition

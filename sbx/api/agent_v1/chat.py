@@ -75,7 +75,6 @@ async def chat(
             chat=row,
             project=project,
             profile=profile,
-            price=profile.per_token,
             check_command=new.completion_check,
             profile_version=None if stored is None else stored.version,
             after_seq=await agents.messages.last_seq(row.id),

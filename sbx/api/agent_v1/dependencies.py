@@ -137,14 +137,18 @@ def check_model(profile: AgentProfile, requested: str | None) -> None:
 
 def check_reads(caller: Caller, conversation_id: str) -> None:
     """Raise NotFound unless the caller may read messages."""
-    if not (caller.may("execute") or caller.may("files:read")):
+    if not _may_read(caller):
         raise no_conversation(conversation_id)
 
 
 def check_lists(caller: Caller) -> None:
     """Raise Denied `forbidden` unless the caller may read messages."""
-    if not (caller.may("execute") or caller.may("files:read")):
+    if not _may_read(caller):
         raise Denied("this token may not read the work of agents", code="forbidden")
+
+
+def _may_read(caller: Caller) -> bool:
+    return caller.may("execute") or caller.may("files:read")
 
 
 def check_runs(caller: Caller, conversation_id: str) -> None:
