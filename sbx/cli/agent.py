@@ -10,9 +10,10 @@ import typer
 from typer.core import TyperGroup
 
 from sbx.cli import agent_options, exits, narrowing, output
+from sbx.cli.connect import Json, ask
 from sbx.cli.run import check_names
 from sbx.cli.terminal import STDOUT, one_line, write
-from sbx.errors import BadRequest, NotFound
+from sbx.errors import BadRequest
 
 if TYPE_CHECKING:
     from sbx.agent.models import Model
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from sbx.protocol.agent import AgentEvent, AgentRunEnd, Reason
 
 _TASK_MAX = 1 << 20
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _PACK_THEM = "the agent can pack them into an archive; inspect it before you unpack it"
 
 
@@ -118,21 +118,21 @@ def agent(
     from sbx.cli.save_files import directory_for
 
     chosen = agent_options.profile_of(profile)
-    limits = chosen.limits
     request = AgentTask(
         text=_text(task),
         files=tuple(file or ()),
         out=directory_for(out) if out is not None else None,
         settings=agent_options.settings(
-            model=model or chosen.model.name,
-            max_steps=max_steps or limits.max_steps,
-            policy=policy or chosen.policy,
+            model=model,
+            max_steps=max_steps,
+            policy=policy,
             connect=connect,
             key=key,
+            profile=chosen,
         ),
         profile=chosen,
-        max_tokens=max_tokens or limits.max_tokens,
-        max_seconds=max_seconds or limits.max_seconds,
+        max_tokens=max_tokens or chosen.limits.max_tokens,
+        max_seconds=max_seconds or chosen.limits.max_seconds,
         as_json=as_json,
         completion_check=completion_check,
         sandbox=narrowing.sandbox_options(
@@ -141,8 +141,7 @@ def agent(
     )
     check_names(request.files)
     printer = AgentLinePrinter() if as_json else AgentPrinter()
-    options = chosen.model.options
-    chat_model = agent_options.model_of(request.settings, replay, record, options)
+    chat_model = agent_options.model_of(request.settings, replay, record, chosen.model.options)
     return exits.for_agent(asyncio.run(_do(request, chat_model, printer)))
 
 
@@ -256,7 +255,7 @@ async def _show(
 def list_profiles(
     connect: agent_options.Connect = None,
     key: agent_options.Key = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """List the profiles in the directory of this user, or those of a service."""
     entries = _entries(connect, key)
@@ -282,7 +281,7 @@ def show(
     name: Annotated[str, typer.Argument(help="The id of an agent.", metavar="AGENT")],
     connect: agent_options.Connect = None,
     key: agent_options.Key = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Print the profile of an agent, as the text of a file."""
     for entry in _entries(connect, key):
@@ -294,17 +293,13 @@ def show(
                 return
             write(STDOUT, output.to_toml(_without_none(entry["profile"])))
             return
-    raise NotFound(
-        f"the agent {name[:80]!r} has no profile",
-        code="agent_not_found",
-        hint="sbx agent list shows the profiles",
-    )
+    raise agent_options.no_profile(name)
 
 
 @app.command()
 def check(
     files: Annotated[list[Path], typer.Argument(help="Profiles of agents.", metavar="FILE…")],
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> int:
     """Check profiles. List every problem with its field."""
     from sbx.agent.profile import read_profile
@@ -331,9 +326,7 @@ def check(
 def _entries(connect: str | None, key: str | None) -> list[dict[str, Any]]:
     """Return the profiles in the form of the service's list."""
     if connect is not None:
-        import asyncio
-
-        return asyncio.run(_of_service(connect, key))
+        return ask(connect, key, lambda client: client.agents())
     from sbx.agent.profile import profile_files, read_profile
 
     directory = agent_options.profile_directory()
@@ -347,13 +340,6 @@ def _entries(connect: str | None, key: str | None) -> list[dict[str, Any]]:
             entry["problem"] = {"code": error.code, "message": error.message}
         entries.append(entry)
     return entries
-
-
-async def _of_service(connect: str, key: str | None) -> list[dict[str, Any]]:
-    from sbx.client import Client
-
-    async with Client(connect, key=key) as client:
-        return await client.agents()
 
 
 def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -88,13 +88,19 @@ def settings(
     policy: str | None = None,
     connect: str | None = None,
     key: str | None = None,
+    profile: "AgentProfile | None" = None,
 ) -> "AgentSettings":
-    """Return the settings of an agent. These options override all other sources.
+    """Return the settings of an agent. These options override the profile, and both override all
+    other sources.
 
     Raise the errors of `read_agent_settings`.
     """
     from sbx.agent.settings import read_agent_settings
 
+    if profile is not None:
+        model = model or profile.model.name
+        max_steps = max_steps or profile.limits.max_steps
+        policy = policy or profile.policy
     return read_agent_settings(
         {
             "model_name": model,
@@ -125,12 +131,16 @@ def profile_of(name: str | None) -> "AgentProfile":
         return read_profile(Path(name))
     directory = profile_directory()
     if name not in profile_files(directory):
-        raise NotFound(
-            f"the agent {name[:80]!r} has no profile in {directory}",
-            code="agent_not_found",
-            hint="sbx agent list shows the profiles",
-        )
+        raise no_profile(name, f" in {directory}")
     return read_profile(directory / f"{name}.toml")
+
+
+def no_profile(name: str, place: str = "") -> NotFound:
+    return NotFound(
+        f"the agent {name[:80]!r} has no profile{place}",
+        code="agent_not_found",
+        hint="sbx agent list shows the profiles",
+    )
 
 
 def model_of(

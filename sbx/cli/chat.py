@@ -127,11 +127,12 @@ def chat(
 
     chosen = agent_options.profile_of(profile)
     settings = agent_options.settings(
-        model=model or chosen.model.name,
-        max_steps=max_steps or chosen.limits.max_steps,
-        policy=policy or chosen.policy,
+        model=model,
+        max_steps=max_steps,
+        policy=policy,
         connect=connect,
         key=key,
+        profile=chosen,
     )
     options = ChatSelection(
         directory=directory,

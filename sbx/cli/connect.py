@@ -1,6 +1,7 @@
 """Connect a command to the service: the options that commands share, the call, and paths."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote
 
@@ -36,6 +37,8 @@ Key = Annotated[
         metavar="KEY",
     ),
 ]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Update the table until Ctrl-C.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print each update as one line of JSON.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Conversation = Annotated[
     str,
@@ -56,6 +59,25 @@ def ask(socket: str | None, key: str | None, work: "Callable[[Client], Awaitable
             return await work(client)
 
     return asyncio.run(connected())
+
+
+def repeat(
+    socket: str | None,
+    key: str | None,
+    look: "Callable[[Client], Awaitable[None]]",
+    every_s: float | None,
+) -> None:
+    """Connect and call `look` once, or again after each pause of `every_s` until Ctrl-C."""
+    import asyncio
+
+    async def looks(client: "Client") -> None:
+        await look(client)
+        while every_s is not None:
+            await asyncio.sleep(every_s)
+            await look(client)
+
+    with suppress(KeyboardInterrupt) if every_s is not None else nullcontext():  # the way to end it
+        ask(socket, key, looks)
 
 
 async def list_sandboxes(

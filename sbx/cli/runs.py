@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,41 +24,30 @@ _WORDS = 60  # characters of the current call
 @app.callback()
 def runs(
     ctx: typer.Context,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Update the table until Ctrl-C.")
-    ] = False,
+    follow: connect.Follow = False,
     interval: Annotated[
         float,
         typer.Option(help="With --follow: the seconds between two updates.", min=0.1, max=3600),
     ] = 1.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print each update as one line of JSON.")
-    ] = False,
+    as_json: connect.JsonLines = False,
     socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Show the active runs of agents: step, current call, plan, tokens and cost."""
     if ctx.invoked_subcommand is not None:
         return exits.Exit.OK
-    import asyncio  # a lazy import keeps `sbx --help` fast
-
     table = output.LiveTable(_HEADS)
 
     async def look(client: "Client") -> None:
-        while True:
-            active = await client.active_runs()
-            if as_json:
-                output.document({"runs": active})
-            elif active or follow:
-                table.show([_row(run) for run in active])
-            else:
-                output.note("no agent is at work")
-            if not follow:
-                return
-            await asyncio.sleep(interval)
+        active = await client.active_runs()
+        if as_json:
+            output.document({"runs": active})
+        elif active or follow:
+            table.show([_row(run) for run in active])
+        else:
+            output.note("no agent is at work")
 
-    with suppress(KeyboardInterrupt) if follow else nullcontext():  # the way to end it
-        connect.ask(socket, key, look)
+    connect.repeat(socket, key, look, interval if follow else None)
     return exits.Exit.OK
 
 

@@ -1,7 +1,6 @@
 """`sbx stats`: the resource usage of sandboxes, once or live."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,9 +23,7 @@ def stats(
         list[str] | None,
         typer.Argument(help="The ids of sandboxes, from sbx ps; default: all with a live kernel."),
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Update the table until Ctrl-C.")
-    ] = False,
+    follow: connect.Follow = False,
     interval: Annotated[
         float,
         typer.Option(
@@ -36,9 +33,7 @@ def stats(
         ),
     ] = 1.0,
     conversation: connect.Conversation = "default",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print each update as one line of JSON.")
-    ] = False,
+    as_json: connect.JsonLines = False,
     socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
@@ -47,28 +42,21 @@ def stats(
     The disk usage is that of one conversation. The numbers come from a cgroup. If this host allows
     none, they are estimated from the live processes and marked with ~.
     """
-    import asyncio  # a lazy import keeps `sbx --help` fast
-
     table = _Table()
 
     async def look(client: "Client") -> None:
-        while True:
-            chosen = ids or await _live(client)
-            usages, failed = await _usages(client, chosen, conversation)
-            if as_json:
-                documents = [{"id": name, **usage_to_json(usage)} for name, usage in usages]
-                errors = [{"id": name, "error": error.to_dict()} for name, error in failed]
-                output.document({"sandboxes": documents, "failed": errors})
-            else:
-                table.show(usages, failed)
-            if not follow:
-                if failed:
-                    raise failed[0][1]
-                return
-            await asyncio.sleep(interval)
+        chosen = ids or await _live(client)
+        usages, failed = await _usages(client, chosen, conversation)
+        if as_json:
+            documents = [{"id": name, **usage_to_json(usage)} for name, usage in usages]
+            errors = [{"id": name, "error": error.to_dict()} for name, error in failed]
+            output.document({"sandboxes": documents, "failed": errors})
+        else:
+            table.show(usages, failed)
+        if failed and not follow:
+            raise failed[0][1]
 
-    with suppress(KeyboardInterrupt) if follow else nullcontext():  # the way to end it
-        connect.ask(socket, key, look)
+    connect.repeat(socket, key, look, interval if follow else None)
     return exits.Exit.OK
 
 
