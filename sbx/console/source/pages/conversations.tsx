@@ -73,7 +73,7 @@ export function ConversationsPage({ id }: { id: string | undefined }): JSX.Eleme
           }
         </Loaded>
       </section>
-      <Conversation key={shownId} conversation={shownId} isNew={!id} chat={now} />
+      <Conversation key={shownId} conversation={shownId} isNew={!id} chat={now} projects={projects.value ?? []} />
     </div>
   );
 }
@@ -87,7 +87,14 @@ function sessionOf(user: string, agent: string): string {
   return `sb-session-${user}-${agent}`;
 }
 
-function Conversation({ conversation, isNew, chat: listed }: { conversation: string; isNew: boolean; chat: Chat | undefined }): JSX.Element {
+interface ConversationProps {
+  conversation: string;
+  isNew: boolean;
+  chat: Chat | undefined;
+  projects: Project[];
+}
+
+function Conversation({ conversation, isNew, chat: listed, projects }: ConversationProps): JSX.Element {
   const loadedChat = useSignal<Chat | null>(null);
   // The list has the latest title, but not each old conversation.
   const chat = listed ?? loadedChat.value ?? undefined;
@@ -107,14 +114,17 @@ function Conversation({ conversation, isNew, chat: listed }: { conversation: str
   const session = chat?.session_id ?? sessionOf(user, agentId);
   // The same element as before is not drawn again: a key in the composer must not draw all messages.
   const messages = useMemo(() => <Messages items={shown.value.items} place={{ sandbox: session, conversation }} />, [shown.value.items, session]);
-  // Not of a rendering: a notice can come before the list has this conversation, or the choice of an agent is drawn.
-  const whose = useRef<{ user_id: string; agent_id: string } | null>(null);
+  // Called by listeners of an earlier rendering, which does not know the conversation or the chosen agent.
+  const identity = (): { user_id: string; agent_id: string } => ({
+    user_id: loadedChat.value?.user_id ?? user,
+    agent_id: loadedChat.value?.agent_id ?? listed?.agent_id ?? agent.value,
+  });
   const leave = useRef<(() => void) | null>(null);
 
   const watch = (runId?: string): void => {
     leave.current?.();
     leave.current = follow({
-      request: () => ({ topic: "chat", conversation_id: conversation, ...whose.current, run_id: runId, after: shown.value.run?.runId === runId ? shown.value.run?.lastSeq : 0 }),
+      request: () => ({ topic: "chat", conversation_id: conversation, ...identity(), run_id: runId, after: shown.value.run?.runId === runId ? shown.value.run?.lastSeq : 0 }),
       onEvent: (event) => {
         shown.value = reduce(shown.value, event as unknown as AgentEvent);
         if (event.type === "run_end") stopping.value = false;
@@ -133,7 +143,6 @@ function Conversation({ conversation, isNew, chat: listed }: { conversation: str
       // First: a run that ends after this is followed, one that ended before has all its messages.
       const stored = await get<Chat>(at(["api", "v1", "conversations", conversation]));
       loadedChat.value = stored;
-      whose.current = { user_id: stored.user_id, agent_id: stored.agent_id };
       const running = stored.run;
       const messages = await all<StoredMessage>((cursor) => at(["api", "v1", "conversations", conversation, "messages"], { limit: 200, cursor }), 5000);
       if (turn !== loads.current) return; // a later one knows more
@@ -179,13 +188,12 @@ function Conversation({ conversation, isNew, chat: listed }: { conversation: str
     if (message !== null) {
       shown.value = { ...shown.value, items: [...shown.value.items, { kind: "user", key: `u${Date.now()}`, text: message }] };
     }
-    if (isNew || !whose.current) whose.current = { user_id: user, agent_id: agentId };
     const body = {
-      ...whose.current,
+      ...identity(),
       conversation_id: conversation,
       project_id: (isNew && project.value) || undefined,
       detach: true,
-      // The agent may have a limit of its own, which the default must not lower.
+      // The default is not sent: it could be lower than the limit in the profile of the agent.
       max_steps: Number(maxSteps.value) === me.value!.defaults.max_steps ? undefined : Number(maxSteps.value) || undefined,
       model: model.value || undefined,
       ...(message === null ? { resume: true } : { message }),
@@ -227,7 +235,7 @@ function Conversation({ conversation, isNew, chat: listed }: { conversation: str
         <Title chat={chat} conversation={conversation} />
         {failure.value && <Failure error={failure.value} retry={() => void load()} />}
         {!loaded.value && <div class="skeleton" aria-busy="true"><i /><i /></div>}
-        {loaded.value && shown.value.items.length === 0 && <Beginning agent={agent} project={project} onTemplate={(prompt) => (draft.value = prompt)} isNew={isNew} />}
+        {loaded.value && shown.value.items.length === 0 && <Beginning agent={agent} projects={projects} project={project} onTemplate={(prompt) => (draft.value = prompt)} isNew={isNew} />}
         {messages}
         <Status shown={shown.value} stopping={stopping.value} again={() => send(null)} />
         <Composer draft={draft} running={running} send={send} stop={stop} attach={() => pickFiles(target)} maxSteps={maxSteps} model={model} />
@@ -326,16 +334,15 @@ function AllCommands({ chat }: { chat: Chat }): JSX.Element | null {
 
 interface BeginningProps {
   agent: { value: string };
+  projects: Project[];
   project: { value: string };
   onTemplate: (prompt: string) => void;
   isNew: boolean;
 }
 
 /** Above an empty composer: where the agent works, and templates of tasks. */
-function Beginning({ agent, project, onTemplate, isNew }: BeginningProps): JSX.Element {
-  const projects = useLoaded<Project[]>(() => all<Project>((cursor) => at(["api", "v1", "projects"], { limit: 100, cursor })));
+function Beginning({ agent, projects, project, onTemplate, isNew }: BeginningProps): JSX.Element {
   const templates = useLoaded<Template[]>(async () => (me.value!.via === "token" ? [] : (await get<{ items: Template[] }>("/api/v1/templates")).items));
-  useEffect(() => onNotice((notice) => notice.type.startsWith("project.") && projects.reload()), []);
   const agents = useLoaded<Agent[]>(async () => (await get<{ items: Agent[] }>("/api/v1/agents")).items);
   const profile = agents.value?.find((each) => each.agent_id === agent.value)?.profile;
   const chosen = useSignal<Template | null>(null);
@@ -353,7 +360,7 @@ function Beginning({ agent, project, onTemplate, isNew }: BeginningProps): JSX.E
           <Field label={t("conversations.project")}>
             <select value={project.value} onChange={(event) => (project.value = event.currentTarget.value)}>
               <option value="">{t("conversations.temporary")}</option>
-              {projects.value?.map((each) => (
+              {projects.map((each) => (
                 <option key={each.id} value={each.id}>
                   {safe(each.name)}
                 </option>

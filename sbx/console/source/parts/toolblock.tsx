@@ -79,7 +79,7 @@ export function ToolCallBlock({ execution, place, past }: BlockProps): JSX.Eleme
       {open && (
         <div class="body">
           <section aria-label={t("tool.arguments")} role="region">
-            {plan && (
+            {plan ? (
               <ol class="plan">
                 {plan.map((step, number) => (
                   <li key={number} class={step.state}>
@@ -87,15 +87,16 @@ export function ToolCallBlock({ execution, place, past }: BlockProps): JSX.Eleme
                   </li>
                 ))}
               </ol>
+            ) : (
+              Object.entries(execution.toolArgs).map(([name, value]) => (
+                <div key={name}>
+                  <span class="fine">
+                    <Name>{name}</Name>
+                  </span>
+                  <Output text={typeof value === "string" ? value : JSON.stringify(value, null, 2)} />
+                </div>
+              ))
             )}
-            {!plan && Object.entries(execution.toolArgs).map(([name, value]) => (
-              <div key={name}>
-                <span class="fine">
-                  <Name>{name}</Name>
-                </span>
-                <Output text={typeof value === "string" ? value : JSON.stringify(value, null, 2)} />
-              </div>
-            ))}
           </section>
           {execution.output.length > 0 && (
             <section aria-label={t("tool.output")} role="region">
