@@ -16,6 +16,7 @@ import pytest_asyncio
 from agent_calls import (
     Desk,
     asked_for,
+    at,
     body,
     calls,
     decide,
@@ -39,14 +40,8 @@ from sbx.agent.messages import Response
 from sbx.api.agent_v1 import agents_of
 from sbx.service.sessions import session_id
 
+__all__ = ["at"]
 WRITES = "echo done > made.txt && echo said"
-
-
-@pytest_asyncio.fixture(scope="module")
-async def at() -> AsyncIterator[Desk]:
-    with short_directory() as directory:
-        async with desk(directory) as at:
-            yield at
 
 
 @pytest_asyncio.fixture

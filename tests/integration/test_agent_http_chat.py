@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from agent_calls import (
     Desk,
+    at,
     body,
     calls,
     desk,
@@ -26,15 +27,9 @@ from sessions_calls import API, code_of, ensure, put, url
 
 from sbx.agent.messages import Response
 
+__all__ = ["at"]
 SESSION = "sb-session-ann-helper"
 HANGS = BrokenOff(Response("thinking about it for long"), after=3, then="hang")
-
-
-@pytest_asyncio.fixture(scope="module")
-async def at() -> AsyncIterator[Desk]:
-    with short_directory() as directory:
-        async with desk(directory) as at:
-            yield at
 
 
 @pytest_asyncio.fixture
