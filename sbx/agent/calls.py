@@ -90,8 +90,8 @@ class AgentToolCalls:
         self._approvals = approvals
         self._place = place
         self._run_id = run_id
-        self._emit = emit
         self._sandboxed = is_sandboxed(sandbox)
+        self._events = _CallEvents(emit, self._sandboxed)
         self._changes = changes
         self._trying = asyncio.Lock()
         self._turns = asyncio.Semaphore(AT_ONCE)
@@ -134,16 +134,16 @@ class AgentToolCalls:
         `start_shell`."""
         call = _Call(ToolCall(f"check-{secrets.token_hex(8)}", CHECK, ""), of=1)
         call.arguments = {"command": command}
-        live = ToolCallRequest(call.call.id, self._sandbox, partial(self._emit_output, call))
+        live = ToolCallRequest(call.call.id, self._sandbox, partial(self._events.output, call))
         result = ToolResult("the check was interrupted", is_error=True)
-        self._emit_start(call)
+        self._events.start(call)
         try:
             with call.timed():
                 output = await EXECUTE_COMMAND.act(live, call.arguments)
             result = output if isinstance(output, ToolResult) else ToolResult(output)
             result = replace(result, text=carried(cut(result.text, RESULT_MAX)))
         finally:
-            self._emit_end(call, result)
+            self._events.end(call, result)
         return result
 
     async def _ended(
@@ -155,11 +155,11 @@ class AgentToolCalls:
         await asyncio.gather(*tasks, return_exceptions=True)
         for call in started:
             if call.pending is not None:
-                self._emit_decision(
+                self._events.decision(
                     call, call.pending.current_decision or ApprovalDecision(False, ABORT, 0.0)
                 )
             if call.open:
-                self._emit_end(call, ToolResult(ENDED, is_error=True))
+                self._events.end(call, ToolResult(ENDED, is_error=True))
 
     # -- one call --------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class AgentToolCalls:
         return begin, effect
 
     def _started(self, call: "_Call", action: _Action) -> _Action:
-        self._emit_start(call)
+        self._events.start(call)
         return action
 
     async def _run_action(self, call: "_Call", action: _Action) -> ToolResult:
@@ -232,8 +232,8 @@ class AgentToolCalls:
                 result = failed(error)
             spans.annotate(is_error=result.is_error)
         if not call.open:  # it failed before its start
-            self._emit_start(call)
-        self._emit_end(call, result)
+            self._events.start(call)
+        self._events.end(call, result)
         return result
 
     async def _make(
@@ -245,7 +245,7 @@ class AgentToolCalls:
                     call.call,
                     call.arguments,
                     sandbox or self._sandbox,
-                    emit or partial(self._emit_output, call),
+                    emit or partial(self._events.output, call),
                     of=call.of,
                 )
         self._images_left -= sum(len(image.data) for image in result.images)
@@ -294,8 +294,8 @@ class AgentToolCalls:
             try:
                 # A tool that only writes files prints nothing, and may need an approval.
                 if allowed and ruling != "ask" and effect != "write":
-                    self._emit_start(call)
-                emit = partial(self._emit_output, call) if call.open else call.later
+                    self._events.start(call)
+                emit = partial(self._events.output, call) if call.open else call.later
                 result = await self._make(call, changes.sandbox, emit)
                 with call.timed():
                     kept = effect == "code"
@@ -308,7 +308,7 @@ class AgentToolCalls:
         """Make a call in a project that cannot be copied. It is approved before it runs in the
         project itself."""
         if allowed:
-            self._emit_start(call)
+            self._events.start(call)
             return await self._make(call)
         if self._approvals is None:
             return NO_APPROVER_FOR_CHANGES
@@ -326,9 +326,9 @@ class AgentToolCalls:
             if not decision.approved:
                 return denied(decision, trial.denied)
         elif not call.open:
-            self._emit_start(call)
+            self._events.start(call)
             for stream, text in call.held_back():
-                self._emit_output(call, stream, text)
+                self._events.output(call, stream, text)
         with call.timed():
             if not await trial.committed():
                 return WORKSPACE_CHANGED
@@ -346,43 +346,15 @@ class AgentToolCalls:
             may_be_remembered=call.may_be_remembered,
         )
         call.pending = pending
-        self._emit_start(call, dry_run=dry_run)
+        self._events.start(call, dry_run=dry_run)
         return pending
 
     async def _await_decision(self, call: "_Call", pending: Pending) -> ApprovalDecision:
         with spans.span("sbx.approval", tool_call=call.call.id):
             decision = await pending.decision()
             spans.annotate(approved=decision.approved, by=decision.by)
-        self._emit_decision(call, decision)
+        self._events.decision(call, decision)
         return decision
-
-    def _emit_decision(self, call: "_Call", decision: ApprovalDecision) -> None:
-        call.pending = None
-        self._emit(ToolApproval(call.call.id, decision.approved, decision.by, decision.remembered))
-
-    def _emit_start(self, call: "_Call", *, dry_run: Json | None = None) -> None:
-        call.open = True
-        expires_at = None if call.pending is None else call.pending.approval.expires_at
-        self._emit(
-            ToolStart(
-                call.call.id,
-                call.call.name,
-                call.arguments,
-                approval_required=expires_at is not None,
-                expires_at=expires_at,
-                dry_run=dry_run,
-                sandboxed=self._sandboxed,
-            )
-        )
-
-    def _emit_output(self, call: "_Call", stream: str, text: str) -> None:
-        self._emit(ToolOutput(call.call.id, "stderr" if stream == "stderr" else "stdout", text))
-
-    def _emit_end(self, call: "_Call", result: ToolResult) -> None:
-        call.open = False
-        took_ms = round(call.took_s * 1000, 3)
-        outputs, error = result.outputs, result.error
-        self._emit(ToolEnd(call.call.id, result.text, result.is_error, took_ms, outputs, error))
 
 
 class _Call:
@@ -415,6 +387,42 @@ class _Call:
             yield
         finally:
             self.took_s += time.monotonic() - started_at
+
+
+class _CallEvents:
+    """Emits the events of calls."""
+
+    def __init__(self, emit: EmitEvent, sandboxed: bool) -> None:
+        self._emit = emit
+        self._sandboxed = sandboxed
+
+    def decision(self, call: "_Call", decision: ApprovalDecision) -> None:
+        call.pending = None
+        self._emit(ToolApproval(call.call.id, decision.approved, decision.by, decision.remembered))
+
+    def start(self, call: "_Call", *, dry_run: Json | None = None) -> None:
+        call.open = True
+        expires_at = None if call.pending is None else call.pending.approval.expires_at
+        self._emit(
+            ToolStart(
+                call.call.id,
+                call.call.name,
+                call.arguments,
+                approval_required=expires_at is not None,
+                expires_at=expires_at,
+                dry_run=dry_run,
+                sandboxed=self._sandboxed,
+            )
+        )
+
+    def output(self, call: "_Call", stream: str, text: str) -> None:
+        self._emit(ToolOutput(call.call.id, "stderr" if stream == "stderr" else "stdout", text))
+
+    def end(self, call: "_Call", result: ToolResult) -> None:
+        call.open = False
+        took_ms = round(call.took_s * 1000, 3)
+        outputs, error = result.outputs, result.error
+        self._emit(ToolEnd(call.call.id, result.text, result.is_error, took_ms, outputs, error))
 
 
 async def _all(tasks: Sequence["asyncio.Task[None]"]) -> None:
