@@ -12,10 +12,11 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
 from fastapi import APIRouter, Request, Response, WebSocket
+from starlette.websockets import WebSocketDisconnect
 
 from sbx.api import sse
 from sbx.api.auth import CallerDep, ServiceDep, authenticate, caller, check_origin, service
@@ -164,9 +165,12 @@ class _Stream:
             await authenticate(self._socket)
 
     async def _send(self, message: Mapping[str, Any]) -> None:
+        """Send a message, unless the client has left: then `_receive` ends the stream."""
         text = json.dumps(message, default=str)
         async with asyncio.timeout(_SEND_S), self._sending:
-            await self._socket.send_text(text)
+            if self._socket.application_state.name == "CONNECTED":
+                with suppress(WebSocketDisconnect):
+                    await self._socket.send_text(text)
 
 
 async def _close(socket: WebSocket, code: int, reason: str) -> None:
