@@ -10,10 +10,12 @@ stopped `sbx config` for good), demands a regular file of at most `SIZE_MAX`, an
 directory, follows no symlink that leads out of it. A file that other users can write is refused.
 """
 
+import json
 import os
+import re
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from sbx.linux import openat2
 NAME = "sbx.toml"
 SYSTEM = Path("/etc/sbx")
 SIZE_MAX = 1 << 20
+_WIDTH = 96
 _HOW = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -138,3 +141,53 @@ def _unusable(path: Path, why: str) -> BadRequest:
         " symlink that leads out of it",
         details={"source": str(path)},
     )
+
+
+# -- the text of a file ---------------------------------------------------------------------------
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """Return a table as the text of a TOML file: values first, then tables and lists of tables.
+
+    Omit None, which TOML does not have.
+    """
+    return "\n".join(_lines(table, "")) + "\n"
+
+
+def _lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for key, value in table.items():
+        if value is not None and not _is_table(value) and not _is_tables(value):
+            yield f"{_key(key)} = {_value(value)}"
+    for key, value in table.items():
+        name = f"{prefix}{_key(key)}"
+        if _is_table(value):
+            yield from ("", f"[{name}]", *_lines(value, f"{name}."))
+        elif _is_tables(value):
+            for entry in value:
+                yield from ("", f"[[{name}]]", *_lines(entry, f"{name}."))
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_table, value))
+
+
+def _key(key: str) -> str:
+    bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
+    return key if bare else _value(key)
+
+
+def _value(value: Any) -> str:
+    if not isinstance(value, list):
+        # JSON and TOML write text, numbers and booleans alike, except for DEL. Escape C1
+        # characters, too, so that no terminal interprets them as escape sequences.
+        text = json.dumps(value, ensure_ascii=False)
+        return re.sub(r"[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    items = [_value(item) for item in value]
+    line = f"[{', '.join(items)}]"
+    if len(line) <= _WIDTH:
+        return line
+    return "[\n" + "".join(f"  {item},\n" for item in items) + "]"

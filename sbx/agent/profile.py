@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -72,16 +73,18 @@ class ProfilePrice(_Table):
 
 class AgentProfile(_Table):
     """`instructions` follow the system prompt of sbx. `tools`: None for all. `policy`: that of new
-    sandboxes of this agent. `approvals`: a tool whose calls a person must approve outside of
-    projects, or that is denied; a project has other rules. `retries`: how often a failed call of a
-    tool that changes nothing is repeated. `welcome` and `starters` are for people: a text, and
-    prompts to begin with."""
+    sandboxes of this agent. `external`: its external tools, by their names or those of their
+    sources; None for all that its users may call. `approvals`: a tool whose calls a person must
+    approve outside of projects, or that is denied; a project has other rules. `retries`: how often
+    a failed call of a tool that changes nothing is repeated. `welcome` and `starters` are for
+    people: a text, and prompts to begin with."""
 
     description: Text = ""
     instructions: Annotated[str, StringConstraints(max_length=100_000)] = ""
     welcome: Text = ""
     starters: Annotated[tuple[Text, ...], Field(max_length=20)] = ()
     tools: Annotated[tuple[Name, ...], Field(max_length=200)] | None = None
+    external: Annotated[tuple[Name, ...], Field(max_length=200)] | None = None
     policy: Name | None = None
     model: ProfileModel = ProfileModel()
     approvals: Mapping[Name, Literal["ask", "deny"]] = Field(default_factory=dict)
@@ -91,9 +94,10 @@ class AgentProfile(_Table):
 
     @field_validator("tools", "approvals", "retries")
     @classmethod
-    def _are_tools(cls, value: Any) -> Any:
+    def _are_tools(cls, value: Any, fields: ValidationInfo) -> Any:
+        external = fields.data.get("external") or () if fields.field_name == "approvals" else ()
         for name in value or ():
-            if name not in _TOOLS.names:
+            if name not in (*_TOOLS.names, *external):
                 near = nearest(name, _TOOLS.names)[0]
                 raise ValueError(f"no tool has the name {name}; {near} has")
         return value
@@ -126,13 +130,13 @@ class AgentProfile(_Table):
         limit = self.limits.max_steps
         return min(requested or limit or default, limit or 1000)
 
-    def select(self, tools: Tools) -> Tools:
+    def select(self, tools: Tools, external: Iterable[Tool] = ()) -> Tools:
         """Return the tools of this agent: all of these, or those that it names, also of the
-        optional ones."""
+        optional ones; and its external tools."""
         chosen: Iterable[Tool] = tools
         if self.tools is not None:
             chosen = (tool for tool in (*tools, *optional()) if tool.name in self.tools)
-        return Tools(chosen, retries=self.retries)
+        return Tools((*chosen, *external), retries=self.retries)
 
     def overrides(self, *, in_project: bool) -> dict[str, Permission]:
         """Return the permissions of tools by name. A project asks about the changes of each call,
@@ -181,7 +185,10 @@ def profile_files(directory: Path) -> set[str]:
         raise Unavailable(
             f"the directory of profiles cannot be read: {error.strerror}", code="invalid_profile"
         ) from None
-    return {name.removesuffix(".toml") for name in names[:_FILES_MAX] if name.endswith(".toml")}
+    found = {name.removesuffix(".toml") for name in names if name.endswith(".toml")}
+    if len(found) > _FILES_MAX:  # none is left out: it may have the limits of an agent
+        raise Unavailable(f"there are more than {_FILES_MAX} profiles", code="invalid_profile")
+    return found
 
 
 def read_profile(path: Path) -> AgentProfile:

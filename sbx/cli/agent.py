@@ -131,6 +131,7 @@ def agent(
             profile=chosen,
         ),
         profile=chosen,
+        agent_id=agent_options.agent_id_of(profile),
         max_tokens=max_tokens or chosen.limits.max_tokens,
         max_seconds=max_seconds or chosen.limits.max_seconds,
         as_json=as_json,
@@ -169,6 +170,7 @@ class AgentTask:
     out: Path | None
     settings: "AgentSettings"
     profile: "AgentProfile"
+    agent_id: str | None
     max_tokens: int | None
     max_seconds: float | None
     as_json: bool = False
@@ -196,13 +198,16 @@ async def _do(
     budget = replace(profile.budget, tokens=task.max_tokens, seconds=task.max_seconds)
     with CancelOnSignal() as ending:
         try:
-            async with own_sandbox(task.settings, task.sandbox) as sandbox:
+            async with (
+                own_sandbox(task.settings, task.sandbox) as sandbox,
+                agent_options.external_tools(task.agent_id, profile) as external,
+            ):
                 for path in task.files:
                     await sandbox.uploads.put(path)
                 agent = Agent(
                     sandbox,
                     model,
-                    tools=profile.select(Tools()),
+                    tools=profile.select(Tools(), external),
                     # No person decides here: what a profile asks about is denied.
                     permissions=Permissions(overrides=profile.overrides(in_project=False)),
                     system=profile.system,
@@ -284,6 +289,8 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print the profile of an agent, as the text of a file."""
+    from sbx.settings_files import to_toml
+
     for entry in _entries(connect, key):
         if entry["agent_id"] == name:
             if entry["problem"]:
@@ -291,7 +298,7 @@ def show(
             if as_json:
                 output.document(entry)
                 return
-            write(STDOUT, output.to_toml(_without_none(entry["profile"])))
+            write(STDOUT, to_toml(_without_none(entry["profile"])))
             return
     raise agent_options.no_profile(name)
 

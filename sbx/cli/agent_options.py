@@ -1,7 +1,7 @@
 """The options of `sbx agent`, `sbx chat` and `sbx mcp`: the model and the sandbox of an agent."""
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sbx.agent.profile import AgentProfile
     from sbx.agent.sandbox import ToolSandbox
     from sbx.agent.settings import AgentSettings
+    from sbx.agent.tools.tool import Tool
 
 ModelName = Annotated[
     str | None,
@@ -133,6 +134,25 @@ def profile_of(name: str | None) -> "AgentProfile":
     if name not in profile_files(directory):
         raise no_profile(name, f" in {directory}")
     return read_profile(directory / f"{name}.toml")
+
+
+def agent_id_of(name: str | None) -> str | None:
+    """Return the id of the agent whose profile has this name or file."""
+    return None if name is None else Path(name).name.removesuffix(".toml")
+
+
+@asynccontextmanager
+async def external_tools(
+    agent_id: str | None, profile: "AgentProfile"
+) -> "AsyncIterator[Sequence[Tool]]":
+    """Yield the external tools of this user that an agent has."""
+    from sbx.agent.external.registry import ExternalTools
+    from sbx.runtime.settings import Settings
+
+    async with ExternalTools(Settings().tools_dir) as external:
+        yield await external.tools(
+            (agent_id,), lambda source: source.allows(None, agent_id), profile.external
+        )
 
 
 def no_profile(name: str, place: str = "") -> NotFound:

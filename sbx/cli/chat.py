@@ -145,6 +145,7 @@ def chat(
         approval_timeout_s=settings.approval_timeout,
         changes=_mode(changes),
         profile=chosen,
+        agent_id=agent_options.agent_id_of(profile),
         sandbox=narrowing.sandbox_options(
             memory=memory, cpus=cpus, network_allow=network_allow, env=env
         ),

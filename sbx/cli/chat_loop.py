@@ -16,6 +16,7 @@ from sbx.agent.profile import AgentProfile
 from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.cli import approval_prompt, output, terminal
+from sbx.cli.agent_options import external_tools
 from sbx.cli.agent_output import AgentPrinter
 from sbx.cli.chat_store import ChatConversation, ChatSelection, opened
 from sbx.cli.exits import ReaderGone
@@ -62,8 +63,12 @@ async def converse(options: ChatSelection, model: Model, max_steps: int) -> Chat
     """
     with CancelOnSignal() as ending:
         try:
-            async with opened(options) as conversation:
-                chat = _Chat(conversation, model, max_steps, ending, options.profile)
+            async with (
+                opened(options) as conversation,
+                external_tools(options.agent_id, options.profile) as external,
+            ):
+                tools = options.profile.select(Tools(), external)
+                chat = _Chat(conversation, model, max_steps, ending, options.profile, tools)
                 try:
                     await chat.send_hello(resumed=options.resume is not None)
                     await chat.converse()
@@ -82,6 +87,7 @@ class _Chat:
         max_steps: int,
         ending: CancelOnSignal,
         profile: AgentProfile,
+        tools: Tools,
     ) -> None:
         self.typed = os.isatty(STDIN)
         self.last: Reason | None = None
@@ -92,7 +98,7 @@ class _Chat:
         self._telling = AgentPrinter()
         self._read = terminal.read_line if self.typed else terminal.InputLines().read_line
         self._welcome = profile.welcome
-        self._tools = tools = profile.select(Tools())
+        self._tools = tools
         self._undo = Undo(conversation.sandbox, tools)
         asks = conversation.in_project and conversation.sandboxed
         self._overrides = profile.overrides(in_project=asks)
@@ -255,7 +261,9 @@ class _Chat:
             raise BadRequest("commands need approval in a project only; here they are allowed")
         await sandbox.allow_commands()
         self._overrides |= {
-            tool.name: "allow" for tool in self._tools if self._overrides.get(tool.name) != "deny"
+            tool.name: "allow"
+            for tool in self._tools
+            if tool.source is None and self._overrides.get(tool.name) != "deny"
         }
         output.note("commands and changes of files are allowed until this chat ends")
 

@@ -64,6 +64,7 @@ class ChatSelection:
     approval_timeout_s: float
     changes: ChangesMode | None = None
     profile: AgentProfile = NO_PROFILE
+    agent_id: str | None = None
     ask_outside: tuple[str, ...] | None = None
     sandbox: Mapping[str, Any] = field(default_factory=dict)
 

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -38,7 +38,6 @@ from sbx.protocol.runs import (
 )
 
 _RED, _CYAN, _RESET = "\x1b[31m", "\x1b[36m", "\x1b[0m"
-_TOML_WIDTH = 96
 _WIDTH_OF_A_FILE = 160
 _STYLES = {"found": "green", "yes": "green", "missing": "red", "no": "red", "weaker": "yellow"}
 _DURATIONS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -297,50 +296,3 @@ def printer(*, as_json: bool, as_events: bool) -> Printer:
 def _plain(bundle: MimeBundle) -> str:
     plain = text_of(bundle, "text/plain")
     return plain if plain is not None else f"<{', '.join(sorted(bundle))}>"
-
-
-def to_toml(table: Mapping[str, Any]) -> str:
-    """Return a table as the text of a TOML file: values first, then tables and lists of tables.
-
-    Omit None, which TOML does not have.
-    """
-    return "\n".join(_lines(table, "")) + "\n"
-
-
-def _lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    for key, value in table.items():
-        if value is not None and not _is_table(value) and not _is_tables(value):
-            yield f"{_key(key)} = {_value(value)}"
-    for key, value in table.items():
-        name = f"{prefix}{_key(key)}"
-        if _is_table(value):
-            yield from ("", f"[{name}]", *_lines(value, f"{name}."))
-        elif _is_tables(value):
-            for entry in value:
-                yield from ("", f"[[{name}]]", *_lines(entry, f"{name}."))
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _is_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_table, value))
-
-
-def _key(key: str) -> str:
-    bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    return key if bare else _value(key)
-
-
-def _value(value: Any) -> str:
-    if not isinstance(value, list):
-        # JSON and TOML write text, numbers and booleans alike, except for DEL. Escape C1
-        # characters, too, so that no terminal interprets them as escape sequences.
-        text = json.dumps(value, ensure_ascii=False)
-        return re.sub(r"[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", text)
-    items = [_value(item) for item in value]
-    line = f"[{', '.join(items)}]"
-    if len(line) <= _TOML_WIDTH:
-        return line
-    return "[\n" + "".join(f"  {item},\n" for item in items) + "]"

@@ -55,6 +55,7 @@ def show(
 ) -> None:
     """Print the complete policy with every value, as the text of a policy file."""
     from sbx.policy import describe, fingerprint, load, reference
+    from sbx.settings_files import to_toml
 
     policy = load(reference(name), search=_search())
     values = describe(policy)
@@ -62,7 +63,7 @@ def show(
         output.document({**values, "fingerprint": fingerprint(policy)})
         return
     del values["name"]  # the name of the file names the policy
-    text = f"# {policy.name}, fingerprint {fingerprint(policy)}\n{output.to_toml(values)}"
+    text = f"# {policy.name}, fingerprint {fingerprint(policy)}\n{to_toml(values)}"
     terminal.write(terminal.STDOUT, text)
 
 

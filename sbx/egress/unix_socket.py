@@ -131,14 +131,20 @@ def read_secrets(policy: Policy) -> "Mapping[str, Secret]":
 
     values = {}
     for name, secret in policy.secrets.items():
-        kind, _, where = secret.source.partition(":")
-        value = os.environ.get(where) if kind == "env" else _read(name, Path(where))
-        if not value:
-            raise _unusable(name, f"the runtime has no variable {where}, or an empty one")
+        value = read_secret(name, secret.source)
         values[name] = Secret(
             name, secret.env, secret.hosts, secret.header, value, allow_plain=secret.allow_plain
         )
     return values
+
+
+def read_secret(name: str, source: str) -> str:
+    """Return the value of a secret from `env:NAME` or `file:/path`. Raise as `read_secrets`."""
+    kind, _, where = source.partition(":")
+    value = os.environ.get(where) if kind == "env" else _read(name, Path(where))
+    if not value:
+        raise _unusable(name, f"the runtime has no variable {where}, or an empty one")
+    return value
 
 
 def _read(name: str, path: Path) -> str:
@@ -166,9 +172,9 @@ def _read(name: str, path: Path) -> str:
 
 def _unusable(name: str, why: str) -> errors.Unavailable:
     return errors.Unavailable(
-        f"the secret {name} of the policy cannot be used: {why}",
+        f"the secret {name} cannot be used: {why}",
         code="secret_unusable",
-        hint="`from` in the policy names its place on the host",
+        hint="its place on the host is in the policy, or in the file of the tool",
     )
 
 

@@ -16,6 +16,8 @@ from typing import Any
 from sbx.agent.agent import Agent
 from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.chats import ChatAsk, ChatRun, Key
+from sbx.agent.external.registry import ExternalTools
+from sbx.agent.external.source import ToolSource
 from sbx.agent.history import MemoryHistory, MessageHistory, StoredHistory
 from sbx.agent.messages import Price, Response, ToolCall
 from sbx.agent.models import Model
@@ -96,6 +98,7 @@ class AgentRequest(ChatAsk):
 class Invoke(AgentRequest):
     """One call of a tool by a program, without a model. A conversation may have many at once."""
 
+    tool: Tool
     call: ToolCall
 
     @property
@@ -171,6 +174,7 @@ class AgentRunFactory:
     tools: Tools
     messages: Messages
     approvals: Approvals
+    external: ExternalTools
 
     @asynccontextmanager
     async def agent(self, run: ChatRun) -> AsyncIterator[Agent]:
@@ -187,7 +191,7 @@ class AgentRunFactory:
             yield Agent(
                 sandbox,
                 model,
-                tools=self._tools(request),
+                tools=await self._tools(request),
                 approvals=self.approvals,
                 history=history,
                 permissions=_permissions(request, sandbox),
@@ -197,9 +201,15 @@ class AgentRunFactory:
                 changes=partial(chats.changes_setting, self.service.store, request.chat.id),
             )
 
-    def _tools(self, request: AgentRequest) -> Tools:
-        is_call = isinstance(request, Invoke)  # of a program, which needs no agent
-        return self.tools if is_call else request.profile.select(self.tools)
+    async def _tools(self, request: AgentRequest) -> Tools:
+        if isinstance(request, Invoke):  # of a program, which needs no agent
+            return Tools([request.tool])
+        external = await self.external.tools(
+            (request.owner, request.session.user_id),
+            partial(is_allowed_in, request.session),
+            request.profile.external,
+        )
+        return request.profile.select(self.tools, external)
 
     async def open_sandbox(self, request: AgentRequest, stack: AsyncExitStack) -> ToolSandbox:
         """Return the conversation in its session or its project. `stack` holds its lease."""
@@ -349,6 +359,16 @@ def _retrieve_error(starting: "asyncio.Task[RunHandle]") -> None:
 # -- permissions ----------------------------------------------------------------------------------
 
 
+def is_allowed_in(session: SandboxView, source: ToolSource) -> bool:
+    """Return whether the user and the agent of a session may call the tools of a source."""
+    return source.allows(session.user_id, session.agent_id)
+
+
+def scope_of(tool: Tool, arguments: Arguments) -> str:
+    """Return the scope that this call needs."""
+    return tool.scope or SCOPE_OF[tool.effect(arguments)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopedPermissions(Permissions):
     """Permissions that also deny everything that `caller` may not do. `sandbox` knows whether a
@@ -359,7 +379,7 @@ class ScopedPermissions(Permissions):
 
     def of(self, tool: Tool, arguments: Arguments) -> Ruling:
         effect = tool.effect(arguments)
-        if not self.caller.may(SCOPE_OF[effect]):
+        if not self.caller.may(scope_of(tool, arguments)):
             return "deny"
         ruling = Permissions.of(self, tool, arguments)
         asks = ruling == "changes" or (ruling == "ask" and effect == "command")

@@ -6,20 +6,29 @@ import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sbx.agent.approvals import Approvals
 from sbx.agent.chats import ChatRun, Chats
+from sbx.agent.external.registry import ExternalTools
 from sbx.agent.history import StoredHistory, repair_history
 from sbx.agent.progress import EndedRun, RunProgress, combined_report
 from sbx.agent.settings import AgentSettings
 from sbx.agent.tools.registry import Tools
+from sbx.agent.tools.tool import Tool
 from sbx.errors import Conflict, NotFound, SbxError
 from sbx.protocol.agent import Json
 from sbx.protocol.approvals import RESTART, Approval, ApprovalDecision
 from sbx.protocol.changes import ChangesSetting
 from sbx.protocol.pages import Page
-from sbx.service.agent_runs import AgentRequest, AgentRunFactory, Invoke, ModelSource
+from sbx.service.agent_runs import (
+    AgentRequest,
+    AgentRunFactory,
+    Invoke,
+    ModelSource,
+    is_allowed_in,
+)
 from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
 from sbx.service.notices import Notice
@@ -51,6 +60,7 @@ class Agents:
         valid = settings if isinstance(settings, AgentSettings) else None
         self.models = ModelSource(settings)
         self.tools = Tools()
+        self.external = ExternalTools(service.settings.tools_dir, service.data_dir / "tools")
         self.messages = Messages(service.store, service.clock)
         self.approvals = Approvals(
             ApprovalStore(service.store, service.pending),
@@ -59,7 +69,7 @@ class Agents:
             on_change=self._approval_changed,
         )
         self._factory = AgentRunFactory(
-            service, self.models, self.tools, self.messages, self.approvals
+            service, self.models, self.tools, self.messages, self.approvals, self.external
         )
         self.chats = Chats(self._factory.agent, service.clock, on_change=self._run_changed)
         self._service = service
@@ -75,12 +85,17 @@ class Agents:
         async with self._starting:
             if not self._started:
                 await self._recover()
+                try:
+                    await self.external.refresh()  # starts the servers of tools
+                except SbxError as error:
+                    _log.error("the external tools cannot be used: %s", error.message)
                 self._started = True
 
     async def close(self) -> None:
         """End every run. Deny the pending approvals by `restart`, also in the histories."""
         await asyncio.gather(*(self._deny(run) for run in self.chats.every()))
         await self.chats.close()
+        await self.external.close()
         await self.models.close()
 
     async def abort(self, sandbox_id: str, conversation: str | None) -> None:
@@ -95,6 +110,16 @@ class Agents:
         for row in await chats.in_projects(self._service.store, sandbox_id):
             if conversation in (None, row.conversation_id):
                 await self._service.projects.close_conversation(row.owner, row.id)
+
+    async def find_tool(self, name: str, caller: Caller, session: SandboxView) -> Tool:
+        """Return a tool of sbx, or an external one that the user and the agent of a session may
+        call. Raise NotFound `tool_not_found`."""
+        if name not in self.tools.names:
+            user = caller.owner, session.user_id
+            tool = await self.external.tool(name, user, partial(is_allowed_in, session))
+            if tool is not None:
+                return tool
+        return self.tools.get(name)
 
     # -- conversations ----------------------------------------------------------------------------
 

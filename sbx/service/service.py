@@ -6,6 +6,7 @@
 {data}/audit_key           the key that signs it
 {data}/token_secret        the key that signs tokens
 {data}/reserve             space for records on a full disk
+{data}/tools/              sources of tools that the operator added over HTTP
 {data}/sandboxes/ removed/ files (workspace/layout.py)
 """
 

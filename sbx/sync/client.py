@@ -107,6 +107,9 @@ class BlockingClient(Blocking):
     change_project = call(Client.change_project)
     delete_project = call(Client.delete_project)
     tools = call(Client.tools)
+    tool_sources = call(Client.tool_sources)
+    add_tool = call(Client.add_tool)
+    remove_tool = call(Client.remove_tool)
     invoke = call(Client.invoke)
 
     me = call(Client.me)

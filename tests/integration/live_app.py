@@ -31,7 +31,7 @@ from sbx.service.service import Service
 START_S = 60.0
 
 
-class _Quiet(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """Takes no signals: they are the test runner's."""
 
     @contextlib.contextmanager
@@ -114,7 +114,7 @@ async def serving(
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
-    server = _Quiet(config)
+    server = QuietServer(config)
     task = asyncio.create_task(server.serve(sockets=sockets))
     try:
         async with asyncio.timeout(START_S):

@@ -3,7 +3,7 @@
     python    executed; a block with prompts prints what it shows
     console   each command is executed in bash, in one directory and with one service, and prints
               what the block shows. NOT_RUN lists the commands that are only parsed.
-    toml      a valid policy; in agents.md a valid profile
+    toml      a valid policy; in agents.md a valid profile, in tools.md a source of tools
     json      valid JSON
 
 Numbers, ids and lengths of lines may differ. `…` stands for any text. A block without a language is
@@ -34,6 +34,7 @@ from command import environment
 import sbx.agent
 from sbx import Sandbox
 from sbx.agent import ReplayModel
+from sbx.agent.external.source import read_source
 from sbx.agent.profile import NO_PROFILE, read_profile
 from sbx.cli.app import _parser
 from sbx.policy import check
@@ -45,6 +46,7 @@ NOT_RUN = (
     r"sbx (serve|config|logs --follow)",  # until Ctrl-C; the service of this test is another one
     r"sbx (agent|chat|shell)",  # needs a model, or a terminal
     r"sbx runs",  # needs an agent at work: test_active_runs.py
+    r"sbx tool",  # needs a server of others: test_cli_tool.py
     r"sbx env create|sbx env show",  # needs a package index
     r"sbx kernelspec|jupyter|cat look.py",  # writes to the user's directory of Jupyter
     r"sbx doctor",  # tests/escape runs the attacks; test_cli_doctor.py the check
@@ -103,6 +105,8 @@ def test_policy_is_valid(block: Block, tmp_path: Path) -> None:
     file.write_text(block.text)
     if block.page == "agents":
         assert read_profile(file) != NO_PROFILE
+    elif block.page == "tools":
+        assert read_source(file).kind
     else:
         assert check(file) == []
 

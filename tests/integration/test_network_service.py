@@ -15,8 +15,8 @@ from places import short_directory
 from service_process import service
 from web import ADDRESS, Web, networked, web
 
-from sbx.cli.output import to_toml
 from sbx.policy import describe
+from sbx.settings_files import to_toml
 from tests.tiers import rows
 
 TOKEN = "s3cr3t-of-the-service"

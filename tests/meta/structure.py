@@ -28,7 +28,10 @@ from tests.meta import prose
 
 SBX = Path(__file__).resolve().parents[2] / "sbx"
 # Code of new features is counted apart.
-NEW_ROOMS = ("cluster", "console", "api/opensandbox", "api/e2b", "api/shipyard", "api/console")
+NEW_ROOMS = (
+    *("cluster", "console", "api/opensandbox", "api/e2b", "api/shipyard", "api/console"),
+    "agent/external",
+)
 FILE_LINES = 400
 CLASS_LINES = 300
 CLASS_METHODS = 30

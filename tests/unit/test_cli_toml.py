@@ -5,7 +5,7 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbx.cli.output import to_toml
+from sbx.settings_files import to_toml
 
 # A lone surrogate is in no TOML file; a policy has whole numbers up to 64 bits and finite others.
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -251,7 +251,9 @@ def _checked_url(url: str | None) -> str | None:
 # -- the HTTP client of the SDKs -------------------------------------------------------------------
 
 
-def bounded_client(timeout_s: float, failure: type[Exception]) -> "httpx2.AsyncClient":
+def bounded_client(
+    timeout_s: float, failure: type[Exception], answer_max: int = ANSWER_MAX
+) -> "httpx2.AsyncClient":
     """Return a client that raises `failure` for an answer beyond the limits. `failure` is the base
     class of the SDK's errors: the SDK neither retries nor wraps an error of exactly this class.
 
@@ -265,10 +267,10 @@ def bounded_client(timeout_s: float, failure: type[Exception]) -> "httpx2.AsyncC
             self._stream = stream
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            remaining = ANSWER_MAX
+            remaining = answer_max
             async for chunk in self._stream:
                 if (remaining := remaining - len(chunk)) < 0:
-                    raise failure(f"it is longer than {ANSWER_MAX} bytes")
+                    raise failure(f"it is longer than {answer_max} bytes")
                 yield chunk
 
         async def aclose(self) -> None:

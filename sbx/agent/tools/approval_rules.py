@@ -211,8 +211,8 @@ def no_rules() -> Sequence[ApprovalRule]:
 class Permissions:
     """`rules` is called for each call, because the user may add and revoke rules meanwhile.
 
-    `overrides` are permissions by the name of a tool. They precede the permission of the tool and
-    the rules for its effect. But if either of them denies a call, it is denied.
+    `overrides` are permissions by the name of a tool or of its source. They precede the permission
+    of the tool and the rules for its effect. But if either of them denies a call, it is denied.
     """
 
     mode: Mode = "free"
@@ -230,7 +230,7 @@ class Permissions:
         return ruling
 
     def _unremembered(self, tool: Tool, arguments: Arguments) -> Ruling:
-        override = self.overrides.get(tool.name)
+        override = self.overrides.get(tool.name) or self.overrides.get(tool.source or "")
         if "deny" in (override, tool.permission):
             return "deny"
         if (named := override or tool.permission) is not None:

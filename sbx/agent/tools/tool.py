@@ -58,7 +58,8 @@ class Tool:
 
     If it raises an SbxError, the model receives the error. A repeated call of an `idempotent` tool
     has the effect of one call. `effect` returns the effect of a call with these arguments. If
-    `permission` is None, the rules for that effect apply.
+    `permission` is None, the rules for that effect apply. `scope`: the scope that a token needs;
+    None: that of the effect. `source`: the source of an external tool.
     """
 
     definition: ToolDefinition
@@ -67,6 +68,8 @@ class Tool:
     permission: Permission | None = None
     confined: bool = False
     idempotent: bool = False
+    scope: str | None = None
+    source: str | None = None
 
     @property
     def name(self) -> str:

@@ -10,17 +10,21 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from sbx.agent.chats import ChatRun
+from sbx.agent.external.registry import SourceStatus
+from sbx.agent.external.source import ToolSource
 from sbx.agent.messages import ToolCall
+from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.schema_formats import DIALECTS
-from sbx.agent.tools.tool import Tool, ToolResult
+from sbx.agent.tools.tool import ToolResult
 from sbx.api import sse
 from sbx.api.agent_v1.dependencies import AgentsDep
-from sbx.api.agent_v1.models import Invocation, Invoked
-from sbx.api.auth import CallerDep, ServiceDep
+from sbx.api.agent_v1.models import Invocation, Invoked, Name
+from sbx.api.auth import CallerDep, OperatorDep, ServiceDep
+from sbx.api.bodies import RequestBody
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import BadRequest, Broken, Denied
-from sbx.service.agent_runs import SCOPE_OF, Invoke
+from sbx.service.agent_runs import Invoke, scope_of
 from sbx.service.agents import Agents, no_conversation
 from sbx.service.caller import Caller
 from sbx.service.ids import check_id
@@ -35,12 +39,77 @@ class ToolList(BaseModel):
     items: list[dict[str, Any]]
 
 
+class NewSource(RequestBody):
+    name: Name
+    source: ToolSource
+
+
+class SourceBody(BaseModel):
+    """A source of external tools. `state`: `ready`, `starting` or `failed`, then with a `problem`.
+    `source` is null for a file that is not valid. `tools`: their names."""
+
+    name: str
+    state: Literal["ready", "starting", "failed"]
+    problem: str | None
+    tools: list[str]
+    source: ToolSource | None
+
+    @classmethod
+    def of(cls, status: SourceStatus) -> "SourceBody":
+        return cls(
+            name=status.name,
+            state=status.state,
+            problem=status.problem,
+            tools=[tool.name for tool in status.tools],
+            source=status.source,
+        )
+
+
+class SourceList(BaseModel):
+    items: list[SourceBody]
+
+
 @router.get("", responses=documented())
 async def list_(
-    agents: AgentsDep, format: Literal["openai", "anthropic", "mcp"] = "openai"
+    caller: CallerDep,
+    agents: AgentsDep,
+    format: Literal["openai", "anthropic", "mcp"] = "openai",
 ) -> ToolList:
-    """Return the definitions of the tools."""
-    return ToolList(items=list(DIALECTS[format](agents.tools.definitions())))
+    """Return the definitions of the tools: those of sbx, and the external ones. A token sees those
+    that its user and agent may call."""
+    external = [
+        tool.definition
+        for status in await agents.external.status()
+        if status.source is not None
+        and (caller.via != "token" or status.source.allows(caller.user_id, caller.agent_id))
+        for tool in status.tools
+    ]
+    return ToolList(items=list(DIALECTS[format]((*agents.tools.definitions(), *external))))
+
+
+@router.get("/sources", responses=documented())
+async def list_sources(_: OperatorDep, agents: AgentsDep) -> SourceList:
+    """List the sources of external tools, with their states. For the operator."""
+    return SourceList(items=[SourceBody.of(each) for each in await agents.external.status()])
+
+
+@router.post("", status_code=201, responses=documented(409))
+async def add(
+    new: NewSource, caller: OperatorDep, agents: AgentsDep, service: ServiceDep
+) -> SourceBody:
+    """Register a source of external tools, as a file of the operator. For the operator: the command
+    of an MCP server and a Python function run with all rights of the service."""
+    status = await agents.external.add(new.name, new.source)
+    await service.recording.record(caller, "tool.add", new.name, kind=status.kind)
+    return SourceBody.of(status)
+
+
+@router.delete("/{name}", status_code=204, responses=documented())
+async def remove(name: str, caller: OperatorDep, agents: AgentsDep, service: ServiceDep) -> None:
+    """Remove a source of external tools and end its server; a second time does nothing. For the
+    operator."""
+    await agents.external.remove(name)
+    await service.recording.record(caller, "tool.remove", name)
 
 
 @router.post(
@@ -59,9 +128,8 @@ async def invoke_tool(
 ) -> Response:
     """Call a tool as a model would, with the same permission and approval. A call that fails is a
     success of this request: `is_error` is true."""
-    tool = agents.tools.get(name)
     conversation = check_id("conversation_id", call.conversation_id)
-    invoke = await _request(agents, sessions, caller, tool, call, conversation)
+    invoke = await _request(agents, sessions, caller, name, call, conversation)
     run = await agents.chats.start(invoke)
     await service.recording.record(
         caller, "tool.invoke", name, conversation=conversation, sandbox=invoke.session.id
@@ -79,7 +147,7 @@ async def _request(
     agents: Agents,
     sessions: Sessions,
     caller: Caller,
-    tool: Tool,
+    name: str,
     invocation: Invocation,
     conversation: str,
 ) -> Invoke:
@@ -87,11 +155,12 @@ async def _request(
     session = await sessions.get(caller, invocation.sandbox_session_id)
     if not caller.sees(session.user_id, session.agent_id, conversation):
         raise no_conversation(conversation)
+    tool = await agents.find_tool(name, caller, session)
     call = ToolCall(f"call-{secrets.token_hex(8)}", tool.name, json.dumps(invocation.arguments))
-    arguments = agents.tools.parse(call)
+    arguments = Tools([tool]).parse(call)
     if isinstance(arguments, ToolResult):
         raise BadRequest(arguments.text, code="invalid_arguments", details={"field": "arguments"})
-    scope = SCOPE_OF[tool.effect(arguments)]
+    scope = scope_of(tool, arguments)
     if not caller.may(scope):
         raise Denied(
             f"this call of {tool.name} takes the scope {scope}",
@@ -110,6 +179,7 @@ async def _request(
         chat=row,
         project=project,
         scope=scope,
+        tool=tool,
         call=call,
     )
 

@@ -1,0 +1,259 @@
+"""A file that describes a source of tools: where they are, who may use them, and their limits."""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from sbx.agent.tools.arguments import check_schema
+from sbx.agent.tools.registry import builtin, optional
+from sbx.agent.tools.tool import Permission
+from sbx.errors import BadRequest, Unavailable
+from sbx.policy.checks import secret_source
+
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_FILE_MAX = 256 << 10  # bytes
+_FILES_MAX = 200
+_PARAMETER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+RESERVED = frozenset(tool.name for tool in (*builtin(), *optional()))
+
+Text = Annotated[str, StringConstraints(max_length=4000)]
+Word = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+_Words = Annotated[tuple[Word, ...], Field(max_length=500)]
+_SecretName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
+_Templates = Mapping[Word, Text]
+
+
+def _is_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise ValueError("must be an address such as https://host/path, without a user")
+    return value
+
+
+_Url = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_is_url)]
+
+
+def _is_schema(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    if value.get("type") != "object":
+        raise ValueError('must be a JSON Schema with type = "object"')
+    check_schema(value)
+    return value
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class McpSource(_Table):
+    """A server of the Model Context Protocol: `command` is started and its standard streams are
+    used, or the server at `url` is. `env` and `headers` may contain secrets as `${name}`. `tools`:
+    which of its tools; None for all."""
+
+    command: Annotated[tuple[Word, ...], Field(min_length=1, max_length=100)] | None = None
+    url: _Url | None = None
+    env: _Templates = Field(default_factory=dict)
+    headers: _Templates = Field(default_factory=dict)
+    tools: _Words | None = None
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> Self:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("needs either command or url")
+        return self
+
+
+class HttpSource(_Table):
+    """One endpoint. `{name}` in the path of `url` is an argument. Other arguments are the query of
+    a GET, HEAD or DELETE request, and the JSON body of others. `headers` may contain secrets as
+    `${name}`."""
+
+    url: _Url
+    method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = "GET"
+    headers: _Templates = Field(default_factory=dict)
+    parameters: Annotated[Mapping[str, Any], AfterValidator(_is_schema)] = Field(
+        default_factory=lambda: {"type": "object", "properties": {}}
+    )
+
+    @model_validator(mode="after")
+    def _has_parameters(self) -> Self:
+        path = urlsplit(self.url).path
+        outside = set(_PARAMETER.findall(self.url.replace(path, "", 1) if path else self.url))
+        if outside:
+            raise ValueError(f"only the path of url may contain {{{min(outside)}}}")
+        for name in _PARAMETER.findall(path):
+            if name not in self.parameters.get("required", ()):
+                raise ValueError(f"parameters must require {name}, which url contains")
+        return self
+
+
+class OpenApiSource(_Table):
+    """The operations of an OpenAPI 3 document, a JSON or YAML file. `url`: the address of the
+    service; None for that of the document. `operations`: which of them by `operationId`; None for
+    all."""
+
+    document: Annotated[Path, AfterValidator(lambda path: path.expanduser())]
+    url: _Url | None = None
+    headers: _Templates = Field(default_factory=dict)
+    operations: _Words | None = None
+
+
+class PythonSource(_Table):
+    """A function of a module that this host can import, or a Tool, or a sequence of both. It runs
+    in the process of sbx, with all rights of its user."""
+
+    function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+
+
+class ToolSource(_Table):
+    """`agents` and `users`: the ids that may use the tools; None for all. `scope`: the scope that a
+    token needs. `approval`: whether a person must approve a call. `timeout` in seconds and
+    `result_max` in characters limit a call, and `calls_per_minute` those of each user. A failed
+    call of an `idempotent` source may be repeated. `secrets`: names, and their places on this host:
+    `env:NAME` or `file:/path`."""
+
+    description: Text = ""
+    agents: _Words | None = None
+    users: _Words | None = None
+    scope: Literal["execute", "files:read", "files:write"] = "execute"
+    approval: Permission = "ask"
+    timeout: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    calls_per_minute: Annotated[int, Field(ge=1, le=100_000)] = 60
+    result_max: Annotated[int, Field(ge=100, le=4 << 20)] = 1 << 20
+    idempotent: bool = False
+    secrets: Annotated[
+        Mapping[_SecretName, Annotated[str, AfterValidator(secret_source)]], Field(max_length=20)
+    ] = Field(default_factory=dict)
+    mcp: McpSource | None = None
+    http: HttpSource | None = None
+    openapi: OpenApiSource | None = None
+    python: PythonSource | None = None
+
+    @model_validator(mode="after")
+    def _has_one_kind(self) -> Self:
+        if sum(part is not None for part in (self.mcp, self.http, self.openapi, self.python)) != 1:
+            raise ValueError("needs exactly one of the tables mcp, http, openapi and python")
+        for text in self._templates():
+            template = Template(text)
+            if not template.is_valid():
+                raise ValueError("a header or variable has a $ that is neither $$ nor ${name}")
+            if missing := set(template.get_identifiers()) - self.secrets.keys():
+                raise ValueError(f"${{{min(missing)}}} is not in the table secrets")
+        return self
+
+    @property
+    def kind(self) -> str:
+        kinds = ("mcp", "http", "openapi", "python")
+        return next(kind for kind in kinds if getattr(self, kind) is not None)
+
+    def allows(self, user_id: str | None, agent_id: str | None) -> bool:
+        """Return whether a user may call these tools through an agent."""
+        return (self.agents is None or agent_id in self.agents) and (
+            self.users is None or user_id in self.users
+        )
+
+    def _templates(self) -> list[str]:
+        parts = (self.mcp, self.http, self.openapi)
+        tables = [part.headers for part in parts if part is not None]
+        tables += [self.mcp.env] if self.mcp is not None else []
+        return [text for table in tables for text in table.values()]
+
+
+def filled(texts: _Templates, secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts with the values of secrets in the place of their names."""
+    return {name: Template(text).substitute(secrets) for name, text in texts.items()}
+
+
+def path_parameters(url: str) -> list[str]:
+    return _PARAMETER.findall(url)
+
+
+def check_name(name: str) -> str:
+    """Raise BadRequest `invalid_tool`."""
+    if not NAME.fullmatch(name) or name in RESERVED:
+        raise BadRequest(
+            f"{name[:80]!r} cannot be the name of a source of tools",
+            code="invalid_tool",
+            hint="take at most 32 lower-case letters, digits, '_' and '-', and no tool of sbx",
+        )
+    return name
+
+
+def parse_source(text: str, origin: str) -> ToolSource:
+    """Return the source in a text of TOML; `origin` names the text. Raise BadRequest `invalid_tool`
+    with each problem in the details."""
+    try:
+        return ToolSource(**tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise _invalid(origin, [str(error)]) from None
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False, include_context=False)
+        raise _invalid(origin, [_problem(each) for each in problems]) from None
+
+
+def source_files(directory: Path) -> dict[str, Path]:
+    """Return the files of a directory by the names of their sources. Raise Unavailable
+    `invalid_tool`."""
+    try:
+        names = sorted(name for name in os.listdir(directory) if name.endswith(".toml"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise Unavailable(
+            f"the directory of tools cannot be read: {error.strerror}", code="invalid_tool"
+        ) from None
+    if len(names) > _FILES_MAX:
+        raise Unavailable(f"there are more than {_FILES_MAX} files of tools", code="invalid_tool")
+    return {name.removesuffix(".toml"): directory / name for name in names}
+
+
+def read_source(path: Path) -> ToolSource:
+    """Raise BadRequest `invalid_tool`, also for a file that cannot be read. The document of an
+    OpenAPI source lies beside the file, unless its path is absolute."""
+    check_name(path.stem)
+    try:
+        with path.open("rb") as file:
+            data = file.read(_FILE_MAX + 1)
+        if len(data) > _FILE_MAX:
+            raise OSError(0, f"it is larger than {_FILE_MAX >> 10} KiB")
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise _invalid(path.name, [f"it cannot be read: {reason}"]) from None
+    source = parse_source(text, path.name)
+    if source.openapi is None:
+        return source
+    document = path.parent / source.openapi.document
+    openapi = source.openapi.model_copy(update={"document": document})
+    return source.model_copy(update={"openapi": openapi})
+
+
+def _problem(error: Any) -> str:
+    place = ".".join(map(str, error["loc"]))
+    text = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        text = "a source has no such field"
+    return f"{place}: {text}" if place else text
+
+
+def _invalid(origin: str, problems: list[str]) -> BadRequest:
+    return BadRequest(
+        f"{origin} is not a valid source of tools: {problems[0]}",
+        code="invalid_tool",
+        hint="docs/tools.md has every field",
+        details={"problems": problems[:20]},
+    )
