@@ -421,8 +421,10 @@ class _CallEvents:
     def end(self, call: "_Call", result: ToolResult) -> None:
         call.open = False
         took_ms = round(call.took_s * 1000, 3)
-        outputs, error = result.outputs, result.error
-        self._emit(ToolEnd(call.call.id, result.text, result.is_error, took_ms, outputs, error))
+        outputs, error, cached = result.outputs, result.error, result.cached
+        self._emit(
+            ToolEnd(call.call.id, result.text, result.is_error, took_ms, outputs, error, cached)
+        )
 
 
 async def _all(tasks: Sequence["asyncio.Task[None]"]) -> None:

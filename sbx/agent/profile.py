@@ -185,10 +185,10 @@ def profile_files(directory: Path) -> set[str]:
         raise Unavailable(
             f"the directory of profiles cannot be read: {error.strerror}", code="invalid_profile"
         ) from None
-    found = {name.removesuffix(".toml") for name in names if name.endswith(".toml")}
-    if len(found) > _FILES_MAX:  # none is left out: it may have the limits of an agent
+    agents = {name.removesuffix(".toml") for name in names if name.endswith(".toml")}
+    if len(agents) > _FILES_MAX:  # none is left out: it may have the limits of an agent
         raise Unavailable(f"there are more than {_FILES_MAX} profiles", code="invalid_profile")
-    return found
+    return agents
 
 
 def read_profile(path: Path) -> AgentProfile:

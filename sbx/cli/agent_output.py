@@ -147,7 +147,7 @@ class AgentPrinter:
         if result:
             self.block(result, mark="|", most=_RESULT_MAX, last=event.is_error)
         how = "failed" if event.is_error else "done"
-        took = f"{event.duration_ms / 1000:.2f} s"
+        took = "from the cache" if event.cached else f"{event.duration_ms / 1000:.2f} s"
         self.head(f"{call.name} {how}", took, failed=event.is_error)
 
     def _end(self, event: AgentRunEnd) -> None:

@@ -115,7 +115,7 @@ def list_sources(
         output.document({"sources": sources})
         return
     if not sources:
-        output.note("there are no sources of tools; sbx tool add registers one")
+        output.note("nothing is registered; sbx tool add registers a source of tools")
         return
     output.print_table(_HEADS, [_row(each) for each in sources])
 
@@ -225,7 +225,7 @@ async def _try_out(path: Path, call: str | None, arguments: str) -> dict[str, An
     from sbx.errors import SbxError
 
     async with ExternalTools(path.parent, only=path.stem) as external:
-        found = await external.tools((), lambda _: True)
+        tools = await external.tools((), lambda _: True)
         (status,) = await external.status()
         if call is None:
             definitions = [
@@ -234,14 +234,14 @@ async def _try_out(path: Path, call: str | None, arguments: str) -> dict[str, An
                     "description": tool.definition.description,
                     "parameters": dict(tool.definition.parameters),
                 }
-                for tool in found
+                for tool in tools
             ]
             if status.problem is not None:
                 output.note(f"it is not ready: {one_line(status.problem)}")
-            return {"ok": bool(found) and status.problem is None, "tools": definitions}
-        tools = Tools(found)
-        tool = tools.get(call)
-        parsed = tools.parse(ToolCall("call-test", call, arguments))
+            return {"ok": bool(tools) and status.problem is None, "tools": definitions}
+        registry = Tools(tools)
+        tool = registry.get(call)
+        parsed = registry.parse(ToolCall("call-test", call, arguments))
         if isinstance(parsed, ToolResult):
             return {"ok": False, "result": parsed.text, "images": 0}
         # Without a sandbox: a Python function that uses one fails here.

@@ -68,7 +68,8 @@ class ToolApproval:
 @dataclass(frozen=True, slots=True)
 class ToolEnd:
     """`outputs`: bundles by media type; an image is the file that keeps it, and a last
-    `{"truncated": true}` stands for the rest. `error` has the shape of every report."""
+    `{"truncated": true}` stands for the rest. `error` has the shape of every report. `cached`: it
+    is the result of an earlier call."""
 
     tool_call_id: str
     result: str
@@ -76,6 +77,7 @@ class ToolEnd:
     duration_ms: float
     outputs: tuple[Json, ...] = ()
     error: Json | None = None
+    cached: bool = False
     type: Literal["tool_end"] = field(default="tool_end", init=False)
 
 

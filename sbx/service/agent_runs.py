@@ -17,7 +17,6 @@ from sbx.agent.agent import Agent
 from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.chats import ChatAsk, ChatRun, Key
 from sbx.agent.external.registry import ExternalTools
-from sbx.agent.external.source import ToolSource
 from sbx.agent.history import MemoryHistory, MessageHistory, StoredHistory
 from sbx.agent.messages import Price, Response, ToolCall
 from sbx.agent.models import Model
@@ -28,7 +27,7 @@ from sbx.agent.sandbox import ToolSandbox, commands_allowed
 from sbx.agent.settings import AgentSettings
 from sbx.agent.tools.approval_rules import Mode, Permissions
 from sbx.agent.tools.registry import Tools
-from sbx.agent.tools.tool import Arguments, Effect, Ruling, Tool
+from sbx.agent.tools.tool import Arguments, Ruling, Tool
 from sbx.errors import SbxError, Unavailable
 from sbx.protocol.agent import Json
 from sbx.protocol.languages import check_language
@@ -37,6 +36,7 @@ from sbx.runtime.conversation import Conversation
 from sbx.runtime.snapshots.checkpoints import Checkpoint
 from sbx.runtime.snapshots.dry_run import DryRun
 from sbx.service.caller import Caller
+from sbx.service.external_tools import is_allowed_in, scope_of
 from sbx.service.models import SandboxView
 from sbx.service.projects.projects import Project
 from sbx.service.run import RunHandle, RunRequest
@@ -47,12 +47,6 @@ from sbx.store.agent_runs import AgentRunRow
 from sbx.store.chats import ChatRow
 from sbx.store.messages import Messages
 
-SCOPE_OF: Mapping[Effect, str] = {
-    "read": "files:read",
-    "write": "files:write",
-    "code": "execute",
-    "command": "execute",
-}
 _SETTING_NAMES = "MODEL_PROVIDER, BASE_URL, API_KEY and MODEL_NAME"
 
 
@@ -357,16 +351,6 @@ def _retrieve_error(starting: "asyncio.Task[RunHandle]") -> None:
 
 
 # -- permissions ----------------------------------------------------------------------------------
-
-
-def is_allowed_in(session: SandboxView, source: ToolSource) -> bool:
-    """Return whether the user and the agent of a session may call the tools of a source."""
-    return source.allows(session.user_id, session.agent_id)
-
-
-def scope_of(tool: Tool, arguments: Arguments) -> str:
-    """Return the scope that this call needs."""
-    return tool.scope or SCOPE_OF[tool.effect(arguments)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from sbx.agent.approvals import Approvals
@@ -16,19 +15,12 @@ from sbx.agent.history import StoredHistory, repair_history
 from sbx.agent.progress import EndedRun, RunProgress, combined_report
 from sbx.agent.settings import AgentSettings
 from sbx.agent.tools.registry import Tools
-from sbx.agent.tools.tool import Tool
 from sbx.errors import Conflict, NotFound, SbxError
 from sbx.protocol.agent import Json
 from sbx.protocol.approvals import RESTART, Approval, ApprovalDecision
 from sbx.protocol.changes import ChangesSetting
 from sbx.protocol.pages import Page
-from sbx.service.agent_runs import (
-    AgentRequest,
-    AgentRunFactory,
-    Invoke,
-    ModelSource,
-    is_allowed_in,
-)
+from sbx.service.agent_runs import AgentRequest, AgentRunFactory, Invoke, ModelSource
 from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
 from sbx.service.notices import Notice
@@ -85,10 +77,7 @@ class Agents:
         async with self._starting:
             if not self._started:
                 await self._recover()
-                try:
-                    await self.external.refresh()  # starts the servers of tools
-                except SbxError as error:
-                    _log.error("the external tools cannot be used: %s", error.message)
+                await self.external.start()
                 self._started = True
 
     async def close(self) -> None:
@@ -110,16 +99,6 @@ class Agents:
         for row in await chats.in_projects(self._service.store, sandbox_id):
             if conversation in (None, row.conversation_id):
                 await self._service.projects.close_conversation(row.owner, row.id)
-
-    async def find_tool(self, name: str, caller: Caller, session: SandboxView) -> Tool:
-        """Return a tool of sbx, or an external one that the user and the agent of a session may
-        call. Raise NotFound `tool_not_found`."""
-        if name not in self.tools.names:
-            user = caller.owner, session.user_id
-            tool = await self.external.tool(name, user, partial(is_allowed_in, session))
-            if tool is not None:
-                return tool
-        return self.tools.get(name)
 
     # -- conversations ----------------------------------------------------------------------------
 

@@ -420,6 +420,29 @@ async def test_calls_of_a_user_in_a_minute_are_limited(
     assert len(server.requests) == 3
 
 
+async def test_a_result_is_used_again_for_the_same_user_and_arguments(
+    at: Desk, http: httpx.AsyncClient, tools: Path, server: HttpServer
+) -> None:
+    (tools / "page.toml").write_text(f"""
+approval = "allow"
+idempotent = true
+cache = 600
+[http]
+url = "{server.url}/{{name}}"
+parameters = {{ type = "object", required = ["name"], properties = {{ name = {{}} }} }}
+""")
+    for name in ("a", "b", "a", "broken", "broken"):
+        await invoke(http, "page", {"name": name})
+    assert [each["path"] for each in server.requests] == ["/a", "/b", "/broken", "/broken"]
+    await invoke(http, "page", {"name": "a"}, user_id="bob")
+    assert len(server.requests) == 5
+    at.model.add(calls(("page", {"name": "a"}), ("page", {"name": "c"})), Response("done"))
+    events = await say(http, "cached")
+    ends = [event["cached"] for event in events if event["type"] == "tool_end"]
+    assert sorted(ends) == [False, True]
+    assert len(server.requests) == 6
+
+
 async def test_the_operator_adds_and_removes_sources(
     at: Desk, client: Client, http: httpx.AsyncClient, tools: Path, server: HttpServer
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_file_with_all_fields_and_back() -> None:
         ('[http]\nurl = "http://h"\n[http.parameters]\ntype = "array"', "type"),
         ('[http]\nurl = "http://h"\n[http.parameters]\ntype = "object"\nrequired = 3', "required"),
         ('[python]\nfunction = "os.system"', "function"),
+        ('cache = 5\n[http]\nurl = "http://h"', "idempotent"),
         ('[secrets]\nkey = "sk-12345678"\n[http]\nurl = "http://h"', "location of a secret"),
         ('scope = "admin"\n[http]\nurl = "http://h"', "scope"),
         ('more = 1\n[http]\nurl = "http://h"', "no such field"),

@@ -7,6 +7,7 @@ when they change.
 """
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _READY_S = 5.0  # for servers that have just been started
 _USERS_MAX = 10_000  # whose calls are counted at a time
 _MINUTE_S = 60.0
+_RESULTS_MAX, _CACHED_MAX = 200, 256 << 10  # results of a source, and characters of each
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]+")
 _ERROR_MAX = 2000  # characters
 _log = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ class _Open:
     source: ToolSource
     clean: Callable[[str], str]
     limiters: "TTLCache[User, AsyncLimiter]"
+    results: "TTLCache[tuple[User, str, str], ToolResult]"
     tools: Sequence[Tool] = ()
     problem: str | None = None
     server: "McpServer | None" = None
@@ -149,6 +152,13 @@ class ExternalTools:
     ) -> Tool | None:
         tools = await self.tools(user, is_allowed, [name])
         return next((tool for tool in tools if tool.name == name), None)
+
+    async def start(self) -> None:
+        """Start the servers, so that they are ready when an agent needs them."""
+        try:
+            await self.refresh()
+        except SbxError as error:
+            _log.error("the external tools cannot be used: %s", error.message)
 
     async def add(self, name: str, source: ToolSource) -> SourceStatus:
         """Write the file of a source and open it. Raise BadRequest `invalid_tool`, Conflict
@@ -281,7 +291,14 @@ async def _opened(name: str, stamp: tuple[int, ...], source: ToolSource) -> _Ope
         data = text.encode(errors="replace")
         return redacting.over(data).decode(errors="replace") if secrets else text
 
-    each = _Open(name, stamp, source, clean, TTLCache(_USERS_MAX, 2 * _MINUTE_S))
+    each = _Open(
+        name,
+        stamp,
+        source,
+        clean,
+        limiters=TTLCache(_USERS_MAX, 2 * _MINUTE_S),
+        results=TTLCache(_RESULTS_MAX, source.cache),
+    )
     try:
         await _load(each, secrets)
     except SbxError:
@@ -350,6 +367,9 @@ def _guarded(each: _Open, tool: Tool, user: User) -> Callable[[ToolCallRequest, 
     source, clean = each.source, each.clean
 
     async def act(call: ToolCallRequest, arguments: Arguments) -> ToolResult:
+        key = user, tool.name, json.dumps(arguments, sort_keys=True)
+        if (earlier := each.results.get(key)) is not None:
+            return replace(earlier, cached=True)
         await _count(each, user)
         guarded = replace(call, emit=_cleaned(call.emit, clean))
         try:
@@ -369,7 +389,10 @@ def _guarded(each: _Open, tool: Tool, user: User) -> Callable[[ToolCallRequest, 
             raise Unavailable(f"{tool.name} failed: {problem}", code="tool_failed") from None
         result = output if isinstance(output, ToolResult) else ToolResult(str(output))
         text = cut(await asyncio.to_thread(clean, result.text), source.result_max)
-        return replace(result, text=text, outputs=(), error=None)
+        result = replace(result, text=text, outputs=(), error=None)
+        if source.cache and not result.is_error and len(text) <= _CACHED_MAX:
+            each.results[key] = result
+        return result
 
     return act
 

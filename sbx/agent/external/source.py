@@ -123,8 +123,9 @@ class ToolSource(_Table):
     """`agents` and `users`: the ids that may use the tools; None for all. `scope`: the scope that a
     token needs. `approval`: whether a person must approve a call. `timeout` in seconds and
     `result_max` in characters limit a call, and `calls_per_minute` those of each user. A failed
-    call of an `idempotent` source may be repeated. `secrets`: names, and their places on this host:
-    `env:NAME` or `file:/path`."""
+    call of an `idempotent` source may be repeated. `cache`: the seconds for which a result is used
+    again for a call of the same user with the same arguments; 0 for never. `secrets`: names, and
+    their places on this host: `env:NAME` or `file:/path`."""
 
     description: Text = ""
     agents: _Words | None = None
@@ -135,6 +136,7 @@ class ToolSource(_Table):
     calls_per_minute: Annotated[int, Field(ge=1, le=100_000)] = 60
     result_max: Annotated[int, Field(ge=100, le=4 << 20)] = 1 << 20
     idempotent: bool = False
+    cache: Annotated[float, Field(ge=0, le=7 * 86_400)] = 0.0
     secrets: Annotated[
         Mapping[_SecretName, Annotated[str, AfterValidator(secret_source)]], Field(max_length=20)
     ] = Field(default_factory=dict)
@@ -147,6 +149,8 @@ class ToolSource(_Table):
     def _has_one_kind(self) -> Self:
         if sum(part is not None for part in (self.mcp, self.http, self.openapi, self.python)) != 1:
             raise ValueError("needs exactly one of the tables mcp, http, openapi and python")
+        if self.cache and not self.idempotent:
+            raise ValueError("cache needs idempotent = true: a call that changes something is made")
         for text in self._templates():
             template = Template(text)
             if not template.is_valid():

@@ -42,13 +42,15 @@ class ToolCallRequest:
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """The result that a model receives. An error is also a result. A person sees `outputs` and
-    `error` as well: bundles of a run, see `figures.shown_outputs`, and the report of an error."""
+    `error` as well: bundles of a run, see `figures.shown_outputs`, and the report of an error.
+    `cached`: it is the result of an earlier call."""
 
     text: str
     is_error: bool = False
     images: tuple[Image, ...] = ()
     outputs: tuple[Json, ...] = ()
     error: Json | None = None
+    cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,10 @@ from sbx.api.bodies import RequestBody
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import BadRequest, Broken, Denied
-from sbx.service.agent_runs import Invoke, scope_of
+from sbx.service.agent_runs import Invoke
 from sbx.service.agents import Agents, no_conversation
 from sbx.service.caller import Caller
+from sbx.service.external_tools import find_tool, scope_of
 from sbx.service.ids import check_id
 from sbx.service.sessions import Sessions
 
@@ -155,7 +156,7 @@ async def _request(
     session = await sessions.get(caller, invocation.sandbox_session_id)
     if not caller.sees(session.user_id, session.agent_id, conversation):
         raise no_conversation(conversation)
-    tool = await agents.find_tool(name, caller, session)
+    tool = await find_tool(name, agents.tools, agents.external, caller, session)
     call = ToolCall(f"call-{secrets.token_hex(8)}", tool.name, json.dumps(invocation.arguments))
     arguments = Tools([tool]).parse(call)
     if isinstance(arguments, ToolResult):

@@ -140,6 +140,7 @@ export function reduce(shown: Shown, event: AgentEvent): Shown {
         status: event.is_error ? "error" : "done",
         result: event.result,
         durationMs: event.duration_ms,
+        cached: event.cached,
         outputs: event.outputs,
         error: event.error,
       };

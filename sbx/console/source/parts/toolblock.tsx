@@ -70,7 +70,7 @@ export function ToolCallBlock({ execution, place, past }: BlockProps): JSX.Eleme
         <code class="summary">{plan ? t("plan.count", { done: plan.filter((step) => step.state === "done").length, count: plan.length }) : safe(summary(execution.toolArgs))}</code>
         {!execution.sandboxed && <span class="on-host">{t("tool.on_host")}</span>}
         <span class="state">{state}</span>
-        {execution.durationMs !== undefined && <span class="fine">{took(execution.durationMs / 1000)}</span>}
+        {execution.durationMs !== undefined && <span class="fine">{execution.cached ? t("tool.cached") : took(execution.durationMs / 1000)}</span>}
         <button type="button" class="plain" aria-expanded={open} onClick={() => (chosen.value = !open)}>
           {t("tool.details")}
         </button>

@@ -56,6 +56,7 @@ export interface ToolExecution {
   outputs?: Bundle[];
   error?: Problem | null;
   durationMs?: number;
+  cached?: boolean;
   stopped?: boolean;
 }
 
@@ -72,7 +73,7 @@ export type AgentEvent = Common &
     | { type: "tool_start"; tool_call_id: string; tool_name: string; tool_args: Record<string, unknown>; approval_required: boolean; expires_at?: number; dry_run?: DryRun; sandboxed: boolean }
     | { type: "tool_output"; tool_call_id: string; stream: "stdout" | "stderr"; text: string }
     | { type: "tool_approval"; tool_call_id: string; approved: boolean; by: string; remembered: "exact" | "prefix" | null }
-    | { type: "tool_end"; tool_call_id: string; result: string; is_error: boolean; duration_ms: number; outputs?: Bundle[]; error?: Problem | null }
+    | { type: "tool_end"; tool_call_id: string; result: string; is_error: boolean; duration_ms: number; outputs?: Bundle[]; error?: Problem | null; cached?: boolean }
     | { type: "step_end"; step: number; usage: Record<string, number> }
     | { type: "run_end"; reason: "done" | "max_steps" | "aborted" | "budget" | "error"; content: string; usage: Record<string, number>; error?: Problem | null }
   );
