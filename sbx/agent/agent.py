@@ -210,7 +210,8 @@ class Agent:
             reason, error = await self._ended(self._loop(request, thread, answers, calls, emit))
         finally:
             await thread.close()
-        emit(AgentRunEnd(reason, answers.content, answers.usage.to_dict(), error))
+        usage = answers.usage + calls.usage
+        emit(AgentRunEnd(reason, answers.content, usage.to_dict(), error))
 
     async def _definitions(self) -> tuple[ToolDefinition, ...]:
         """Return the tools, without languages that this sandbox cannot run, if it reports them."""
@@ -240,7 +241,7 @@ class Agent:
         for number in range(1, request.max_steps + 1):
             if self._aborted:
                 return "aborted"
-            if self._budget.spent(answers.usage):
+            if self._budget.spent(answers.usage + calls.usage):
                 return "budget"
             with spans.span("sbx.agent.step", step=number, run=request.run_id):
                 response = await answers.next(self._compaction)

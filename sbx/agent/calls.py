@@ -34,7 +34,7 @@ from sbx.agent.changing import (
 )
 from sbx.agent.compaction import IMAGES_TOLD_SIZE
 from sbx.agent.history import ENDED
-from sbx.agent.messages import ToolCall, carried
+from sbx.agent.messages import TokenUsage, ToolCall, carried
 from sbx.agent.sandbox import ToolChanges, ToolSandbox, commands_allowed, is_sandboxed
 from sbx.agent.tools.approval_rules import COMMAND_TOOL, Permissions, subject
 from sbx.agent.tools.execution import EXECUTE_COMMAND
@@ -96,6 +96,7 @@ class AgentToolCalls:
         self._trying = asyncio.Lock()
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._images_left = 0
+        self.usage = TokenUsage()  # of sub-agents
 
     async def make_all(
         self, calls: Sequence[ToolCall], results: list[ToolResult] | None = None
@@ -231,6 +232,8 @@ class AgentToolCalls:
             except SbxError as error:
                 result = failed(error)
             spans.annotate(is_error=result.is_error)
+        if result.usage is not None:
+            self.usage += result.usage
         if not call.open:  # it failed before its start
             self._events.start(call)
         self._events.end(call, result)

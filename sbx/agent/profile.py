@@ -6,7 +6,7 @@ the rules for its conversation refuse.
 
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -22,7 +22,11 @@ from pydantic import (
 )
 
 from sbx.agent.agent import SYSTEM, Budget
+from sbx.agent.delegation import Delegation, OpenSandbox, delegate_tool
 from sbx.agent.messages import Price
+from sbx.agent.models import Model
+from sbx.agent.sandbox import ToolSandbox
+from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.arguments import nearest
 from sbx.agent.tools.registry import Tools, builtin, optional
 from sbx.agent.tools.tool import Permission, Tool
@@ -71,13 +75,22 @@ class ProfilePrice(_Table):
     output: _Amount
 
 
+class ProfileDelegation(_Table):
+    """Sub-agents: how many at once, and the limits of each."""
+
+    at_once: Annotated[int, Field(ge=1, le=16)] = 4
+    max_steps: Annotated[int, Field(ge=1, le=200)] = 20
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
 class AgentProfile(_Table):
     """`instructions` follow the system prompt of sbx. `tools`: None for all. `policy`: that of new
     sandboxes of this agent. `external`: its external tools, by their names or those of their
     sources; None for all that its users may call. `approvals`: a tool whose calls a person must
     approve outside of projects, or that is denied; a project has other rules. `retries`: how often
-    a failed call of a tool that changes nothing is repeated. `welcome` and `starters` are for
-    people: a text, and prompts to begin with."""
+    a failed call of a tool that changes nothing is repeated. `delegate`: it may give parts of
+    its task to sub-agents. `welcome` and `starters` are for people: a text, and prompts to begin
+    with."""
 
     description: Text = ""
     instructions: Annotated[str, StringConstraints(max_length=100_000)] = ""
@@ -91,6 +104,7 @@ class AgentProfile(_Table):
     retries: Mapping[Name, Annotated[int, Field(ge=1, le=5)]] = Field(default_factory=dict)
     limits: ProfileLimits = ProfileLimits()
     price: ProfilePrice | None = None
+    delegate: ProfileDelegation | None = None
 
     @field_validator("tools", "approvals", "retries")
     @classmethod
@@ -137,6 +151,29 @@ class AgentProfile(_Table):
         if self.tools is not None:
             chosen = (tool for tool in (*tools, *optional()) if tool.name in self.tools)
         return Tools((*chosen, *external), retries=self.retries)
+
+    def with_delegation(
+        self,
+        tools: Tools,
+        model: Model,
+        open_sandbox: OpenSandbox,
+        permissions: Callable[[ToolSandbox], Permissions],
+    ) -> Tools:
+        """Return the tools, with `delegate` if this agent may have sub-agents. They have the same
+        tools and the same model."""
+        if self.delegate is not None:
+            delegation = Delegation(
+                model,
+                Tools(tools),
+                open_sandbox,
+                permissions,
+                self.instructions,
+                max_cost=self.limits.max_cost,
+                price=self.per_token,
+                **self.delegate.model_dump(),
+            )
+            tools.add(delegate_tool(delegation))
+        return tools
 
     def overrides(self, *, in_project: bool) -> dict[str, Permission]:
         """Return the permissions of tools by name. A project asks about the changes of each call,

@@ -204,12 +204,19 @@ async def _do(
             ):
                 for path in task.files:
                     await sandbox.uploads.put(path)
+                # No person decides here: what a profile asks about is denied.
+                permissions = Permissions(overrides=profile.overrides(in_project=False))
+                tools = profile.with_delegation(
+                    profile.select(Tools(), external),
+                    model,
+                    lambda: own_sandbox(task.settings, task.sandbox),
+                    lambda _: permissions,
+                )
                 agent = Agent(
                     sandbox,
                     model,
-                    tools=profile.select(Tools(), external),
-                    # No person decides here: what a profile asks about is denied.
-                    permissions=Permissions(overrides=profile.overrides(in_project=False)),
+                    tools=tools,
+                    permissions=permissions,
                     system=profile.system,
                     budget=budget,
                 )

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -218,14 +218,18 @@ async def own_sandbox(
 ) -> "AsyncIterator[ToolSandbox]":
     """Yield a new sandbox and delete it on exit. `options` are those of
     `narrowing.sandbox_options`. Raise as `Runtime.create` or `Client.create`."""
-    policy, domain = settings.sandbox_image, settings.sandbox_domain
-    opened = (
-        _here(policy, options)
-        if domain is None
-        else _there(policy, options, domain, key_of(settings))
-    )
-    async with opened as sandbox:
+    address = settings.sandbox_domain
+    async with new_sandbox(settings.sandbox_image, options, address, key_of(settings)) as sandbox:
         yield sandbox
+
+
+def new_sandbox(
+    policy: str, options: Mapping[str, Any], address: str | None, key: str | None
+) -> "AbstractAsyncContextManager[ToolSandbox]":
+    """Return a new sandbox in this process, or in the service at `address`; see `own_sandbox`."""
+    if address is None:
+        return _here(policy, options)
+    return _there(policy, options, address, key)
 
 
 def key_of(settings: "AgentSettings") -> str | None:

@@ -16,7 +16,7 @@ from sbx.agent.profile import AgentProfile
 from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.cli import approval_prompt, output, terminal
-from sbx.cli.agent_options import external_tools
+from sbx.cli.agent_options import external_tools, new_sandbox
 from sbx.cli.agent_output import AgentPrinter
 from sbx.cli.chat_store import ChatConversation, ChatSelection, opened
 from sbx.cli.exits import ReaderGone
@@ -67,7 +67,14 @@ async def converse(options: ChatSelection, model: Model, max_steps: int) -> Chat
                 opened(options) as conversation,
                 external_tools(options.agent_id, options.profile) as external,
             ):
-                tools = options.profile.select(Tools(), external)
+                tools = options.profile.with_delegation(
+                    options.profile.select(Tools(), external),
+                    model,
+                    lambda: new_sandbox(
+                        options.policy, options.sandbox, options.connect, options.key
+                    ),
+                    lambda _: Permissions(overrides=options.profile.overrides(in_project=False)),
+                )
                 chat = _Chat(conversation, model, max_steps, ending, options.profile, tools)
                 try:
                     await chat.send_hello(resumed=options.resume is not None)

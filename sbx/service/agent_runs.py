@@ -7,11 +7,10 @@ owner. Through a tool, an agent may do no more than its caller by direct calls.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from sbx.agent.agent import Agent
 from sbx.agent.approvals import AgentContext, Approvals
@@ -20,21 +19,21 @@ from sbx.agent.external.registry import ExternalTools
 from sbx.agent.history import MemoryHistory, MessageHistory, StoredHistory
 from sbx.agent.messages import Price, Response, ToolCall
 from sbx.agent.models import Model
-from sbx.agent.models.factory import make_model
 from sbx.agent.models.replay import ReplayModel
 from sbx.agent.profile import NO_PROFILE, AgentProfile
 from sbx.agent.sandbox import ToolSandbox, commands_allowed
-from sbx.agent.settings import AgentSettings
 from sbx.agent.tools.approval_rules import Mode, Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Arguments, Ruling, Tool
-from sbx.errors import SbxError, Unavailable
+from sbx.aio import run_to_completion
+from sbx.errors import SbxError
 from sbx.protocol.agent import Json
 from sbx.protocol.languages import check_language
 from sbx.protocol.runs import Event
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.snapshots.checkpoints import Checkpoint
 from sbx.runtime.snapshots.dry_run import DryRun
+from sbx.service.agent_models import ModelSource
 from sbx.service.caller import Caller
 from sbx.service.external_tools import is_allowed_in, scope_of
 from sbx.service.models import SandboxView
@@ -47,7 +46,8 @@ from sbx.store.agent_runs import AgentRunRow
 from sbx.store.chats import ChatRow
 from sbx.store.messages import Messages
 
-_SETTING_NAMES = "MODEL_PROVIDER, BASE_URL, API_KEY and MODEL_NAME"
+_CONVERSATION = "default"  # of the sandbox of a sub-agent
+_SUB_AGENT_S = 86_400.0  # the life of this sandbox, in case that the service ends before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,65 +100,6 @@ class Invoke(AgentRequest):
         return self.owner, self.call.id
 
 
-class ModelSource:
-    """The models of the configured provider, by name.
-
-    `settings`: the settings, or the error that explains why they cannot be used.
-    """
-
-    def __init__(self, settings: AgentSettings | SbxError | None) -> None:
-        self._settings = settings
-        self._default: Model | None = None
-        self._creating = asyncio.Lock()
-
-    @property
-    def settings(self) -> AgentSettings:
-        """Raise Unavailable `model_not_configured`, which names the missing or wrong setting."""
-        try:
-            if isinstance(self._settings, SbxError):
-                raise self._settings
-            settings = self._settings or AgentSettings()
-            settings.needed("MODEL_NAME", *(() if settings.base_url else ("API_KEY",)))
-        except SbxError as error:
-            raise Unavailable(
-                f"no model is configured here: {error.message}",
-                code="model_not_configured",
-                hint=f"the operator sets {_SETTING_NAMES} in the service's environment or .env",
-                details=error.details,
-            ) from None
-        return settings
-
-    @asynccontextmanager
-    async def model(
-        self, name: str | None, options: Mapping[str, Any] | None = None
-    ) -> AsyncIterator[Model]:
-        """Yield the model with this name, or the configured one. Raise Unavailable
-        `model_not_configured` and `extra_missing`."""
-        if name in (None, self.settings.model_name) and not options:
-            yield await self._configured()
-            return
-        model = await self._create(name, options)
-        try:
-            yield model
-        finally:
-            await model.close()
-
-    async def close(self) -> None:
-        default, self._default = self._default, None
-        if default is not None:
-            await default.close()
-
-    async def _configured(self) -> Model:
-        async with self._creating:
-            if self._default is None:
-                self._default = await self._create(None)
-            return self._default
-
-    async def _create(self, name: str | None, options: Mapping[str, Any] | None = None) -> Model:
-        # In a thread: the import of a provider's SDK takes most of a second.
-        return await asyncio.to_thread(make_model, self.settings, name, options)
-
-
 @dataclass(frozen=True, slots=True)
 class AgentRunFactory:
     """The parts that all runs of agents share. `tools` write no files of sbx into a project."""
@@ -185,7 +126,7 @@ class AgentRunFactory:
             yield Agent(
                 sandbox,
                 model,
-                tools=await self._tools(request),
+                tools=await self._tools(request, model),
                 approvals=self.approvals,
                 history=history,
                 permissions=_permissions(request, sandbox),
@@ -195,7 +136,7 @@ class AgentRunFactory:
                 changes=partial(chats.changes_setting, self.service.store, request.chat.id),
             )
 
-    async def _tools(self, request: AgentRequest) -> Tools:
+    async def _tools(self, request: AgentRequest, model: Model) -> Tools:
         if isinstance(request, Invoke):  # of a program, which needs no agent
             return Tools([request.tool])
         external = await self.external.tools(
@@ -203,7 +144,38 @@ class AgentRunFactory:
             partial(is_allowed_in, request.session),
             request.profile.external,
         )
-        return request.profile.select(self.tools, external)
+        tools = request.profile.select(self.tools, external)
+        return request.profile.with_delegation(
+            tools,
+            model,
+            partial(self._new_sandbox, request),
+            lambda sandbox: _permissions(replace(request, project=None), sandbox),
+        )
+
+    @asynccontextmanager
+    async def _new_sandbox(self, request: AgentRequest) -> AsyncIterator[ToolSandbox]:
+        """Yield a sandbox like that of a session, for a sub-agent, and delete it on exit."""
+        service, session = self.service, request.session
+        caller = Caller(request.owner, "key")  # no token has such a sandbox within its bounds
+        view = await service.sandboxes.create(
+            caller,
+            profile=session.profile,
+            narrower=session.narrower,
+            env=session.env,
+            ttl_s=_SUB_AGENT_S,
+        )
+        try:
+            async with service.sandboxes.using(
+                caller, view.id, scope="execute", starts=True, conversation=_CONVERSATION
+            ) as use:
+                conversation = use.conversation(_CONVERSATION)
+                sandbox = AgentSandbox(service.runs, caller, view.id, conversation)
+                try:
+                    yield sandbox
+                finally:
+                    await sandbox.close()
+        finally:
+            await run_to_completion(service.sandboxes.delete(caller, view.id))
 
     async def open_sandbox(self, request: AgentRequest, stack: AsyncExitStack) -> ToolSandbox:
         """Return the conversation in its session or its project. `stack` holds its lease."""

@@ -20,7 +20,8 @@ from sbx.protocol.agent import Json
 from sbx.protocol.approvals import RESTART, Approval, ApprovalDecision
 from sbx.protocol.changes import ChangesSetting
 from sbx.protocol.pages import Page
-from sbx.service.agent_runs import AgentRequest, AgentRunFactory, Invoke, ModelSource
+from sbx.service.agent_models import ModelSource
+from sbx.service.agent_runs import AgentRequest, AgentRunFactory, Invoke
 from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
 from sbx.service.notices import Notice

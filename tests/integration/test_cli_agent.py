@@ -216,6 +216,29 @@ def test_a_profile_decides_about_the_run(agents: Path) -> None:
         assert in_process("agent", "Count", *words, stdin=b"", **settings(server)).returncode == 0
 
 
+def test_a_sub_agent_works_in_a_sandbox_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "boss.toml").write_text("[delegate]\nmax_steps = 3\n")
+    recording = tmp_path / "recording.json"
+    write = "open('part.txt', 'w').write('from the sub-agent'); open('other.txt', 'w')"
+    look = "import os; print(sorted(os.listdir('.')), open('part.txt').read())"
+    answers = [
+        calls(("delegate", {"task": "Write part.txt", "returns": ["part.txt"]})),
+        calls(("run_code", {"code": write})),
+        calls(text="written"),
+        calls(("run_code", {"code": look})),
+        calls(text="complete"),
+    ]
+    recording.write_text(json.dumps({"model": "recorded", "answers": answers}))
+    words = ("--profile", tmp_path / "boss.toml", "--replay", recording, "--json")
+    ended = in_process("agent", "Write it", *words)
+    assert ended.returncode == 0, ended.stderr
+    events = [json.loads(line) for line in ended.stdout.splitlines()]
+    results = [event["result"] for event in events if event["type"] == "tool_end"]
+    assert results[0].startswith("written")
+    assert "['part.txt', 'uploads'] from the sub-agent" in results[1]
+    assert events[-1]["usage"] == {"input_tokens": 200, "output_tokens": 10}
+
+
 def test_profiles_are_listed_shown_and_checked(agents: Path) -> None:
     env = {"SBX_AGENTS_DIR": str(agents)}
     broken, counter = json.loads(in_process("agent", "list", "--json", stdin=b"", **env).stdout)[

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from sbx.agent.messages import Image
+from sbx.agent.messages import Image, TokenUsage
 from sbx.protocol.agent import Json
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class ToolCallRequest:
 class ToolResult:
     """The result that a model receives. An error is also a result. A person sees `outputs` and
     `error` as well: bundles of a run, see `figures.shown_outputs`, and the report of an error.
-    `cached`: it is the result of an earlier call."""
+    `cached`: it is the result of an earlier call. `usage`: the tokens that the call has used."""
 
     text: str
     is_error: bool = False
@@ -51,6 +51,7 @@ class ToolResult:
     outputs: tuple[Json, ...] = ()
     error: Json | None = None
     cached: bool = False
+    usage: TokenUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)
