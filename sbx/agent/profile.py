@@ -4,18 +4,12 @@ A profile narrows: it removes tools, asks about more calls, and lowers limits. I
 the rules for its conversation refuse.
 """
 
-import os
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     StringConstraints,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -25,26 +19,20 @@ from sbx.agent.agent import SYSTEM, Budget
 from sbx.agent.delegation import Delegation, OpenSandbox, delegate_tool
 from sbx.agent.messages import Price
 from sbx.agent.models import Model
+from sbx.agent.operator_files import OperatorFiles, OperatorTable
 from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.arguments import nearest
 from sbx.agent.tools.registry import Tools, builtin, optional
 from sbx.agent.tools.tool import Permission, Tool
-from sbx.errors import BadRequest, Unavailable
 
-_FILE_MAX = 256 << 10  # bytes
-_FILES_MAX = 1000
 _TOOLS = Tools((*builtin(), *optional()))
 Text = Annotated[str, StringConstraints(max_length=2000)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 _Amount = Annotated[float, Field(ge=0, le=1e6)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ProfileModel(_Table):
+class ProfileModel(OperatorTable):
     """A model of the configured provider. `max_tokens` limits one answer. Without a name it is the
     configured model, and without the other fields the provider's defaults apply."""
 
@@ -58,7 +46,7 @@ class ProfileModel(_Table):
         return self.model_dump(exclude={"name"}, exclude_none=True)
 
 
-class ProfileLimits(_Table):
+class ProfileLimits(OperatorTable):
     """The limits of one run: answers of the model, tokens of input and output together, seconds,
     and money in the currency of the prices."""
 
@@ -68,14 +56,14 @@ class ProfileLimits(_Table):
     max_cost: Annotated[float, Field(gt=0)] | None = None
 
 
-class ProfilePrice(_Table):
+class ProfilePrice(OperatorTable):
     """The prices of a million tokens."""
 
     input: _Amount
     output: _Amount
 
 
-class ProfileDelegation(_Table):
+class ProfileDelegation(OperatorTable):
     """Sub-agents: how many at once, and the limits of each."""
 
     at_once: Annotated[int, Field(ge=1, le=16)] = 4
@@ -83,7 +71,7 @@ class ProfileDelegation(_Table):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
-class AgentProfile(_Table):
+class AgentProfile(OperatorTable):
     """`instructions` follow the system prompt of sbx. `tools`: None for all. `policy`: that of new
     sandboxes of this agent. `external`: its external tools, by their names or those of their
     sources; None for all that its users may call. `approvals`: a tool whose calls a person must
@@ -198,64 +186,7 @@ class AgentProfile(_Table):
 
 NO_PROFILE = AgentProfile()
 
-
-def parse_profile(text: str, source: str) -> AgentProfile:
-    """Return the profile in a text of TOML. Raise BadRequest `invalid_profile`, with each problem
-    in the details; `source` names the text."""
-    try:
-        return AgentProfile(**tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise _invalid(source, [str(error)]) from None
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False, include_context=False)
-        raise _invalid(source, [_problem(each) for each in problems]) from None
-
-
-def profile_files(directory: Path) -> set[str]:
-    """Return the ids of the agents that have a file. The ids of requests are compared with them,
-    and never become a path."""
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        return set()
-    except OSError as error:
-        raise Unavailable(
-            f"the directory of profiles cannot be read: {error.strerror}", code="invalid_profile"
-        ) from None
-    agents = {name.removesuffix(".toml") for name in names if name.endswith(".toml")}
-    if len(agents) > _FILES_MAX:  # none is left out: it may have the limits of an agent
-        raise Unavailable(f"there are more than {_FILES_MAX} profiles", code="invalid_profile")
-    return agents
-
-
-def read_profile(path: Path) -> AgentProfile:
-    """Raise BadRequest `invalid_profile`, also for a file that cannot be read."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(_FILE_MAX + 1)
-        if len(data) > _FILE_MAX:
-            raise OSError(0, f"it is larger than {_FILE_MAX >> 10} KiB")
-        text = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise BadRequest(
-            f"the profile {path.name} cannot be read: {reason}", code="invalid_profile"
-        ) from None
-    return parse_profile(text, path.name)
-
-
-def _problem(error: Any) -> str:
-    place = ".".join(map(str, error["loc"]))
-    text = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        text = "a profile has no such field"
-    return f"{place}: {text}" if place else text
-
-
-def _invalid(source: str, problems: list[str]) -> BadRequest:
-    return BadRequest(
-        f"{source} is not a valid profile: {problems[0]}",
-        code="invalid_profile",
-        hint="docs/agents.md has every field",
-        details={"problems": problems[:20]},
-    )
+_FILES = OperatorFiles(AgentProfile, "profile", "invalid_profile", "docs/agents.md")
+parse_profile = _FILES.parse
+profile_files = _FILES.list
+read_profile = _FILES.read

@@ -1,8 +1,6 @@
 """A file that describes a source of tools: where they are, who may use them, and their limits."""
 
-import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
@@ -11,23 +9,19 @@ from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     StringConstraints,
-    ValidationError,
     model_validator,
 )
 
+from sbx.agent.operator_files import OperatorFiles, OperatorTable
 from sbx.agent.tools.arguments import check_schema
 from sbx.agent.tools.registry import builtin, optional
 from sbx.agent.tools.tool import Permission
-from sbx.errors import BadRequest, Unavailable
+from sbx.errors import BadRequest
 from sbx.policy.checks import secret_source
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-_FILE_MAX = 256 << 10  # bytes
-_FILES_MAX = 200
 _PARAMETER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 RESERVED = frozenset(tool.name for tool in (*builtin(), *optional()))
 
@@ -55,11 +49,7 @@ def _is_schema(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return value
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class McpSource(_Table):
+class McpSource(OperatorTable):
     """A server of the Model Context Protocol: `command` is started and its standard streams are
     used, or the server at `url` is. `env` and `headers` may contain secrets as `${name}`. `tools`:
     which of its tools; None for all."""
@@ -77,7 +67,7 @@ class McpSource(_Table):
         return self
 
 
-class HttpSource(_Table):
+class HttpSource(OperatorTable):
     """One endpoint. `{name}` in the path of `url` is an argument. Other arguments are the query of
     a GET, HEAD or DELETE request, and the JSON body of others. `headers` may contain secrets as
     `${name}`."""
@@ -101,7 +91,7 @@ class HttpSource(_Table):
         return self
 
 
-class OpenApiSource(_Table):
+class OpenApiSource(OperatorTable):
     """The operations of an OpenAPI 3 document, a JSON or YAML file. `url`: the address of the
     service; None for that of the document. `operations`: which of them by `operationId`; None for
     all."""
@@ -112,14 +102,14 @@ class OpenApiSource(_Table):
     operations: _Words | None = None
 
 
-class PythonSource(_Table):
+class PythonSource(OperatorTable):
     """A function of a module that this host can import, or a Tool, or a sequence of both. It runs
     in the process of sbx, with all rights of its user."""
 
     function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 
 
-class ToolSource(_Table):
+class ToolSource(OperatorTable):
     """`agents` and `users`: the ids that may use the tools; None for all. `scope`: the scope that a
     token needs. `approval`: whether a person must approve a call. `timeout` in seconds and
     `result_max` in characters limit a call, and `calls_per_minute` those of each user. A failed
@@ -197,67 +187,18 @@ def check_name(name: str) -> str:
     return name
 
 
-def parse_source(text: str, origin: str) -> ToolSource:
-    """Return the source in a text of TOML; `origin` names the text. Raise BadRequest `invalid_tool`
-    with each problem in the details."""
-    try:
-        return ToolSource(**tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise _invalid(origin, [str(error)]) from None
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False, include_context=False)
-        raise _invalid(origin, [_problem(each) for each in problems]) from None
-
-
-def source_files(directory: Path) -> dict[str, Path]:
-    """Return the files of a directory by the names of their sources. Raise Unavailable
-    `invalid_tool`."""
-    try:
-        names = sorted(name for name in os.listdir(directory) if name.endswith(".toml"))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise Unavailable(
-            f"the directory of tools cannot be read: {error.strerror}", code="invalid_tool"
-        ) from None
-    if len(names) > _FILES_MAX:
-        raise Unavailable(f"there are more than {_FILES_MAX} files of tools", code="invalid_tool")
-    return {name.removesuffix(".toml"): directory / name for name in names}
+_FILES = OperatorFiles(ToolSource, "tool source", "invalid_tool", "docs/tools.md")
+parse_source = _FILES.parse
+source_files = _FILES.list
 
 
 def read_source(path: Path) -> ToolSource:
-    """Raise BadRequest `invalid_tool`, also for a file that cannot be read. The document of an
-    OpenAPI source lies beside the file, unless its path is absolute."""
+    """Return the source in a file. The document of an OpenAPI source lies beside the file, unless
+    its path is absolute. Raise BadRequest `invalid_tool`, also for a file that cannot be read."""
     check_name(path.stem)
-    try:
-        with path.open("rb") as file:
-            data = file.read(_FILE_MAX + 1)
-        if len(data) > _FILE_MAX:
-            raise OSError(0, f"it is larger than {_FILE_MAX >> 10} KiB")
-        text = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise _invalid(path.name, [f"it cannot be read: {reason}"]) from None
-    source = parse_source(text, path.name)
+    source = _FILES.read(path)
     if source.openapi is None:
         return source
     document = path.parent / source.openapi.document
     openapi = source.openapi.model_copy(update={"document": document})
     return source.model_copy(update={"openapi": openapi})
-
-
-def _problem(error: Any) -> str:
-    place = ".".join(map(str, error["loc"]))
-    text = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        text = "a source has no such field"
-    return f"{place}: {text}" if place else text
-
-
-def _invalid(origin: str, problems: list[str]) -> BadRequest:
-    return BadRequest(
-        f"{origin} is not a valid source of tools: {problems[0]}",
-        code="invalid_tool",
-        hint="docs/tools.md has every field",
-        details={"problems": problems[:20]},
-    )
