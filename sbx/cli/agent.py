@@ -1,8 +1,8 @@
 """`sbx agent`: give an agent one task, in a new sandbox; list, show and check profiles."""
 
 import sys
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,15 +12,13 @@ from typer.core import TyperGroup
 from sbx.cli import agent_options, exits, narrowing, output
 from sbx.cli.connect import Json, ask
 from sbx.cli.run import check_names
-from sbx.cli.terminal import STDOUT, one_line, write
+from sbx.cli.terminal import STDOUT, write
 from sbx.errors import BadRequest
 
 if TYPE_CHECKING:
-    from sbx.agent.models import Model
-    from sbx.agent.profile import AgentProfile
-    from sbx.agent.settings import AgentSettings
     from sbx.cli.agent_output import AgentLinePrinter, AgentPrinter
-    from sbx.protocol.agent import AgentEvent, AgentRunEnd, Reason
+    from sbx.cli.agent_task import AgentHost, AgentTask
+    from sbx.protocol.agent import AgentEvent, Reason
 
 _TASK_MAX = 1 << 20
 _PACK_THEM = "the agent can pack them into an archive; inspect it before you unpack it"
@@ -115,35 +113,37 @@ def agent(
     import asyncio  # lazy imports keep `sbx --help` fast
 
     from sbx.cli.agent_output import AgentLinePrinter, AgentPrinter
+    from sbx.cli.agent_task import AgentTask, agent_host
     from sbx.cli.save_files import directory_for
 
     chosen = agent_options.profile_of(profile)
+    settings = agent_options.settings(
+        model=model,
+        max_steps=max_steps,
+        policy=policy,
+        connect=connect,
+        key=key,
+        profile=chosen,
+    )
     request = AgentTask(
         text=_text(task),
         files=tuple(file or ()),
         out=directory_for(out) if out is not None else None,
-        settings=agent_options.settings(
-            model=model,
-            max_steps=max_steps,
-            policy=policy,
-            connect=connect,
-            key=key,
-            profile=chosen,
-        ),
-        profile=chosen,
-        agent_id=agent_options.agent_id_of(profile),
+        max_steps=settings.max_steps,
         max_tokens=max_tokens or chosen.limits.max_tokens,
         max_seconds=max_seconds or chosen.limits.max_seconds,
-        as_json=as_json,
         completion_check=completion_check,
-        sandbox=narrowing.sandbox_options(
-            memory=memory, cpus=cpus, network_allow=network_allow, env=env
-        ),
     )
     check_names(request.files)
     printer = AgentLinePrinter() if as_json else AgentPrinter()
-    chat_model = agent_options.model_of(request.settings, replay, record, chosen.model.options)
-    return exits.for_agent(asyncio.run(_do(request, chat_model, printer)))
+    host = agent_host(
+        settings,
+        agent_options.model_of(settings, replay, record, chosen.model.options),
+        chosen,
+        agent_options.agent_id_of(profile),
+        narrowing.sandbox_options(memory=memory, cpus=cpus, network_allow=network_allow, env=env),
+    )
+    return exits.for_agent(asyncio.run(_do(request, host, printer, as_json=as_json)))
 
 
 def _text(task: str) -> str:
@@ -161,103 +161,40 @@ def _text(task: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class AgentTask:
-    """The options of `sbx agent`."""
-
-    text: str
-    files: tuple[Path, ...]
-    out: Path | None
-    settings: "AgentSettings"
-    profile: "AgentProfile"
-    agent_id: str | None
-    max_tokens: int | None
-    max_seconds: float | None
-    as_json: bool = False
-    completion_check: str | None = None
-    sandbox: Mapping[str, Any] = field(default_factory=dict)
-
-
 async def _do(
-    task: AgentTask, model: "Model", printer: "AgentLinePrinter | AgentPrinter"
+    task: "AgentTask",
+    host: "AbstractAsyncContextManager[AgentHost]",
+    printer: "AgentLinePrinter | AgentPrinter",
+    *,
+    as_json: bool,
 ) -> "Reason":
     """Run a task and return the reason of its end.
 
     Ctrl-C aborts a running agent. Raise the errors of creating a sandbox, StoppedBySignal for any
     other signal, and ReaderGone.
     """
-    from sbx.agent.agent import Agent
-    from sbx.agent.tools.approval_rules import Permissions
-    from sbx.agent.tools.registry import Tools
-    from sbx.cli.agent_options import own_sandbox
+    import asyncio
+
+    from sbx.cli.agent_task import perform
     from sbx.cli.host_executables import report_left_out
-    from sbx.cli.save_files import save_files
     from sbx.cli.signals import CancelOnSignal
 
-    profile = task.profile
-    budget = replace(profile.budget, tokens=task.max_tokens, seconds=task.max_seconds)
+    async def show(event: "AgentEvent") -> None:
+        # In a thread, so that a slow reader of stdout delays no deadline and no Ctrl-C.
+        await asyncio.to_thread(printer.show, event)
+
     with CancelOnSignal() as ending:
-        try:
-            async with (
-                own_sandbox(task.settings, task.sandbox) as sandbox,
-                agent_options.external_tools(task.agent_id, profile) as external,
-            ):
-                for path in task.files:
-                    await sandbox.uploads.put(path)
-                # No person decides here: what a profile asks about is denied.
-                permissions = Permissions(overrides=profile.overrides(in_project=False))
-                tools = profile.with_delegation(
-                    profile.select(Tools(), external),
-                    model,
-                    lambda: own_sandbox(task.settings, task.sandbox),
-                    lambda _: permissions,
-                )
-                agent = Agent(
-                    sandbox,
-                    model,
-                    tools=tools,
-                    permissions=permissions,
-                    system=profile.system,
-                    budget=budget,
-                )
-                ending.on_interrupt = agent.abort
-                events = agent.stream(
-                    task.text,
-                    max_steps=task.settings.max_steps,
-                    check_command=task.completion_check,
-                )
-                end = await _show(events, printer)
-                ending.on_interrupt = None
-                if task.out is not None:
-                    saved = await save_files(sandbox, task.out)
-                    for path in saved.paths:
-                        output.note(f"saved: {path}")
-                    if task.as_json:
-                        output.document(saved.to_json())
-                    report_left_out(saved.left_out, _PACK_THEM)
-        finally:
-            await model.close()
+        async with host as opened:
+            end, saved = await perform(
+                task, opened, show, lambda abort: setattr(ending, "on_interrupt", abort)
+            )
+    if saved is not None:
+        for path in saved.paths:
+            output.note(f"saved: {path}")
+        if as_json:
+            output.document(saved.to_json())
+        report_left_out(saved.left_out, _PACK_THEM)
     return end.reason
-
-
-async def _show(
-    events: "AsyncGenerator[AgentEvent, None]", printer: "AgentLinePrinter | AgentPrinter"
-) -> "AgentRunEnd":
-    """Show all events of a run and return the last one.
-
-    Print in a thread, so that a slow reader of stdout delays no deadline and no Ctrl-C.
-    """
-    import asyncio
-    from contextlib import aclosing
-
-    from sbx.protocol.agent import AgentRunEnd
-
-    async with aclosing(events):
-        async for event in events:
-            await asyncio.to_thread(printer.show, event)
-            if isinstance(event, AgentRunEnd):
-                return event
-    raise AssertionError  # a run ends with its RunEnd
 
 
 # -- profiles -------------------------------------------------------------------------------------
@@ -318,23 +255,7 @@ def check(
     """Check profiles. List every problem with its field."""
     from sbx.agent.profile import read_profile
 
-    checked: list[tuple[Path, list[str]]] = []
-    for file in files:
-        try:
-            read_profile(file)
-            checked.append((file, []))
-        except BadRequest as error:
-            checked.append((file, (error.details or {}).get("problems") or [error.message]))
-    if as_json:
-        documents = [
-            {"file": str(file), "ok": not problems, "problems": problems}
-            for file, problems in checked
-        ]
-        output.document({"files": documents})
-    for file, problems in checked if not as_json else ():
-        lines = [f"{file}: {problem}" for problem in problems] or [f"{file}: ok"]
-        write(STDOUT, "".join(f"{one_line(line)}\n" for line in lines))
-    return exits.Exit.USAGE if any(problems for _, problems in checked) else exits.Exit.OK
+    return agent_options.check_files(files, read_profile, as_json=as_json)
 
 
 def _entries(connect: str | None, key: str | None) -> list[dict[str, Any]]:

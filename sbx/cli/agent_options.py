@@ -1,21 +1,25 @@
 """The options of `sbx agent`, `sbx chat` and `sbx mcp`: the model and the sandbox of an agent."""
 
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sbx.cli import exits, output
+from sbx.cli.terminal import STDOUT, one_line, write
 from sbx.errors import BadRequest, NotFound, SbxError
 
 if TYPE_CHECKING:
+    from sbx.agent.delegation import OpenSandbox
     from sbx.agent.models import Model
     from sbx.agent.profile import AgentProfile
     from sbx.agent.sandbox import ToolSandbox
     from sbx.agent.settings import AgentSettings
     from sbx.agent.tools.tool import Tool
+    from sbx.runtime.runtime import Runtime
 
 ModelName = Annotated[
     str | None,
@@ -136,6 +140,27 @@ def profile_of(name: str | None) -> "AgentProfile":
     return read_profile(directory / f"{name}.toml")
 
 
+def check_files(files: "Sequence[Path]", read: "Callable[[Path], object]", *, as_json: bool) -> int:
+    """Read files, print every problem of each, and return the exit code."""
+    checked: list[tuple[Path, list[str]]] = []
+    for file in files:
+        try:
+            read(file)
+            checked.append((file, []))
+        except BadRequest as error:
+            checked.append((file, (error.details or {}).get("problems") or [error.message]))
+    if as_json:
+        documents = [
+            {"file": str(file), "ok": not problems, "problems": problems}
+            for file, problems in checked
+        ]
+        output.document({"files": documents})
+    for file, problems in checked if not as_json else ():
+        lines = [f"{file}: {problem}" for problem in problems] or [f"{file}: ok"]
+        write(STDOUT, "".join(f"{one_line(line)}\n" for line in lines))
+    return exits.Exit.USAGE if any(problems for _, problems in checked) else exits.Exit.OK
+
+
 def agent_id_of(name: str | None) -> str | None:
     """Return the id of the agent whose profile has this name or file."""
     return None if name is None else Path(name).name.removesuffix(".toml")
@@ -213,20 +238,27 @@ def _recorded(model: "Model", path: Path) -> "Model":
 
 
 @asynccontextmanager
-async def own_sandbox(
-    settings: "AgentSettings", options: Mapping[str, Any]
-) -> "AsyncIterator[ToolSandbox]":
-    """Yield a new sandbox and delete it on exit. `options` are those of
+async def sandboxes(
+    settings: "AgentSettings", options: Mapping[str, Any], *, is_many: bool
+) -> "AsyncIterator[OpenSandbox]":
+    """Yield a function that opens a new sandbox and deletes it on exit. `options` are those of
     `narrowing.sandbox_options`. Raise as `Runtime.create` or `Client.create`."""
-    address = settings.sandbox_domain
-    async with new_sandbox(settings.sandbox_image, options, address, key_of(settings)) as sandbox:
-        yield sandbox
+    policy, address = settings.sandbox_image, settings.sandbox_domain
+    if address is not None:
+        yield lambda: _there(policy, options, address, key_of(settings))
+        return
+    from sbx.runtime.runtime import Runtime
+    from sbx.runtime.settings import Settings
+
+    # A zygote pays off from the second kernel on.
+    async with Runtime(Settings(fast_path=is_many)) as runtime:
+        yield lambda: _box(runtime, policy, options)
 
 
 def new_sandbox(
     policy: str, options: Mapping[str, Any], address: str | None, key: str | None
 ) -> "AbstractAsyncContextManager[ToolSandbox]":
-    """Return a new sandbox in this process, or in the service at `address`; see `own_sandbox`."""
+    """Return a new sandbox in this process, or in the service at `address`; see `sandboxes`."""
     if address is None:
         return _here(policy, options)
     return _there(policy, options, address, key)
@@ -240,13 +272,20 @@ def key_of(settings: "AgentSettings") -> str | None:
 
 @asynccontextmanager
 async def _here(policy: str, options: Mapping[str, Any]) -> "AsyncIterator[ToolSandbox]":
-    from sbx.policy import reference
     from sbx.runtime.runtime import Runtime
     from sbx.runtime.settings import Settings
 
-    # A zygote pays off from the second kernel on. This runtime starts a single kernel.
-    async with Runtime(Settings(fast_path=False)) as runtime:
-        box = await runtime.create(reference(policy), **options)
+    async with Runtime(Settings(fast_path=False)) as runtime, _box(runtime, policy, options) as box:
+        yield box
+
+
+@asynccontextmanager
+async def _box(
+    runtime: "Runtime", policy: str, options: Mapping[str, Any]
+) -> "AsyncIterator[ToolSandbox]":
+    from sbx.policy import reference
+
+    async with await runtime.create(reference(policy), **options) as box:
         yield box.conversation(_CONVERSATION)
 
 

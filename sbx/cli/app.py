@@ -21,7 +21,7 @@ P = ParamSpec("P")
 # Each command is the module of its name, in the order of `sbx --help`. Its module is imported when
 # it runs. To build the parser of all commands takes 100 ms.
 _GROUPS = {
-    "Run code here": ("run", "agent", "tool", "chat", "mcp", "kernelspec", "quarantine"),
+    "Run code here": ("run", "agent", "task", "tool", "chat", "mcp", "kernelspec", "quarantine"),
     "This host": ("doctor", "policy", "env", "config", "version"),
     "Sandboxes of a service": (
         "create", "ps", "exec", "shell", "cp", "logs", "history", "inspect", "stats", "stop",
@@ -44,6 +44,7 @@ _EXTRAS = {
     "kernelspec": "jupyter",
     "mcp": "mcp",
     "serve": "serve",
+    "task": "agent",
     "tool": "agent",
 }
 

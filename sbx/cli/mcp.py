@@ -49,7 +49,9 @@ def mcp(
         memory=memory, cpus=cpus, network_allow=network_allow, env=env
     )
     if sandbox is None:
-        asyncio.run(_serve(agent_options.own_sandbox(settings, options)))
+        address, own_key = settings.sandbox_domain, agent_options.key_of(settings)
+        box = agent_options.new_sandbox(settings.sandbox_image, options, address, own_key)
+        asyncio.run(_serve(box))
         return exits.Exit.OK
     address = settings.sandbox_domain
     if address is None or options or policy is not None:

@@ -114,6 +114,7 @@ class Settings(BaseSettings):
     restricted by this setting.
     `agents_dir`: the directory of the profiles of agents, as `{agent_id}.toml`.
     `tools_dir`: the directory of the sources of external tools, as `{name}.toml`.
+    `tasks_dir`: the directory of the templates of tasks, as `{name}.toml`.
     `project_dirs`: a project may have one of these directories, or one below them, as its working
     directory; none by default.
     `project_owners`: accounts, by name or uid. Projects may use their directories although no jail
@@ -158,6 +159,7 @@ class Settings(BaseSettings):
     mount_dirs: tuple[Path, ...] = ()
     agents_dir: Path = Field(default_factory=lambda: user_config_path("sbx") / "agents")
     tools_dir: Path = Field(default_factory=lambda: user_config_path("sbx") / "tools")
+    tasks_dir: Path = Field(default_factory=lambda: user_config_path("sbx") / "tasks")
     project_dirs: tuple[Path, ...] = ()
     project_owners: tuple[Annotated[int, BeforeValidator(_uid), Field(ge=0)], ...] = ()
     allow_host_mode: bool = False
@@ -213,7 +215,7 @@ class Settings(BaseSettings):
         with_defaults += map(Path, ("/etc/sbx", "/var/lib/sbx", "/var/lib/sbx-environments"))
         with suppress(RuntimeError):  # neither HOME nor an account
             with_defaults.append(default_socket())
-        own = self.environments, self.agents_dir, self.tools_dir
+        own = self.environments, self.agents_dir, self.tools_dir, self.tasks_dir
         code = (*directories(self.policy_dirs), *own)
         in_files = _own_paths_in_files()
         return OwnPaths((*with_defaults, *in_files.private), (*code, *in_files.code))

@@ -3,7 +3,8 @@
     python    executed; a block with prompts prints what it shows
     console   each command is executed in bash, in one directory and with one service, and prints
               what the block shows. NOT_RUN lists the commands that are only parsed.
-    toml      a valid policy; in agents.md a valid profile, in tools.md a source of tools
+    toml      a valid policy; in agents.md a valid profile, in tools.md a source of tools, in
+              tasks.md a template of a task
     json      valid JSON
 
 Numbers, ids and lengths of lines may differ. `…` stands for any text. A block without a language is
@@ -36,6 +37,7 @@ from sbx import Sandbox
 from sbx.agent import ReplayModel
 from sbx.agent.external.source import read_source
 from sbx.agent.profile import NO_PROFILE, read_profile
+from sbx.agent.task import read_task
 from sbx.cli.app import _parser
 from sbx.policy import check
 
@@ -47,6 +49,7 @@ NOT_RUN = (
     r"sbx (agent|chat|shell)",  # needs a model, or a terminal
     r"sbx runs",  # needs an agent at work: test_active_runs.py
     r"sbx tool",  # needs a server of others: test_cli_tool.py
+    r"sbx task",  # needs a model: test_cli_task.py
     r"sbx env create|sbx env show",  # needs a package index
     r"sbx kernelspec|jupyter|cat look.py",  # writes to the user's directory of Jupyter
     r"sbx doctor",  # tests/escape runs the attacks; test_cli_doctor.py the check
@@ -107,6 +110,8 @@ def test_policy_is_valid(block: Block, tmp_path: Path) -> None:
         assert read_profile(file) != NO_PROFILE
     elif block.page == "tools":
         assert read_source(file).kind
+    elif block.page == "tasks":
+        assert read_task(file).prompt
     else:
         assert check(file) == []
 

@@ -63,6 +63,7 @@ NOT_IN_WORKING_DIRECTORY: Mapping[str, str] = {
     "policy_aliases": "which policy a name means",
     "agents_dir": "which instructions, tools and approvals agents have",
     "tools_dir": "which programs and servers of others agents call",
+    "tasks_dir": "which prompts and checks tasks have",
     "templates": "which policy an image or template of another SDK gets",
     "sessions_policy": "which policy the sandboxes of sessions get",
     "mount_dirs": "which host directories clients may mount",
