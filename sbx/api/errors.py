@@ -55,6 +55,7 @@ _STATUS_OF_CODE = {
     "too_many_idempotency_keys": 429,
     "too_many_sandboxes": 429,
     "too_many_searches": 429,
+    "too_many_tasks": 429,
     "too_many_uploads": 429,
     "too_many_watches": 429,
     "quota_exceeded": 413,

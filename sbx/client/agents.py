@@ -24,7 +24,6 @@ _REATTACH_PAUSE_S = 0.25
 _APPROVALS = target("api", "v1", "approvals")
 _PROJECTS = target("api", "v1", "projects")
 _AGENTS = target("api", "v1", "agents")
-_TOOLS = target("api", "v1", "tools")
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,19 +278,6 @@ class AgentCalls(ServiceRequests):
         except ConnectionLost as lost:
             raise connection_lost(self._wire.address, lost) from lost
         raise errors.Broken("the service sent no result of the call", code="foreign_reply")
-
-    async def tool_sources(self) -> list[Json]:
-        """Return the sources of external tools with their states. For the operator."""
-        return await self._items(f"{_TOOLS}/sources")
-
-    async def add_tool(self, name: str, source: Mapping[str, Any]) -> Json:
-        """Register a source of external tools. For the operator. Raise BadRequest, Conflict
-        `tool_exists`, Unavailable `invalid_tool` and `tools_not_writable`."""
-        return await self._json("POST", _TOOLS, {"name": name, "source": dict(source)})
-
-    async def remove_tool(self, name: str) -> None:
-        """Remove a source of external tools; a second time does nothing. For the operator."""
-        await self.request("DELETE", f"{_TOOLS}{target(name)}")
 
     # -- profiles of agents -----------------------------------------------------------------------
 

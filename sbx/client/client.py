@@ -15,6 +15,7 @@ from sbx.client.records import SandboxInfo, Session
 from sbx.client.requests import Json, ServiceRequests, without_none
 from sbx.client.runs import read_event
 from sbx.client.sandbox import RemoteSandbox
+from sbx.client.tasks import TaskCalls
 from sbx.protocol.pages import Page
 from sbx.protocol.runs import Event, RunEnd
 
@@ -91,7 +92,7 @@ class OperatorCalls(ServiceRequests):
         return await self._json("GET", "/health")
 
 
-class Client(AgentCalls, ConsoleCalls, OperatorCalls):
+class Client(AgentCalls, TaskCalls, ConsoleCalls, OperatorCalls):
     """A service, over its Unix socket or TCP: `async with Client() as client`.
 
     `connect` is the path of a socket, or `http://HOST:PORT`; None is SBX_SOCKET, else the default

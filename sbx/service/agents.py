@@ -29,6 +29,7 @@ from sbx.service.projects.client import RemoteSession
 from sbx.service.projects.projects import Project
 from sbx.service.projects.session import ProjectSession
 from sbx.service.service import Service
+from sbx.service.tasks import Tasks
 from sbx.store import agent_runs, chats
 from sbx.store.agent_runs import AgentRunRow
 from sbx.store.approvals import ApprovalStore
@@ -53,6 +54,7 @@ class Agents:
         valid = settings if isinstance(settings, AgentSettings) else None
         self.models = ModelSource(settings)
         self.tools = Tools()
+        self.tasks = Tasks(service.store, service.clock, service.settings.tasks_dir)
         self.external = ExternalTools(service.settings.tools_dir, service.data_dir / "tools")
         self.messages = Messages(service.store, service.clock)
         self.approvals = Approvals(
@@ -83,6 +85,7 @@ class Agents:
 
     async def close(self) -> None:
         """End every run. Deny the pending approvals by `restart`, also in the histories."""
+        await self.tasks.close()
         await asyncio.gather(*(self._deny(run) for run in self.chats.every()))
         await self.chats.close()
         await self.external.close()
@@ -307,15 +310,8 @@ class Agents:
                 "by": decision.by,
                 "remembered": decision.remembered,
             }
-        self._service.notices.publish(
-            Notice(
-                approval.owner,
-                body,
-                approval.user_id,
-                approval.agent_id,
-                approval.conversation_id,
-            )
-        )
+        place = approval.user_id, approval.agent_id, approval.conversation_id
+        self._service.notices.publish(Notice(approval.owner, body, *place))
 
     # -- approvals --------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ from sbx.service.runs import Runs
 from sbx.service.sandboxes import Sandboxes
 from sbx.service.uploads import UserUploads
 from sbx.service.workspaces import Workspaces
-from sbx.store import Store, agent_runs, runs
+from sbx.store import Store, agent_runs, runs, tasks
 from sbx.store import sandboxes as rows
 from sbx.store.pending import PendingWrites
 from sbx.telemetry import metrics
@@ -256,6 +256,7 @@ async def recover(store: Store, clock: Clock, runtime: Runtime) -> None:
     """
     interrupted = await runs.mark_interrupted(store, clock.now())
     agents = await agent_runs.mark_interrupted(store, clock.now())
+    await tasks.mark_interrupted(store, clock.now())
     await store.write(rows.reset)
     if interrupted or agents:
         _log.warning(

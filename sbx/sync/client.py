@@ -110,6 +110,11 @@ class BlockingClient(Blocking):
     tool_sources = call(Client.tool_sources)
     add_tool = call(Client.add_tool)
     remove_tool = call(Client.remove_tool)
+    task_templates = call(Client.task_templates)
+    start_task = call(Client.start_task)
+    tasks = call(Client.tasks)
+    task = call(Client.task)
+    abort_task = call(Client.abort_task)
     invoke = call(Client.invoke)
 
     me = call(Client.me)

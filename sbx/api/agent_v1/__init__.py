@@ -7,17 +7,18 @@
     approvals.py     decisions of a person, remembered rules, the commands of a conversation
     projects.py      directories of the host that agents work in
     agents.py        profiles: the instructions, tools and limits of an agent
+    tasks.py         tasks from templates, for one input or for many
     tools.py         the definitions of tools, and calls by a program
 
 `sbx.agent` has the loop, the tools and the approvals. `sbx.service.agents` connects them with the
 service.
 """
 
-from sbx.api.agent_v1 import agents, approvals, chat, messages, projects, tools
+from sbx.api.agent_v1 import agents, approvals, chat, messages, projects, tasks, tools
 from sbx.api.agent_v1.dependencies import agents_of
 
 routers = (
-    *(part.router for part in (chat, messages, approvals, projects, agents, tools)),
+    *(part.router for part in (chat, messages, approvals, projects, agents, tasks, tools)),
     approvals.of_conversations,
     messages.of_all,
 )

@@ -26,6 +26,8 @@ from sbx.errors import Conflict, NotFound
 from sbx.service.agent_runs import AgentRequest
 from sbx.service.agents import Agents, ChatRow, no_conversation
 from sbx.service.caller import Caller
+from sbx.service.models import SandboxView
+from sbx.service.service import Service
 
 router = APIRouter(prefix="/api/v1/chat", tags=["agent"])
 _LAST = {"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}}
@@ -55,10 +57,28 @@ async def chat(
     if "last-event-id" in request.headers:
         run = _find_run(agents, caller, new, name)
         return await sse.stream(_events(run, sse.last_event_id(request)), request=request)
-    settings = agents.models.settings  # raises before anything is created
+    agents.models.settings  # noqa: B018  # it raises before anything is created
     if new.project_id is not None:
         await project_of(service, caller, new.project_id)
     session = await session_of(sessions, caller, new, name)
+    run = await begin(service, agents, caller, session, new, name)
+    if new.detach:
+        started = StartedChat(
+            run_id=run.run_id,
+            conversation_id=name,
+            session_id=session.session_id,
+            sandbox_id=session.id,
+        )
+        return Response(started.model_dump_json(), 202, media_type="application/json")
+    return await sse.stream(_events(run, 0), request=request)
+
+
+async def begin(
+    service: Service, agents: Agents, caller: Caller, session: SandboxView, new: NewChat, name: str
+) -> ChatRun:
+    """Start the run of a message in a conversation of a session. Raise the errors of `Chats.start`,
+    Unavailable `model_not_configured` and `invalid_profile`, Denied `model_fixed`."""
+    settings = agents.models.settings
     row, project = await agents.ensure_chat(caller, session, name, new.project_id, new.message)
     stored = await service.agent_profiles.of_chat(row.profile_id)
     profile = NO_PROFILE if stored is None else stored.profile
@@ -81,15 +101,7 @@ async def chat(
         )
     )
     await service.recording.record(caller, "chat.start", name, run=run.run_id, sandbox=session.id)
-    if new.detach:
-        started = StartedChat(
-            run_id=run.run_id,
-            conversation_id=name,
-            session_id=session.session_id,
-            sandbox_id=session.id,
-        )
-        return Response(started.model_dump_json(), 202, media_type="application/json")
-    return await sse.stream(_events(run, 0), request=request)
+    return run
 
 
 @router.get("/{conversation_id}/events", **_STREAM)

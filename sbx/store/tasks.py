@@ -1,0 +1,138 @@
+"""Tasks from templates, and the state of each input."""
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sbx.store import Store, values
+
+_KEPT = 200  # ended tasks of an owner
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    id: str
+    owner: str
+    template: str
+    user_id: str
+    agent_id: str
+    created_at: float
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInputRow:
+    """`state`: `waiting`, `running`, `interrupted`, or the reason of the end of its run."""
+
+    number: int
+    parameters: Mapping[str, str]
+    conversation_id: str
+    state: str = "waiting"
+    run_id: str | None = None
+    answer: str | None = None
+    error: Mapping[str, Any] | None = None
+    tokens: int = 0
+
+
+async def add(store: Store, task: TaskRow, inputs: Sequence[TaskInputRow]) -> None:
+    """Add a task. Delete the oldest ended tasks of its owner beyond the limit."""
+
+    def act(on: sqlite3.Connection) -> None:
+        on.execute("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?)", values(task))
+        on.executemany(
+            "INSERT INTO task_inputs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(task.id, *_columns(each)) for each in inputs],
+        )
+        on.execute(
+            "DELETE FROM tasks WHERE id IN (SELECT id FROM tasks WHERE owner = ?"
+            " AND ended_at IS NOT NULL ORDER BY created_at DESC LIMIT -1 OFFSET ?)",
+            (task.owner, _KEPT),
+        )
+
+    await store.write(act)
+
+
+async def put_input(store: Store, task_id: str, row: TaskInputRow) -> None:
+    await store.write(
+        lambda on: on.execute(
+            "REPLACE INTO task_inputs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (task_id, *_columns(row))
+        )
+    )
+
+
+async def end(store: Store, task_id: str, at: float) -> None:
+    await store.write(
+        lambda on: on.execute("UPDATE tasks SET ended_at = ? WHERE id = ?", (at, task_id))
+    )
+
+
+async def interrupt(store: Store, task_id: str) -> None:
+    """Mark the inputs that are not complete."""
+    await store.write(
+        lambda on: on.execute(
+            "UPDATE task_inputs SET state = 'interrupted'"
+            " WHERE task_id = ? AND state IN ('waiting', 'running')",
+            (task_id,),
+        )
+    )
+
+
+async def mark_interrupted(store: Store, at: float) -> None:
+    """Mark what the previous service has not completed. Call this before anything runs."""
+
+    def act(on: sqlite3.Connection) -> None:
+        on.execute(
+            "UPDATE task_inputs SET state = 'interrupted' WHERE state IN ('waiting', 'running')"
+        )
+        on.execute("UPDATE tasks SET ended_at = ? WHERE ended_at IS NULL", (at,))
+
+    await store.write(act)
+
+
+async def list_for_owner(store: Store, owner: str, limit: int) -> list[TaskRow]:
+    """Return the tasks of an owner, the newest first."""
+    rows = await store.rows(
+        "SELECT * FROM tasks WHERE owner = ? ORDER BY created_at DESC, id LIMIT ?", owner, limit
+    )
+    return [TaskRow(*row) for row in rows]
+
+
+async def get(store: Store, owner: str, task_id: str) -> tuple[TaskRow, list[TaskInputRow]] | None:
+    row = await store.row("SELECT * FROM tasks WHERE owner = ? AND id = ?", owner, task_id)
+    if row is None:
+        return None
+    inputs = await store.rows(
+        "SELECT number, parameters, conversation_id, state, run_id, answer, error, tokens"
+        " FROM task_inputs WHERE task_id = ? ORDER BY number",
+        task_id,
+    )
+    return TaskRow(*row), [_input(each) for each in inputs]
+
+
+def _columns(row: TaskInputRow) -> tuple[Any, ...]:
+    return (
+        row.number,
+        json.dumps(dict(row.parameters)),
+        row.conversation_id,
+        row.state,
+        row.run_id,
+        row.answer,
+        None if row.error is None else json.dumps(dict(row.error)),
+        row.tokens,
+    )
+
+
+def _input(row: Any) -> TaskInputRow:
+    number, parameters, conversation_id, state, run_id, answer, error, tokens = row
+    return TaskInputRow(
+        number,
+        json.loads(parameters),
+        conversation_id,
+        state,
+        run_id,
+        answer,
+        None if error is None else json.loads(error),
+        tokens,
+    )
