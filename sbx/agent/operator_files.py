@@ -1,6 +1,7 @@
 """Files of the operator, in TOML: profiles of agents, sources of tools, templates of tasks."""
 
 import os
+import stat
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ class OperatorFiles(Generic[T]):
         """Raise BadRequest, also for a file that cannot be read."""
         try:
             with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
+                    raise OSError(0, "every user of this host can write it")
                 data = file.read(_FILE_MAX + 1)
             if len(data) > _FILE_MAX:
                 raise OSError(0, f"it is larger than {_FILE_MAX >> 10} KiB")

@@ -97,7 +97,7 @@ class AgentProfile(OperatorTable):
     @field_validator("tools", "approvals", "retries")
     @classmethod
     def _are_tools(cls, value: Any, fields: ValidationInfo) -> Any:
-        external = fields.data.get("external") or () if fields.field_name == "approvals" else ()
+        external = fields.data.get("external") or () if fields.field_name != "tools" else ()
         for name in value or ():
             if name not in (*_TOOLS.names, *external):
                 near = nearest(name, _TOOLS.names)[0]
@@ -107,8 +107,8 @@ class AgentProfile(OperatorTable):
     @field_validator("retries")
     @classmethod
     def _can_be_repeated(cls, value: Mapping[str, int]) -> Mapping[str, int]:
-        for name in value:
-            if not _TOOLS.get(name).idempotent:
+        for name in value:  # the source of an external tool decides about it
+            if name in _TOOLS.names and not _TOOLS.get(name).idempotent:
                 raise ValueError(f"a second call of {name} can have another effect")
         return value
 

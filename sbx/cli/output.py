@@ -76,6 +76,14 @@ def document(value: Mapping[str, Any]) -> None:
     write(STDOUT, json.dumps(value) + "\n")
 
 
+def text(hostile: str) -> None:
+    """Print a text of others, with its control characters escaped."""
+    stream = OutputStream(STDOUT)
+    stream.write(hostile)
+    stream.fresh_line()
+    stream.end()
+
+
 def outcome(value: Mapping[str, Any], line: str, *, as_json: bool) -> None:
     """Print the result of a command: the document, or one line that another command can read."""
     if as_json:

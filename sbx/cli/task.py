@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sbx.cli import agent_options, connect, exits, narrowing, output
-from sbx.cli.terminal import STDOUT, one_line, write
+from sbx.cli.terminal import one_line
 from sbx.errors import BadRequest, NotFound, SbxError
 
 if TYPE_CHECKING:
@@ -368,7 +368,7 @@ async def _all(tasks: list[_Input], host: Any, at_once: int, *, as_json: bool) -
                 raise errors.exceptions[0] from None
     task = tasks[0]
     if not as_json and len(tasks) == 1:
-        write(STDOUT, f"{task.answer.rstrip()}\n" if task.answer else "")
+        output.text(task.answer)
         if task.error is not None:
             output.failure(str(task.error.get("message", "")), task.error.get("hint"))
         elif task.state != "done":

@@ -9,7 +9,7 @@ import typer
 
 from sbx.cli import connect, exits, output
 from sbx.cli.connect import ask
-from sbx.cli.terminal import STDOUT, one_line, write
+from sbx.cli.terminal import one_line
 from sbx.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def try_out(
     if as_json:
         output.document(document)
     elif call is not None:
-        write(STDOUT, f"{document['result'].rstrip()}\n")
+        output.text(document["result"])
     else:
         tools = document["tools"]
         rows = [(each["name"], one_line(each["description"])[:_SHOWN]) for each in tools]

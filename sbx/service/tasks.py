@@ -25,7 +25,7 @@ __all__ = ["Begin", "TaskInputRow", "TaskRow", "Tasks", "no_task"]
 
 _PER_OWNER = 20  # that are not complete
 _RETRY_S = 1.0
-_ANSWER_MAX = 100_000  # characters; the conversation has the whole
+_ANSWER_MAX = 8192  # characters; the conversation has the whole
 _log = logging.getLogger(__name__)
 # Starts the run of one input in the conversation with this id.
 Begin = Callable[[str, FilledTask], Awaitable[ChatRun]]

@@ -34,7 +34,8 @@ def answer(request: Asked) -> Response:
     last = request.messages[-1]
     if last["role"] == "tool":
         count = last["content"].split()[1]
-        return Response(f"There are {count} rows.", usage=TokenUsage(10, 5))
+        hostile = "\x1b]0;x\x07" if count == "7" else ""
+        return Response(f"There are {count} rows{hostile}.", usage=TokenUsage(10, 5))
     name = last["content"].split()[4]
     if name == "part-03.csv":
         return Response("I give up.")
@@ -70,7 +71,7 @@ def test_one_input_prints_its_answer_and_saves_files(place: Path) -> None:
     file = place / "data" / "part-07.csv"
     ended, requests = run(place, "--param", f"file={file}", "--out", place / "out")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "There are 7 rows.\n"
+    assert ended.stdout == "There are 7 rows\\x1b]0;x\\x07.\n"
     assert (place / "out" / "count.txt").read_text() == "7"
     assert requests == 2
     missing, requests = run(place)

@@ -443,6 +443,32 @@ parameters = {{ type = "object", required = ["name"], properties = {{ name = {{}
     assert len(server.requests) == 6
 
 
+async def test_a_profile_repeats_failed_calls_of_an_idempotent_source(
+    at: Desk, http: httpx.AsyncClient, tools: Path, place: Path
+) -> None:
+    for name, idempotent in (("safe", "true"), ("unsafe", "false")):
+        (tools / f"{name}.toml").write_text(
+            f'approval = "allow"\nidempotent = {idempotent}\n[http]\nurl = "http://127.0.0.1:9/"'
+        )
+    (place / "agents" / "again.toml").write_text(
+        'external = ["safe", "unsafe"]\n[retries]\nsafe = 1\nunsafe = 1\n'
+    )
+    at.model.add(calls(("safe", {}), ("unsafe", {})), Response("done"))
+    events = await say(http, "again", agent_id="again")
+    names = {
+        event["tool_call_id"]: event["tool_name"]
+        for event in events
+        if event["type"] == "tool_start"
+    }
+    took = {
+        names[event["tool_call_id"]]: event["duration_ms"]
+        for event in events
+        if event["type"] == "tool_end"
+    }
+    assert took["safe"] >= 200  # the pause before the second call
+    assert took["unsafe"] < took["safe"]
+
+
 async def test_the_operator_adds_and_removes_sources(
     at: Desk, client: Client, http: httpx.AsyncClient, tools: Path, server: HttpServer
 ) -> None:

@@ -102,6 +102,10 @@ def test_files_of_a_directory(tmp_path: Path) -> None:
     assert source.openapi.document == tmp_path / "a.json"
     with pytest.raises(BadRequest):
         read_source(files["run_code"])
+    files["a"].chmod(0o666)
+    with pytest.raises(BadRequest, match="every user of this host can write it"):
+        read_source(files["a"])
+    files["a"].chmod(0o644)
     (tmp_path / "a.toml").write_bytes(b"\xff")
     with pytest.raises(BadRequest, match="not UTF-8"):
         read_source(files["a"])

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -32,7 +33,7 @@ from sbx.agent.tools.tool import Arguments, Emit, Tool, ToolCallRequest, ToolRes
 from sbx.egress.secrets import Secret
 from sbx.egress.unix_socket import read_secret
 from sbx.egress.veil import RedactingStream, Search
-from sbx.errors import Conflict, NotFound, SbxError, Unavailable, needs_extra
+from sbx.errors import BadRequest, Conflict, NotFound, SbxError, Unavailable, needs_extra
 from sbx.settings_files import to_toml
 
 if TYPE_CHECKING:
@@ -315,6 +316,9 @@ async def _opened(name: str, stamp: tuple[int, ...], source: ToolSource) -> _Ope
 
 async def _load(each: _Open, secrets: Mapping[str, str]) -> None:
     name, source = each.name, each.source
+    # The import of the SDK takes a second, so it is made in a thread first.
+    part = "mcp_server" if source.mcp is not None else "http"
+    await asyncio.to_thread(import_module, f"sbx.agent.external.{part}")
     if source.mcp is not None:
         from sbx.agent.external.mcp_server import McpServer
 
@@ -334,9 +338,10 @@ async def _load(each: _Open, secrets: Mapping[str, str]) -> None:
     else:
         from sbx.agent.external import http
 
-        part = source.http or source.openapi
-        assert part is not None
-        each.http = http.HttpTools(filled(part.headers, secrets), source.timeout)
+        requests = source.http or source.openapi
+        assert requests is not None
+        headers = filled(requests.headers, secrets)
+        each.http = await asyncio.to_thread(http.HttpTools, headers, source.timeout)
         if source.http is not None:
             found = [http.endpoint(name, source.http, source.description)]
         else:
@@ -376,7 +381,8 @@ def _guarded(each: _Open, tool: Tool, user: User) -> Callable[[ToolCallRequest, 
             async with asyncio.timeout(source.timeout) as limit:
                 output = await tool.act(guarded, arguments)
         except SbxError as error:
-            raise Unavailable(
+            kind = BadRequest if isinstance(error, BadRequest) else Unavailable
+            raise kind(
                 clean(error.message), code=error.code, hint=error.hint and clean(error.hint)
             ) from None
         except Exception as error:  # noqa: BLE001  # the border of a program of others

@@ -252,25 +252,28 @@ def _checked_url(url: str | None) -> str | None:
 
 
 def bounded_client(
-    timeout_s: float, failure: type[Exception], answer_max: int = ANSWER_MAX
+    timeout_s: float, failure: type[Exception], answer_max: int | None = None
 ) -> "httpx2.AsyncClient":
     """Return a client that raises `failure` for an answer beyond the limits. `failure` is the base
     class of the SDK's errors: the SDK neither retries nor wraps an error of exactly this class.
+    `answer_max` in bytes; None for that of a model.
 
     A redirect is an error, because the conversation would go to a server that no setting names.
     Compression is refused, because a small answer could expand to a large one.
     """
     import httpx2
 
+    limit = answer_max or ANSWER_MAX
+
     class Counted(httpx2.AsyncByteStream):
         def __init__(self, stream: httpx2.AsyncByteStream) -> None:
             self._stream = stream
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            remaining = answer_max
+            remaining = limit
             async for chunk in self._stream:
                 if (remaining := remaining - len(chunk)) < 0:
-                    raise failure(f"it is longer than {answer_max} bytes")
+                    raise failure(f"it is longer than {limit} bytes")
                 yield chunk
 
         async def aclose(self) -> None:

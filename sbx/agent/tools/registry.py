@@ -50,7 +50,8 @@ class Tools:
     ) -> None:
         """`tools` None means the built-in tools. A result of more than `result_max` characters is
         shortened, and the full text is stored in a file. A call may take at most `call_max_s`
-        seconds. `retries`: how often a failed call of an idempotent tool is repeated."""
+        seconds. `retries`: how often a failed call of an idempotent tool is repeated, by the name
+        of the tool or of its source."""
         self._tools: dict[str, Tool] = {}
         self._result_max = result_max
         self._call_max_s = call_max_s
@@ -133,7 +134,7 @@ class Tools:
     async def _repeated(
         self, tool: Tool, call: ToolCallRequest, arguments: Arguments
     ) -> ToolResult | str:
-        retries = self._retries.get(tool.name, 0)
+        retries = self._retries.get(tool.name) or self._retries.get(tool.source or "", 0)
         if not (tool.idempotent and retries):
             return await tool.act(call, arguments)
         from tenacity import (  # rarely needed

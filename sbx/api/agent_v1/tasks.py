@@ -1,6 +1,6 @@
 """Tasks from templates of the operator, for one input or for many at once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from sbx.agent.chats import ChatRun
-from sbx.agent.task import INPUTS_MAX, FilledTask, TaskTemplate
+from sbx.agent.task import INPUTS_MAX, FilledTask, TaskParameter
 from sbx.api.agent_v1.chat import begin
 from sbx.api.agent_v1.dependencies import AgentsDep, session_of
 from sbx.api.agent_v1.models import Aborted, Json, Limit, Name, NewChat
@@ -86,11 +86,13 @@ class TaskList(BaseModel):
 
 
 class TaskTemplateBody(BaseModel):
-    """`task` is null for a file that is not valid."""
+    """A file that is not valid has a `problem`, and nothing else."""
 
     name: str
-    task: TaskTemplate | None
-    problem: str | None
+    description: str = ""
+    agent: str | None = None
+    parameters: Mapping[str, TaskParameter] = Field(default_factory=dict)
+    problem: str | None = None
 
 
 class TaskTemplateList(BaseModel):
@@ -102,11 +104,16 @@ _ROW = {"template", "user_id", "agent_id", "created_at", "ended_at"}
 
 @router.get("/templates", responses=documented())
 async def templates(_: CallerDep, agents: AgentsDep) -> TaskTemplateList:
-    """List the templates of the operator."""
+    """List the templates of the operator, with their parameters."""
     items = [
-        TaskTemplateBody(name=name, task=None, problem=each.message)
+        TaskTemplateBody(name=name, problem=each.message)
         if isinstance(each, SbxError)
-        else TaskTemplateBody(name=name, task=each.model_copy(update={"files": ()}), problem=None)
+        else TaskTemplateBody(
+            name=name,
+            description=each.description,
+            agent=each.agent,
+            parameters=each.parameters,
+        )
         for name, each in (await agents.tasks.templates()).items()
     ]
     return TaskTemplateList(items=items)
