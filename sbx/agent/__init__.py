@@ -8,13 +8,16 @@
     messages.py    the messages of a conversation
     models/        one interface of a model with three implementations
     tools/         the tools of a model, and the effect of each call
+    external/      tools outside of sbx: MCP servers, HTTP endpoints, Python functions
+    delegation.py  sub-agents, each with a sandbox of its own
     approvals.py   the user's yes or no to a call
     history.py     the messages in memory or in the store, and the rules for a complete history
     export.py      a history as JSON, to move it to another sbx
     sandbox.py     the sandbox that the tools act on
     settings.py    the settings of the model and the sandbox
     chats.py       the agents of a service: one run per conversation, followed by clients
-    mcp.py         the tools as an MCP server
+    profile.py     the profile of an agent; task.py: templates of tasks
+    mcp.py         the tools as an MCP server; mcp_project.py: its approvals in a project
 
 The package imports lower rows and never the runtime. It uses a sandbox in this process, a remote
 one and a fake in the same way (sandbox.py).

@@ -4,7 +4,9 @@ Variables and files of one call are available to the next. A failed call returns
 marked as an error, never a protocol error, so that the model can read it and continue. A client
 that requested progress for a call receives its output live. Cancelling a call interrupts its run.
 
-The files of the workspace are resources, with addresses such as file:///workspace/data.csv.
+The files of the workspace are resources, with addresses such as file:///workspace/data.csv. The
+templates of tasks are prompts. In a project, a call that needs an approval asks the user through
+the client, by elicitation; without this ability of the client it is denied.
 """
 
 import asyncio
@@ -14,13 +16,16 @@ import mimetypes
 import os
 import posixpath
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
 from typing import Any, cast
 from urllib.parse import quote, unquote, urlsplit
 
 from sbx import __version__
+from sbx.agent.mcp_project import ProjectApprovals, ProjectCalls, to_its_end
 from sbx.agent.messages import ToolCall, carried
 from sbx.agent.sandbox import ToolSandbox
+from sbx.agent.task import TaskTemplate, fill
 from sbx.agent.tools import paths
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
@@ -39,7 +44,6 @@ with needs_extra("sbx mcp", "mcp"):
 _STDIN = 0
 _PIECE = 1 << 16
 _PROGRESS_MAX = 4096  # characters of live output in one message; the result has the rest
-_ENDING_S = 5.0  # for a cancelled call
 _WORKSPACE = "/workspace"
 _FILES_MAX = 1000  # of the list of resources
 _INSTRUCTIONS = (
@@ -49,17 +53,29 @@ _INSTRUCTIONS = (
 Context = ServerRequestContext[Any, Any]
 
 
-async def serve(sandbox: ToolSandbox, tools: Tools) -> None:
+async def serve(
+    sandbox: ToolSandbox,
+    tools: Tools,
+    templates: Mapping[str, TaskTemplate] = MappingProxyType({}),
+    project: ProjectApprovals | None = None,
+) -> None:
     """Serve stdin and stdout of this process until the client closes them. Meanwhile all other
     writes to stdout go to stderr."""
-    server = make_server(sandbox, tools)
+    server = make_server(sandbox, tools, templates, project)
     # Use our own reader: the reader of the SDK blocks in a thread that no signal interrupts.
     async with stdio_server(stdin=cast("anyio.AsyncFile[str]", _lines(_STDIN))) as (reads, writes):
         await server.run(reads, writes, server.create_initialization_options())
 
 
-def make_server(sandbox: ToolSandbox, tools: Tools) -> Server[Any]:
-    """Return a server of these tools for one client."""
+def make_server(
+    sandbox: ToolSandbox,
+    tools: Tools,
+    templates: Mapping[str, TaskTemplate] = MappingProxyType({}),
+    project: ProjectApprovals | None = None,
+) -> Server[Any]:
+    """Return a server of these tools for one client. `templates` are its prompts. `project`: the
+    sandbox is over a directory of the user, and changes need approvals."""
+    in_project = None if project is None else ProjectCalls(sandbox, tools, project)
 
     async def list_tools(
         context: Context, params: types.PaginatedRequestParams | None
@@ -70,14 +86,17 @@ def make_server(sandbox: ToolSandbox, tools: Tools) -> Server[Any]:
 
     async def call_tool(
         context: Context, params: types.CallToolRequestParams
-    ) -> types.CallToolResult:
+    ) -> types.CallToolResult | types.InputRequiredResult:
         call = ToolCall(
             f"call-{secrets.token_hex(8)}", params.name, json.dumps(params.arguments or {})
         )
         live = _Live(context.session)
         telling = asyncio.create_task(live.tell())
         try:
-            return _result(await _to_its_end(tools, call, sandbox, live))
+            if in_project is not None:
+                result = await in_project.call(context.session, params, call, live)
+                return result if isinstance(result, types.InputRequiredResult) else _result(result)
+            return _result(await to_its_end(tools.call(call, sandbox, live)))
         finally:
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)
@@ -97,6 +116,28 @@ def make_server(sandbox: ToolSandbox, tools: Tools) -> Server[Any]:
             raise MCPError(types.INVALID_PARAMS, carried(error.message)) from None
         return types.ReadResourceResult(contents=[_contents(params.uri, content)])
 
+    async def list_prompts(
+        context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListPromptsResult:
+        return types.ListPromptsResult(
+            prompts=[_prompt(name, template) for name, template in templates.items()]
+        )
+
+    async def get_prompt(
+        context: Context, params: types.GetPromptRequestParams
+    ) -> types.GetPromptResult:
+        if (template := templates.get(params.name)) is None:
+            raise MCPError(types.INVALID_PARAMS, f"the prompt {params.name[:80]!r} does not exist")
+        try:
+            prompt = fill(template, params.arguments or {}).prompt
+        except SbxError as error:
+            raise MCPError(types.INVALID_PARAMS, carried(error.message)) from None
+        content = types.TextContent(text=carried(prompt))
+        return types.GetPromptResult(
+            description=template.description,
+            messages=[types.PromptMessage(role="user", content=content)],
+        )
+
     return Server(
         "sbx",
         version=__version__,
@@ -105,23 +146,9 @@ def make_server(sandbox: ToolSandbox, tools: Tools) -> Server[Any]:
         on_call_tool=call_tool,
         on_list_resources=list_resources,
         on_read_resource=read_resource,
+        on_list_prompts=list_prompts,
+        on_get_prompt=get_prompt,
     )
-
-
-async def _to_its_end(
-    tools: Tools, call: ToolCall, sandbox: ToolSandbox, emit: "_Live"
-) -> ToolResult:
-    """Run the call in a separate task. A cancelled scope of anyio cancels every wait of a task
-    again, including the waits in which the call interrupts its run."""
-    calling = asyncio.create_task(tools.call(call, sandbox, emit))
-    try:
-        await asyncio.wait([calling])
-    finally:
-        if not calling.done():
-            calling.cancel()
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([calling], timeout=_ENDING_S)
-    return calling.result()
 
 
 class _Live:
@@ -146,6 +173,16 @@ class _Live:
             self._more.clear()
             text, self._pending_text = self._pending_text, ""
             await self._session.report_progress(self._count, None, carried(text))
+
+
+def _prompt(name: str, template: TaskTemplate) -> types.Prompt:
+    arguments = [
+        types.PromptArgument(
+            name=label, description=parameter.description, required=parameter.default is None
+        )
+        for label, parameter in template.parameters.items()
+    ]
+    return types.Prompt(name=name, description=template.description, arguments=arguments)
 
 
 def _resource(file: FileEntry) -> types.Resource:

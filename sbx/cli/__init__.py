@@ -12,6 +12,7 @@ Each command is the module of its name (exec_.py is `sbx exec`). Other files:
 
     agent_options.py                  the model and the sandbox of agent, chat and mcp
     agent_output.py                   prints the events of an agent
+    agent_task.py                     one task of an agent, for `sbx agent run` and `sbx task run`
     chat_loop.py, chat_store.py       the loop of a chat, and its stored conversations
     approval_prompt.py, undo.py       the approvals and `/undo` of a chat
     shell_session.py, raw_tty.py      a terminal of a sandbox in the user's terminal

@@ -143,7 +143,7 @@ def chat(
         connect=settings.sandbox_domain,
         key=agent_options.key_of(settings),
         approval_timeout_s=settings.approval_timeout,
-        changes=_mode(changes),
+        changes=changes_mode(changes),
         profile=chosen,
         agent_id=agent_options.agent_id_of(profile),
         sandbox=narrowing.sandbox_options(
@@ -167,7 +167,7 @@ def chat(
     return exits.Exit.OK if end.last is None else exits.for_agent(end.last)
 
 
-def _mode(changes: str | None) -> "ChangesMode | None":
+def changes_mode(changes: str | None) -> "ChangesMode | None":
     match changes:
         case None | "ask" | "allow":
             return changes

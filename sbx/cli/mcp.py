@@ -1,10 +1,13 @@
 """`sbx mcp`: the tools for clients of the Model Context Protocol."""
 
-from typing import TYPE_CHECKING, Annotated
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import agent_options, exits, narrowing
+from sbx.cli import agent_options, exits, narrowing, output
 from sbx.cli.connect import Conversation
 from sbx.errors import BadRequest
 
@@ -12,6 +15,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sbx.agent.sandbox import ToolSandbox
+    from sbx.agent.settings import AgentSettings
+    from sbx.agent.task import TaskTemplate
+    from sbx.protocol.changes import ChangesSetting
 
 
 def mcp(
@@ -30,6 +36,21 @@ def mcp(
         ),
     ] = None,
     conversation: Conversation = "default",
+    project: Annotated[
+        Path | None,
+        typer.Option(
+            help="Work in this directory of yours, which is /workspace. The client asks you about "
+            "each change and each command.",
+            metavar="DIR",
+        ),
+    ] = None,
+    changes: Annotated[
+        str | None,
+        typer.Option(
+            help="With --project: ask about changes of files, or allow them.",
+            metavar="ask|allow",
+        ),
+    ] = None,
 ) -> int:
     """Serve the tools of an agent over stdio with the Model Context Protocol.
 
@@ -38,7 +59,8 @@ def mcp(
     files stay from one call to the next. The tools are run_code, execute_command, read_file,
     write_file, edit_file and list_files. If the client asked for progress, the output of a call is
     streamed as progress. A call that the client cancels is interrupted. The files of the workspace
-    are resources.
+    are resources, and the templates of tasks are prompts. With --project, a client without
+    elicitation cannot ask: what needs an approval is denied.
 
     In the client's configuration: {"mcpServers": {"sbx": {"command": "sbx", "args": ["mcp"]}}}
     """
@@ -48,6 +70,12 @@ def mcp(
     options = narrowing.sandbox_options(
         memory=memory, cpus=cpus, network_allow=network_allow, env=env
     )
+    if project is not None:
+        if sandbox is not None or connect is not None:
+            raise BadRequest("--project is a directory of this host, and needs no --connect")
+        directory = Path(os.path.realpath(project))
+        asyncio.run(_serve_project(directory, settings, changes, options))
+        return exits.Exit.OK
     if sandbox is None:
         address, own_key = settings.sandbox_domain, agent_options.key_of(settings)
         box = agent_options.new_sandbox(settings.sandbox_image, options, address, own_key)
@@ -65,6 +93,59 @@ def mcp(
     return exits.Exit.OK
 
 
+async def _serve_project(
+    directory: Path, settings: "AgentSettings", changes: str | None, options: Mapping[str, Any]
+) -> None:
+    """Serve the tools in a directory of the user. Each directory has a data directory of sbx, which
+    keeps its quarantine."""
+    import hashlib
+
+    from platformdirs import user_data_path
+
+    from sbx.agent.mcp import serve
+    from sbx.agent.mcp_project import ProjectApprovals
+    from sbx.agent.tools.registry import Tools
+    from sbx.cli.chat import changes_mode
+    from sbx.cli.chat_store import ChatSelection, opened
+    from sbx.cli.signals import CancelOnSignal
+
+    name = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
+    selection = ChatSelection(
+        directory=user_data_path("sbx") / "mcp" / name,
+        resume=None,
+        policy=settings.sandbox_image,
+        project=directory,
+        sandboxed=True,
+        connect=None,
+        key=None,
+        approval_timeout_s=settings.approval_timeout,
+        changes=changes_mode(changes),
+        sandbox=options,
+    )
+    with CancelOnSignal():
+        async with opened(selection) as conversation:
+
+            async def setting() -> "ChangesSetting":
+                return conversation.changes
+
+            approvals = ProjectApprovals(conversation.approvals, conversation.place, setting)
+            await serve(conversation.sandbox, Tools(), _templates(), approvals)
+
+
+def _templates() -> "dict[str, TaskTemplate]":
+    """Return the templates of tasks that are valid."""
+    from sbx.agent.task import read_task, task_files
+    from sbx.runtime.settings import Settings
+
+    templates = {}
+    for name, path in task_files(Settings().tasks_dir).items():
+        try:
+            templates[name] = read_task(path)
+        except BadRequest as error:
+            output.note(f"{name} cannot be a prompt: {error.message}")
+    return templates
+
+
 async def _serve(opened: "AbstractAsyncContextManager[ToolSandbox]") -> None:
     from sbx.agent.mcp import serve
     from sbx.agent.tools.registry import Tools
@@ -72,4 +153,4 @@ async def _serve(opened: "AbstractAsyncContextManager[ToolSandbox]") -> None:
 
     with CancelOnSignal():
         async with opened as sandbox:
-            await serve(sandbox, Tools())
+            await serve(sandbox, Tools(), _templates())

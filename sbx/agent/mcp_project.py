@@ -1,0 +1,232 @@
+"""Calls of an MCP client in a project. The user of the client approves them, by elicitation.
+
+A connection of an older protocol gets a request of its own for each question. In the protocol of
+2026-07-28 the question is the reply to the call: the client repeats the call with the answer and
+with `request_state`, which names the call that waits here.
+"""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sbx.agent.approvals import AgentContext, Approvals
+from sbx.agent.calls import AgentToolCalls
+from sbx.agent.changing import ReadSetting
+from sbx.agent.messages import ToolCall, carried
+from sbx.agent.sandbox import ToolSandbox
+from sbx.agent.tools.approval_rules import Permissions
+from sbx.agent.tools.registry import Tools
+from sbx.agent.tools.results import cut
+from sbx.agent.tools.tool import Emit, ToolResult
+from sbx.errors import Conflict, NotFound, needs_extra
+from sbx.protocol.agent import AgentEvent, ToolOutput, ToolStart
+from sbx.protocol.approvals import ApprovalScope
+from sbx.protocol.invisible import escaped
+
+with needs_extra("sbx mcp", "mcp"):
+    import anyio
+    import mcp_types as types
+    from mcp import MCPError
+    from mcp.server.session import ServerSession
+    from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+_ENDING_S = 5.0  # for a cancelled call
+_KEY = "approval"
+_QUESTION_MAX = 100_000  # characters
+_MARKS = {"added": "+", "changed": "~", "removed": "-"}
+_ELICITS = types.ClientCapabilities(elicitation=types.ElicitationCapability())
+_FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {"approve": {"type": "boolean", "title": "Allow this", "default": False}},
+    "required": ["approve"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectApprovals:
+    """The approvals of one project. `changes` reads the setting for changes of files."""
+
+    approvals: Approvals
+    place: AgentContext
+    changes: ReadSetting
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A call in progress. `questions` are its starts that need an approval, and `question` is the
+    one that the client has been asked."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    calling: "asyncio.Task[ToolResult]"
+    questions: "asyncio.Queue[ToolStart]"
+    question: ToolStart | None = None
+
+
+class ProjectCalls:
+    """The calls of one client. They are made one after another, so that each sees the changes of
+    the previous one."""
+
+    def __init__(self, sandbox: ToolSandbox, tools: Tools, project: ProjectApprovals) -> None:
+        self._sandbox, self._tools, self._project = sandbox, tools, project
+        self._turn = asyncio.Lock()
+        self._waiting: dict[str, _Waiting] = {}  # by `request_state`
+
+    async def call(
+        self,
+        session: ServerSession,
+        params: types.CallToolRequestParams,
+        call: ToolCall,
+        emit: Emit,
+    ) -> ToolResult | types.InputRequiredResult:
+        """Make a call, or continue one with the answer of the user. Cancelling this ends it."""
+        if params.request_state is None:
+            waiting = self._begin(session, params, call, emit)
+        else:
+            waiting = self._continued(params.request_state, params)
+            await self._decide(waiting.question, (params.input_responses or {}).get(_KEY))
+        try:
+            return await self._followed(session, waiting)
+        except asyncio.CancelledError:
+            await _end(waiting.calling)
+            raise
+
+    def _begin(
+        self,
+        session: ServerSession,
+        params: types.CallToolRequestParams,
+        call: ToolCall,
+        emit: Emit,
+    ) -> _Waiting:
+        questions: asyncio.Queue[ToolStart] = asyncio.Queue()
+
+        def on_event(event: AgentEvent) -> None:
+            match event:
+                case ToolOutput():
+                    emit(event.stream, event.text)
+                case ToolStart(approval_required=True):
+                    questions.put_nowait(event)
+
+        project = self._project
+        can_ask = session.check_client_capability(_ELICITS)
+        calls = AgentToolCalls(
+            self._sandbox,
+            self._tools,
+            emit=on_event,
+            run_id=f"mcp-{secrets.token_hex(8)}",
+            permissions=Permissions("project"),
+            approvals=project.approvals if can_ask else None,
+            place=project.place,
+            changes=project.changes,
+        )
+        return _Waiting(*_identity(params), asyncio.create_task(self._make(calls, call)), questions)
+
+    def _continued(self, state: str, params: types.CallToolRequestParams) -> _Waiting:
+        waiting = self._waiting.get(state)
+        if waiting is None or (waiting.name, waiting.arguments) != _identity(params):
+            raise MCPError(types.INVALID_PARAMS, "this call does not wait for an answer")
+        return self._waiting.pop(state)
+
+    async def _make(self, calls: AgentToolCalls, call: ToolCall) -> ToolResult:
+        async with self._turn:
+            (result,) = await calls.make_all([call])
+            return result
+
+    async def _followed(
+        self, session: ServerSession, waiting: _Waiting
+    ) -> ToolResult | types.InputRequiredResult:
+        """Return the result of a call, or the question of a modern connection."""
+        while True:
+            asking = asyncio.create_task(waiting.questions.get())
+            try:
+                await asyncio.wait({waiting.calling, asking}, return_when=asyncio.FIRST_COMPLETED)
+                if waiting.calling.done():
+                    return waiting.calling.result()
+                question = asking.result()
+            finally:
+                asking.cancel()
+            if session.protocol_version in MODERN_PROTOCOL_VERSIONS:
+                return self._required(waiting, question)
+            await self._decide(question, await _elicited(session, question))
+
+    def _required(self, waiting: _Waiting, question: ToolStart) -> types.InputRequiredResult:
+        """Keep a call until the client repeats it with the answer of the user. A call that no
+        client continues is denied when its approval expires."""
+        self._waiting = {
+            state: each for state, each in self._waiting.items() if not each.calling.done()
+        }
+        state = secrets.token_hex(16)
+        waiting.question = question
+        self._waiting[state] = waiting
+        form = types.ElicitRequestFormParams(message=_text(question), requested_schema=_FORM)
+        return types.InputRequiredResult(
+            input_requests={_KEY: types.ElicitRequest(params=form)}, request_state=state
+        )
+
+    async def _decide(self, question: ToolStart | None, answer: Any) -> None:
+        """Pass the answer of the user on. Everything but a clear yes is a no."""
+        is_yes = (
+            isinstance(answer, types.ElicitResult)
+            and answer.action == "accept"
+            and (answer.content or {}).get("approve") is True
+        )
+        if question is not None:
+            scope = ApprovalScope(self._project.place.owner)
+            with suppress(Conflict, NotFound):  # it is decided, by its time-out or its end
+                await self._project.approvals.decide(scope, question.tool_call_id, is_yes, by="you")
+
+
+async def to_its_end(work: Coroutine[Any, Any, ToolResult]) -> ToolResult:
+    """Make a call in a separate task. A cancelled scope of anyio cancels every wait of a task
+    again, including the waits in which the call interrupts its run."""
+    calling = asyncio.create_task(work)
+    try:
+        await asyncio.wait([calling])
+    finally:
+        await _end(calling)
+    return calling.result()
+
+
+async def _end(calling: "asyncio.Task[ToolResult]") -> None:
+    if not calling.done():
+        calling.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([calling], timeout=_ENDING_S)
+
+
+async def _elicited(session: ServerSession, question: ToolStart) -> types.ElicitResult | None:
+    try:
+        return await session.elicit_form(_text(question), _FORM)
+    except MCPError:  # the client cannot show it
+        return None
+
+
+def _identity(params: types.CallToolRequestParams) -> tuple[str, Mapping[str, Any]]:
+    return params.name, params.arguments or {}
+
+
+def _text(question: ToolStart) -> str:
+    """Return the question: the call, and the changes that it would make. What the call contains is
+    shown without invisible characters."""
+    arguments = question.tool_args
+    what = arguments.get("command") or arguments.get("code") or json.dumps(dict(arguments))
+    lines = [f"Allow {question.tool_name}?", str(what)]
+    if (dry_run := question.dry_run) is not None:
+        changes: list[Mapping[str, Any]] = dry_run["changes"]
+        lines.append("It would change:" if changes else "It would change no file.")
+        for change in changes:
+            lines.append(f"{_MARKS[change['kind']]} {change['path']}")
+            if change["diff"]:
+                lines.append(change["diff"])
+        lines += [
+            f"! {entry['path']}: {entry['program']} would obey it on this host"
+            for entry in dry_run.get("host_executables", ())
+        ]
+        if dry_run["truncated"]:
+            lines.append("… and more changes that are not shown: a yes applies them, too")
+    text = carried(escaped("\n".join(lines), keep=" \n\t"))
+    return cut(text, _QUESTION_MAX, "; a yes allows them, too")
