@@ -26,7 +26,7 @@ def load_functions(name: str, source: PythonSource) -> list[Tool]:
 
 
 def _tool(name: str | None, value: Any) -> Tool:
-    made = value if isinstance(value, Tool) else tool(name=name)(value)
+    function = value if isinstance(value, Tool) else tool(name=name)(value)
     if name is None:
-        return made
-    return replace(made, definition=replace(made.definition, name=name))
+        return function
+    return replace(function, definition=replace(function.definition, name=name))

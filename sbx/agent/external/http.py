@@ -5,14 +5,13 @@ read_document ─► operations ─┐
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import quote, urlsplit
 
-from sbx.agent.external.source import HttpSource, OpenApiSource, path_parameters
+from sbx.agent.external.source import HttpSource, OpenApiSource, path_parameters, tool_name
 from sbx.agent.models.sdk_model import bounded_client
 from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolDefinition, ToolResult
 from sbx.errors import BadRequest, Unavailable, needs_extra
@@ -27,7 +26,6 @@ _DESCRIPTION_MAX = 2000
 _DEPTH_MAX = 64
 _METHODS = ("get", "put", "post", "delete", "head", "patch")
 _BODYLESS = ("GET", "HEAD", "DELETE")
-_UNUSUAL = re.compile(r"[^A-Za-z0-9_-]+")
 _SCHEMAS = "#/components/schemas/"
 # Headers that decide where a request goes, or with which rights.
 _FIXED_HEADERS = frozenset({"authorization", "cookie", "host", "content-length", "connection"})
@@ -153,20 +151,19 @@ def operations(
         root = (source.url or document["servers"][0]["url"]).rstrip("/")
         if urlsplit(root).scheme not in ("http", "https"):
             raise _invalid(path, "its server has no address: name one with url")
-        found = dict(_operations(document))
+        available = dict(_operations(document))
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error!s:.200}"
         raise _invalid(path, f"it breaks its format, or lacks a server ({problem})") from None
-    chosen = source.operations if source.operations is not None else tuple(found)
+    chosen = source.operations if source.operations is not None else tuple(available)
     if len(chosen) > _OPERATIONS_MAX:
         problem = f"it has {len(chosen)} operations: choose {_OPERATIONS_MAX} with operations"
         raise _invalid(path, problem)
     for name in chosen:
-        if name not in found:
+        if name not in available:
             raise _invalid(path, f"it has no operation {name}")
-        method, template, text, schema, places = found[name]
-        tool_name = f"{prefix}_{_UNUSUAL.sub('_', name)}"[:64]
-        definition = ToolDefinition(tool_name, text[:_DESCRIPTION_MAX], schema)
+        method, template, text, schema, places = available[name]
+        definition = ToolDefinition(tool_name(prefix, name), text[:_DESCRIPTION_MAX], schema)
         yield Operation(definition, method.upper(), root + template, places)
 
 

@@ -1,4 +1,4 @@
-"""The external tools of a directory: who may use them, their limits, and what they may reveal.
+"""The external tools of a directory: their users, their limits, and the removal of secrets.
 
     {directory}/NAME.toml ─► ToolSource ─► McpServer, HttpTools, functions ─► guarded Tools
 
@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from sbx.agent.external.source import (
     filled,
     read_source,
     source_files,
+    tool_name,
 )
 from sbx.agent.tools.results import cut
 from sbx.agent.tools.tool import Arguments, Emit, Tool, ToolCallRequest, ToolResult
@@ -46,7 +46,6 @@ _READY_S = 5.0  # for servers that have just been started
 _USERS_MAX = 10_000  # whose calls are counted at a time
 _MINUTE_S = 60.0
 _RESULTS_MAX, _CACHED_MAX = 200, 256 << 10  # results of a source, and characters of each
-_UNUSUAL = re.compile(r"[^A-Za-z0-9_-]+")
 _ERROR_MAX = 2000  # characters
 _log = logging.getLogger(__name__)
 State = Literal["ready", "starting", "failed"]
@@ -58,11 +57,15 @@ class SourceStatus:
     """A source as its operator sees it. `problem`: why it has no tools, or is not connected."""
 
     name: str
-    kind: str
     state: State
     source: ToolSource | None
     tools: Sequence[Tool] = ()
     problem: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the source; an empty text for a file that is not valid."""
+        return "" if self.source is None else self.source.kind
 
 
 @dataclass(slots=True)
@@ -76,21 +79,21 @@ class _Open:
     limiters: "TTLCache[User, AsyncLimiter]"
     results: "TTLCache[tuple[User, str, str], ToolResult]"
     tools: Sequence[Tool] = ()
-    problem: str | None = None
     server: "McpServer | None" = None
     http: "HttpTools | None" = None
     task: "asyncio.Task[None] | None" = None
 
     @property
     def status(self) -> SourceStatus:
-        server, source = self.server, self.source
-        tools = self.tools if server is None else server.tools
-        problem = self.problem if server is None else server.problem
-        state: State = "ready" if problem is None else "failed"
-        if server is not None and not server.settled.is_set():
-            state = "starting"
-        named = [_named(tool, source, self.name) for tool in tools]
-        return SourceStatus(self.name, source.kind, state, source, named, problem)
+        tools, problem = self.tools, None
+        state: State = "ready"
+        if self.server is not None:
+            tools, problem = self.server.tools, self.server.problem
+            state = "ready" if problem is None else "failed"
+            if not self.server.settled.is_set():
+                state = "starting"
+        named = [_named(tool, self.source, self.name) for tool in tools]
+        return SourceStatus(self.name, state, self.source, named, problem)
 
     async def close(self) -> None:
         if self.task is not None:
@@ -122,8 +125,8 @@ class ExternalTools:
     async def status(self) -> list[SourceStatus]:
         """Return all sources, by name."""
         await self.refresh()
-        found = {name: each.status for name, each in self._open.items()} | self._broken
-        return [found[name] for name in sorted(found)]
+        sources = {name: each.status for name, each in self._open.items()} | self._broken
+        return [sources[name] for name in sorted(sources)]
 
     async def tools(
         self,
@@ -171,12 +174,12 @@ class ExternalTools:
         text = to_toml(source.model_dump(mode="json", exclude_defaults=True))
         await asyncio.to_thread(_write_new, path, text)
         try:
-            for status in await self.status():
-                if status.name == name and status.source is not None:
-                    return status
-                if status.name == name:
-                    raise Unavailable(f"{status.problem}", code="invalid_tool")
-            raise no_source(name)
+            await self.refresh()
+            if (broken := self._broken.get(name)) is not None:
+                raise Unavailable(f"{broken.problem}", code="invalid_tool")
+            if name not in self._open:  # it was removed meanwhile
+                raise no_source(name)
+            return self._open[name].status
         except BaseException:
             await asyncio.to_thread(path.unlink, missing_ok=True)
             raise
@@ -205,9 +208,7 @@ class ExternalTools:
                     source = await asyncio.to_thread(read_source, path)
                     self._open[name] = await _opened(name, stamp, source)
                 except SbxError as error:
-                    self._broken[name] = SourceStatus(
-                        name, "", "failed", None, problem=error.message
-                    )
+                    self._broken[name] = SourceStatus(name, "failed", None, problem=error.message)
 
     async def __aenter__(self) -> Self:
         return self
@@ -259,7 +260,7 @@ def _writable(directory: Path) -> Iterator[None]:
 
 def no_source(name: str) -> NotFound:
     return NotFound(
-        f"there is no source of tools {name[:80]!r}",
+        f"the source of tools {name[:80]!r} does not exist",
         code="tool_not_found",
         hint="sbx tool list shows them",
     )
@@ -316,10 +317,9 @@ async def _opened(name: str, stamp: tuple[int, ...], source: ToolSource) -> _Ope
 
 async def _load(each: _Open, secrets: Mapping[str, str]) -> None:
     name, source = each.name, each.source
-    # The import of the SDK takes a second, so it is made in a thread first.
-    part = "mcp_server" if source.mcp is not None else "http"
-    await asyncio.to_thread(import_module, f"sbx.agent.external.{part}")
     if source.mcp is not None:
+        # The import of the SDK takes a second, so it is made in a thread first.
+        await asyncio.to_thread(import_module, "sbx.agent.external.mcp_server")
         from sbx.agent.external.mcp_server import McpServer
 
         each.server = McpServer(
@@ -343,19 +343,19 @@ async def _load(each: _Open, secrets: Mapping[str, str]) -> None:
         headers = filled(requests.headers, secrets)
         each.http = await asyncio.to_thread(http.HttpTools, headers, source.timeout)
         if source.http is not None:
-            found = [http.endpoint(name, source.http, source.description)]
+            operations = [http.endpoint(name, source.http, source.description)]
         else:
             assert source.openapi is not None
             document = await asyncio.to_thread(http.read_document, source.openapi.document)
-            found = list(http.operations(name, document, source.openapi))
-        each.tools = [each.http.tool(operation) for operation in found]
+            operations = list(http.operations(name, document, source.openapi))
+        each.tools = [each.http.tool(operation) for operation in operations]
 
 
 def _named(tool: Tool, source: ToolSource, name: str) -> Tool:
     """Return a tool with its full name, and with the permission of its source."""
     own = tool.name
     if source.mcp is not None or (source.python is not None and own != name):
-        own = f"{name}_{_UNUSUAL.sub('_', own)}"[:64]
+        own = tool_name(name, own)
     return replace(
         tool,
         definition=replace(tool.definition, name=own),

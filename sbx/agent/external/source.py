@@ -23,6 +23,7 @@ from sbx.policy.checks import secret_source
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _PARAMETER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_UNUSUAL = re.compile(r"[^A-Za-z0-9_-]+")
 RESERVED = frozenset(tool.name for tool in (*builtin(), *optional()))
 
 Text = Annotated[str, StringConstraints(max_length=4000)]
@@ -172,6 +173,11 @@ def filled(texts: _Templates, secrets: Mapping[str, str]) -> dict[str, str]:
     return {name: Template(text).substitute(secrets) for name, text in texts.items()}
 
 
+def tool_name(source: str, own: str) -> str:
+    """Return the name of one of several tools of a source, in the form that providers accept."""
+    return f"{source}_{_UNUSUAL.sub('_', own)}"[:64]
+
+
 def path_parameters(url: str) -> list[str]:
     return _PARAMETER.findall(url)
 
@@ -193,8 +199,9 @@ source_files = _FILES.list
 
 
 def read_source(path: Path) -> ToolSource:
-    """Return the source in a file. The document of an OpenAPI source lies beside the file, unless
-    its path is absolute. Raise BadRequest `invalid_tool`, also for a file that cannot be read."""
+    """Return the source in a file. The document of an OpenAPI source lies in the same directory,
+    unless its path is absolute. Raise BadRequest `invalid_tool`, also for a file that cannot be
+    read."""
     check_name(path.stem)
     source = _FILES.read(path)
     if source.openapi is None:
