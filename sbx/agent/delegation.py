@@ -1,4 +1,4 @@
-"""The tool `delegate`: a part of a task for another agent, with a sandbox of its own.
+"""The tool `delegate`: a part of a task for another agent, with its own sandbox.
 
 The other agent, a sub-agent, has the same model, and no more tools and permissions than the first.
 It sees the files that the call names, and none of the conversation. Its answer comes back, and the
@@ -10,7 +10,7 @@ import asyncio
 import posixpath
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sbx.agent.agent import SYSTEM, Agent, Budget
 from sbx.agent.messages import Price, TokenUsage, carried
@@ -51,10 +51,6 @@ class Delegation:
     at_once: int = 4
     max_cost: float | None = None
     price: Price | None = None
-    turns: asyncio.Semaphore = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "turns", asyncio.Semaphore(self.at_once))
 
 
 def delegate_tool(delegation: Delegation) -> Tool:
@@ -87,14 +83,16 @@ def delegate_tool(delegation: Delegation) -> Tool:
         "additionalProperties": False,
     }
 
+    turns = asyncio.Semaphore(delegation.at_once)
+
     async def act(call: ToolCallRequest, arguments: Arguments) -> ToolResult:
-        async with delegation.turns:
+        async with turns:
             return await _delegate(delegation, call, arguments)
 
     return Tool(
         ToolDefinition(
             NAME,
-            "Give a part of your task to another agent, which has a sandbox of its own. Its answer"
+            "Give a part of your task to another agent, which has its own sandbox. Its answer"
             " is the result. Parts that do not depend on each other can be delegated in one answer:"
             " they run at the same time.",
             parameters,
