@@ -9,7 +9,7 @@
     models/        one interface of a model with three implementations
     tools/         the tools of a model, and the effect of each call
     external/      tools outside of sbx: MCP servers, HTTP endpoints, Python functions
-    delegation.py  sub-agents, each with a sandbox of its own
+    delegation.py  sub-agents, each with its own sandbox
     approvals.py   the user's yes or no to a call
     history.py     the messages in memory or in the store, and the rules for a complete history
     export.py      a history as JSON, to move it to another sbx

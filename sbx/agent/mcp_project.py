@@ -1,6 +1,6 @@
 """Calls of an MCP client in a project. The user of the client approves them, by elicitation.
 
-A connection of an older protocol gets a request of its own for each question. In the protocol of
+A connection of an older protocol gets a separate request for each question. In the protocol of
 2026-07-28 the question is the reply to the call: the client repeats the call with the answer and
 with `request_state`, which names the call that waits here.
 """

@@ -99,6 +99,20 @@ def fill(template: TaskTemplate, values: Mapping[str, str]) -> FilledTask:
     return FilledTask(Template(template.prompt).substitute(filled), check, tuple(uploads))
 
 
+def fill_input(template: TaskTemplate, number: int, values: Mapping[str, str]) -> FilledTask:
+    """Fill the template for one of several inputs. Raise as `fill`, with the number of the
+    input."""
+    try:
+        return fill(template, values)
+    except BadRequest as error:
+        raise BadRequest(
+            f"input {number}: {error.message}",
+            code=error.code,
+            hint=error.hint,
+            details={**(error.details or {}), "input": number},
+        ) from None
+
+
 def _wrong(name: str, problem: str, hint: str | None = None) -> BadRequest:
     return BadRequest(
         f"the parameter {name[:64]} {problem}",
@@ -114,8 +128,20 @@ task_files = _FILES.list
 
 
 def read_task(path: Path) -> TaskTemplate:
-    """Return the template in a file. Its `files` lie beside it, unless their paths are absolute.
+    """Return the template in a file. Its `files` lie in its directory, unless their paths are
+    absolute.
     Raise BadRequest `invalid_task`, also for a file that cannot be read."""
     template = _FILES.read(path)
     files = tuple(path.parent / file.expanduser() for file in template.files)
     return template.model_copy(update={"files": files})
+
+
+def read_tasks(directory: Path) -> dict[str, TaskTemplate | BadRequest]:
+    """Return the templates in a directory by name, or the error of a file."""
+    templates: dict[str, TaskTemplate | BadRequest] = {}
+    for name, path in task_files(directory).items():
+        try:
+            templates[name] = read_task(path)
+        except BadRequest as error:
+            templates[name] = error
+    return templates

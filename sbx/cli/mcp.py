@@ -134,15 +134,15 @@ async def _serve_project(
 
 def _templates() -> "dict[str, TaskTemplate]":
     """Return the templates of tasks that are valid."""
-    from sbx.agent.task import read_task, task_files
+    from sbx.agent.task import read_tasks
     from sbx.runtime.settings import Settings
 
     templates = {}
-    for name, path in task_files(Settings().tasks_dir).items():
-        try:
-            templates[name] = read_task(path)
-        except BadRequest as error:
-            output.note(f"{name} cannot be a prompt: {error.message}")
+    for name, template in read_tasks(Settings().tasks_dir).items():
+        if isinstance(template, BadRequest):
+            output.note(f"{name} cannot be a prompt: {template.message}")
+        else:
+            templates[name] = template
     return templates
 
 

@@ -80,7 +80,7 @@ def run_task(
         typer.Option("--json", help="Print the result of each input as a line of JSON."),
     ] = False,
 ) -> int:
-    """Do a task. Each input has a sandbox of its own, which is deleted at the end.
+    """Do a task. Each input has its own sandbox, which is deleted at the end.
 
     One input prints its answer. Several show their progress, and one table of all results.
 
@@ -140,15 +140,16 @@ def run_task(
 @app.command("list")
 def list_tasks(as_json: connect.Json = False) -> None:
     """List the templates in the directory of this user."""
-    from sbx.agent.task import read_task, task_files
+    from sbx.agent.task import read_tasks
 
+    directory = _directory()
     entries = []
-    for name, path in task_files(_directory()).items():
-        entry: dict[str, Any] = {"name": name, "path": str(path), "task": None, "problem": None}
-        try:
-            entry["task"] = read_task(path).model_dump(mode="json")
-        except BadRequest as error:
-            entry["problem"] = error.message
+    for name, template in read_tasks(directory).items():
+        entry: dict[str, Any] = {"name": name, "path": str(directory / f"{name}.toml")}
+        if isinstance(template, BadRequest):
+            entry |= {"task": None, "problem": template.message}
+        else:
+            entry |= {"task": template.model_dump(mode="json"), "problem": None}
         entries.append(entry)
     if as_json:
         output.document({"tasks": entries})
@@ -258,23 +259,13 @@ def _is_flat(row: Mapping[Any, Any]) -> bool:
 def _filled(template: "TaskTemplate", rows: Sequence[Values]) -> "list[tuple[Values, FilledTask]]":
     """Return the tasks. Raise BadRequest for the first input that does not fit, before any starts;
     files must exist."""
-    from sbx.agent.task import fill
+    from sbx.agent.task import fill, fill_input
     from sbx.cli.run import check_names
 
     tasks = []
     for number, row in enumerate(rows, 1):
-        try:
-            filled = fill(template, row)
-            check_names(filled.uploads)
-        except BadRequest as error:
-            if len(rows) == 1:
-                raise
-            raise BadRequest(
-                f"input {number}: {error.message}",
-                code=error.code,
-                hint=error.hint,
-                details=error.details,
-            ) from None
+        filled = fill(template, row) if len(rows) == 1 else fill_input(template, number, row)
+        check_names(filled.uploads)
         tasks.append((row, filled))
     return tasks
 
@@ -284,27 +275,24 @@ def _filled(template: "TaskTemplate", rows: Sequence[Values]) -> "list[tuple[Val
 
 @dataclass(slots=True)
 class _Input:
-    """One input, and its state. `state` is the reason of its end once it has ended."""
+    """One input. `state` is the reason of its end, once it has ended."""
 
     number: int
     values: Values
     label: str
     task: "AgentTask"
-    state: str = "waiting"
+    state: str = ""
     step: int = 0
     tokens: int = 0
     answer: str = ""
     error: dict[str, Any] | None = None
     saved: list[str] = field(default_factory=list)
-    began: float | None = None
     seconds: float = 0.0
 
     async def follow(self, event: "AgentEvent") -> None:
-        from sbx.protocol.agent import AgentRunEnd, StepEnd, ToolStart
+        from sbx.protocol.agent import AgentRunEnd, StepEnd
 
         match event:
-            case ToolStart():
-                self.state = event.tool_name
             case StepEnd():
                 self.step = event.step
                 self.tokens += sum(event.usage.values())
@@ -314,15 +302,13 @@ class _Input:
 
     @property
     def row(self) -> tuple[str, ...]:
-        now = time.monotonic()
-        seconds = self.seconds or (0.0 if self.began is None else now - self.began)
         answer = self.answer if self.error is None else str(self.error.get("message", ""))
         return (
             self.label,
             self.state,
             str(self.step),
             str(self.tokens),
-            f"{seconds:.1f} s",
+            f"{self.seconds:.1f} s",
             one_line(answer)[:_SHOWN],
         )
 
@@ -353,7 +339,7 @@ async def _all(tasks: list[_Input], host: Any, at_once: int, *, as_json: bool) -
 
             async def work(each: _Input) -> None:
                 async with turns:
-                    await _one(each, opened)
+                    await _do(each, opened)
                 if as_json:
                     await asyncio.to_thread(output.document, each.document)
                 elif len(tasks) > 1:
@@ -381,12 +367,11 @@ async def _all(tasks: list[_Input], host: Any, at_once: int, *, as_json: bool) -
     return exits.Exit.OK if is_done else exits.Exit.FAILED
 
 
-async def _one(each: _Input, host: "AgentHost") -> None:
+async def _do(each: _Input, host: "AgentHost") -> None:
     """Do one task. A failure is its result."""
     from sbx.cli.agent_task import perform
 
-    each.began = time.monotonic()
-    each.state = "starting"
+    started_at = time.monotonic()
     try:
         _, saved = await perform(each.task, host, each.follow)
         if saved is not None:
@@ -395,4 +380,4 @@ async def _one(each: _Input, host: "AgentHost") -> None:
         each.state = "error"
         each.error = {"code": error.code, "message": error.message, "hint": error.hint}
     finally:
-        each.seconds = time.monotonic() - each.began
+        each.seconds = time.monotonic() - started_at

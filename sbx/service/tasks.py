@@ -1,4 +1,4 @@
-"""Tasks from templates: an agent works on each input, in a conversation of its own.
+"""Tasks from templates: an agent works on each input, in its own conversation.
 
     templates (files of the operator) ─► fill ─► one conversation for each input, few at a time
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sbx.agent.chats import ChatRun
-from sbx.agent.task import FilledTask, TaskTemplate, fill, read_task, task_files
+from sbx.agent.task import FilledTask, TaskTemplate, fill_input, read_tasks
 from sbx.aio import Clock
 from sbx.errors import BadRequest, NotFound, SbxError, Unavailable
 from sbx.store import Store, tasks
@@ -40,9 +40,9 @@ class Tasks:
         self._directory = directory
         self._active: dict[str, tuple[str, asyncio.Task[None]]] = {}  # with the owner
 
-    async def templates(self) -> dict[str, TaskTemplate | SbxError]:
+    async def templates(self) -> Mapping[str, TaskTemplate | BadRequest]:
         """Return the templates by name, or the error of a file."""
-        return await asyncio.to_thread(self._templates)
+        return await asyncio.to_thread(read_tasks, self._directory)
 
     async def template(self, name: str) -> TaskTemplate:
         """Raise NotFound `task_not_found`, Unavailable `invalid_task` for a file that is not
@@ -54,7 +54,7 @@ class Tasks:
                 code="task_not_found",
                 hint="GET /api/v1/tasks/templates lists them",
             )
-        if isinstance(template, SbxError):  # of the operator, and of no caller
+        if isinstance(template, BadRequest):  # of the operator, and of no caller
             raise Unavailable(template.message, code="invalid_task", details=template.details)
         return template
 
@@ -64,7 +64,7 @@ class Tasks:
         """Start a task for inputs with these values. Raise as `template` and `fill`, before any
         input begins, and Unavailable `too_many_tasks`."""
         template = await self.template(row.template)
-        filled = [_filled(template, number, values) for number, values in enumerate(rows, 1)]
+        filled = [fill_input(template, number, values) for number, values in enumerate(rows, 1)]
         if sum(owner == row.owner for owner, _ in self._active.values()) >= _PER_OWNER:
             raise Unavailable(
                 f"{_PER_OWNER} tasks are not complete, which is the limit",
@@ -108,18 +108,9 @@ class Tasks:
         return True
 
     async def close(self) -> None:
-        """End all tasks; what is not complete is `interrupted`."""
+        """End all tasks; inputs that are not complete are `interrupted`."""
         for task_id in list(self._active):
             await self.abort(task_id)
-
-    def _templates(self) -> dict[str, TaskTemplate | SbxError]:
-        templates: dict[str, TaskTemplate | SbxError] = {}
-        for name, path in task_files(self._directory).items():
-            try:
-                templates[name] = read_task(path)
-            except BadRequest as error:
-                templates[name] = error
-        return templates
 
     async def _work(
         self,
@@ -132,22 +123,20 @@ class Tasks:
 
         async def work(row: TaskInputRow, filled: FilledTask) -> None:
             async with turns:
-                await self._one(task_id, row, filled, begin)
+                await self._do_input(task_id, row, filled, begin)
 
         try:
             async with asyncio.TaskGroup() as group:
                 for row, filled in inputs:
                     group.create_task(work(row, filled))
-        except asyncio.CancelledError:
-            await tasks.interrupt(self._store, task_id)
-            raise
         except Exception:  # noqa: BLE001  # the border of a background task
             _log.exception("%s failed", task_id)
-            await tasks.interrupt(self._store, task_id)
         finally:
             await tasks.end(self._store, task_id, self._clock.now())
 
-    async def _one(self, task_id: str, row: TaskInputRow, filled: FilledTask, begin: Begin) -> None:
+    async def _do_input(
+        self, task_id: str, row: TaskInputRow, filled: FilledTask, begin: Begin
+    ) -> None:
         """Work on one input. A failure is its result."""
         try:
             run = await self._begun(row.conversation_id, filled, begin)
@@ -185,15 +174,3 @@ class Tasks:
 
 def no_task(task_id: str) -> NotFound:
     return NotFound(f"the task {task_id[:80]!r} does not exist", code="task_not_found")
-
-
-def _filled(template: TaskTemplate, number: int, values: Mapping[str, str]) -> FilledTask:
-    try:
-        return fill(template, values)
-    except BadRequest as error:
-        raise BadRequest(
-            f"input {number}: {error.message}",
-            code=error.code,
-            hint=error.hint,
-            details={**(error.details or {}), "input": number},
-        ) from None

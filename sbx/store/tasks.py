@@ -63,20 +63,17 @@ async def put_input(store: Store, task_id: str, row: TaskInputRow) -> None:
 
 
 async def end(store: Store, task_id: str, at: float) -> None:
-    await store.write(
-        lambda on: on.execute("UPDATE tasks SET ended_at = ? WHERE id = ?", (at, task_id))
-    )
+    """End a task. Inputs that are not complete are `interrupted`."""
 
-
-async def interrupt(store: Store, task_id: str) -> None:
-    """Mark the inputs that are not complete."""
-    await store.write(
-        lambda on: on.execute(
+    def act(on: sqlite3.Connection) -> None:
+        on.execute(
             "UPDATE task_inputs SET state = 'interrupted'"
             " WHERE task_id = ? AND state IN ('waiting', 'running')",
             (task_id,),
         )
-    )
+        on.execute("UPDATE tasks SET ended_at = ? WHERE id = ?", (at, task_id))
+
+    await store.write(act)
 
 
 async def mark_interrupted(store: Store, at: float) -> None:

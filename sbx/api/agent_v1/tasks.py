@@ -28,7 +28,7 @@ Values = dict[str, Annotated[str, Field(max_length=100_000)]]
 
 class NewTask(RequestBody):
     """`template`: its name. `parameters` count for each of `inputs`, which by default is one input
-    without values of its own. `agent_id`: null for that of the template. `at_once`: the number of
+    without other values. `agent_id`: null for that of the template. `at_once`: the number of
     inputs at a time."""
 
     template: Name
@@ -63,10 +63,10 @@ class TaskSummary(BaseModel):
     created_at: float
     ended_at: float | None
 
-    @classmethod
-    def fields_of(cls, row: TaskRow) -> dict[str, Any]:
-        names = cls.model_fields.keys() - {"task_id"}
-        return {"task_id": row.id, **{name: getattr(row, name) for name in names & _ROW}}
+    @staticmethod
+    def fields_of(row: TaskRow) -> dict[str, Any]:
+        names = TaskSummary.model_fields.keys() - {"task_id"}
+        return {"task_id": row.id, **{name: getattr(row, name) for name in names}}
 
 
 class TaskBody(TaskSummary):
@@ -99,9 +99,6 @@ class TaskTemplateList(BaseModel):
     items: list[TaskTemplateBody]
 
 
-_ROW = {"template", "user_id", "agent_id", "created_at", "ended_at"}
-
-
 @router.get("/templates", responses=documented())
 async def templates(_: CallerDep, agents: AgentsDep) -> TaskTemplateList:
     """List the templates of the operator, with their parameters."""
@@ -127,7 +124,7 @@ async def start(
     agents: AgentsDep,
     sessions: SessionsDep,
 ) -> TaskBody:
-    """Start a task. Each input has a conversation of its own, in the session of the user and the
+    """Start a task. Each input has its own conversation, in the session of the user and the
     agent. All inputs are checked before the first begins; one that fails is a result."""
     agents.models.settings  # noqa: B018  # it raises before anything is created
     template = await agents.tasks.template(new.template)
