@@ -19,6 +19,7 @@ from sbx.client.conversation_calls import (
 from sbx.client.dry_runs import RemoteCheckpoint, RemoteDryRun, checkpoint, dry_run
 from sbx.client.errors import decode
 from sbx.client.files import RemoteFiles, RemoteUploads
+from sbx.client.grants import RemoteGrants
 from sbx.client.http import query, target
 from sbx.client.http_connection import ConnectionLost
 from sbx.client.replies import connection_lost
@@ -46,6 +47,7 @@ class RemoteConversation(RemoteRuns, ScriptMethods[RemoteRun]):
         self.contexts = RemoteContexts(self._calls)
         self.commands = RemoteCommands(state, self._path)
         self.terminals = RemoteTerminals(self._calls)
+        self.grants = RemoteGrants(self._calls)
         self._receipt: Receipt | None = None
 
     @property

@@ -49,11 +49,13 @@ class ConversationCalls:
         self._wire = state.wire
         self._runs = f"{self.path}/runs"
 
-    async def call(self, method: str, path: str, *, again: bool | None = None) -> Any:
+    async def call(
+        self, method: str, path: str, *, body: bytes = b"", again: bool | None = None
+    ) -> Any:
         """Return the JSON of the reply, or None for an empty one. Raise the error of the body,
         Closed."""
         self.state.check()
-        return (await self._wire.call(method, path, again=again)).json()
+        return (await self._wire.call(method, path, body=body, again=again)).json()
 
     async def run(self, request: dict[str, Any]) -> Run:
         """Run code in one exchange. If the call is cancelled, the connection is closed; because of

@@ -13,6 +13,7 @@ from sbx.client.contexts import RemoteContexts
 from sbx.client.conversation import RemoteConversation
 from sbx.client.conversation_calls import SandboxState
 from sbx.client.files import RemoteFiles, RemoteUploads
+from sbx.client.grants import RemoteGrants
 from sbx.client.http import HttpClient, query, target
 from sbx.client.records import SandboxInfo, mount, sandbox_info
 from sbx.client.terminals import RemoteTerminals
@@ -102,6 +103,10 @@ class RemoteSandbox:
     @property
     def terminals(self) -> RemoteTerminals:
         return self._default.terminals
+
+    @property
+    def grants(self) -> RemoteGrants:
+        return self._default.grants
 
     @property
     def receipt(self) -> Receipt | None:

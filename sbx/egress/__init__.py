@@ -1,6 +1,6 @@
 """Egress: a proxy for each sandbox, which is its only way out and allows only permitted hosts.
 
-    proxy.py         Egress: a Unix socket, a task for each connection
+    proxy.py         Egress: its Unix sockets, a task for each connection
     connection.py    one connection: its requests, or its tunnel and the server that TLS names
     upstream.py      a connection to a host outside
     forward.py       one request and its reply, both written again
@@ -17,7 +17,7 @@ Treat both the sandbox and the remote server as hostile. TLS ends here only for 
 or a rule. Of all other TLS connections the proxy sees the host and not the content: a sandbox that
 may reach a host that serves many names may request any of them.
 
-May import: policy, errors.
+May import: policy, protocol, errors.
 """
 
 from sbx.egress.limits import Timeouts

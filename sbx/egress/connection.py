@@ -23,11 +23,19 @@ from sbx.egress.forward import Exchange, outgoing_head
 from sbx.egress.hosts import is_address
 from sbx.egress.limits import ConnectionLimits
 from sbx.egress.resolver import NotReached, connect, own
-from sbx.egress.rules import ClientHello, EgressDecision, ProxyRequest, RuleResult, judge
+from sbx.egress.rules import (
+    UNLISTED,
+    ClientHello,
+    EgressDecision,
+    ProxyRequest,
+    RuleResult,
+    judge,
+)
 from sbx.egress.secrets import password
 from sbx.egress.stream import BudgetExceeded, ProxyStream, copy, together
 from sbx.egress.upstream import Upstream
-from sbx.policy.destinations import LOOPBACK, THIS_HOST
+from sbx.policy.destinations import LOOPBACK, THIS_HOST, Destination
+from sbx.protocol.grants import Access
 
 _CONNECTED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _LINGER_MAX = 1024 * 1024
@@ -50,18 +58,31 @@ class _OpenRequest:
 
 class ProxyConnection:
     def __init__(self, terms: ConnectionLimits, wire: ProxyStream) -> None:
-        self._terms = terms
+        self.terms = terms
         self._wire = wire
         self._request: ProxyRequest | None = None  # the subject of a refusal
         self._reply: ByteStream | None = wire  # where a refusal can still be sent
         self._open_request: _OpenRequest | None = None
         self._upstream: Upstream | None = None
         self._idle = False  # between requests
+        self._cut_reason = "the proxy was closed"
+
+    @property
+    def is_allowed(self) -> bool:
+        """Return whether the open request is still allowed; grants end."""
+        opened = self._open_request
+        if opened is None:
+            return True
+        return judge(self.terms.network, opened.request, self.terms.granted_hosts).allowed
+
+    def cut(self, reason: str) -> None:
+        """Set the reason that is recorded when this connection is cancelled."""
+        self._cut_reason = reason
 
     async def run(self, *, refused: EgressDenied | None = None) -> None:
         """Serve the connection until it ends, is refused, or its time is over. With `refused`,
         refuse it at once."""
-        seconds = self._terms.network.time_max
+        seconds = self.terms.network.time_max
         try:
             try:
                 async with asyncio.timeout(seconds):
@@ -74,7 +95,7 @@ class ProxyConnection:
                         EgressDenied("network.time_max", f"it took more than {seconds:g} s")
                     )
             except BudgetExceeded:
-                most = self._terms.network.bytes_max
+                most = self.terms.network.bytes_max
                 await self._refuse(
                     EgressDenied(
                         "network.bytes_max", f"this sandbox has used up its {most} bytes of network"
@@ -85,7 +106,7 @@ class ProxyConnection:
             except HostGone as error:
                 self._end(str(error))
         finally:
-            self._end("the proxy was closed")
+            self._end(self._cut_reason)
             self._wire.close()
             if self._upstream is not None:
                 self._upstream.wire.close()
@@ -95,7 +116,7 @@ class ProxyConnection:
     async def _requests(self, stream: ByteStream, within: ProxyRequest | None) -> None:
         """Serve the requests of a stream. `within`: the CONNECT whose TLS this is."""
         left, again = b"", True
-        patience = self._terms.patience
+        patience = self.terms.patience
         while again:
             self._request, self._reply, self._idle = within, stream, True
             parsed = await http_heads.read_head(
@@ -103,7 +124,7 @@ class ProxyConnection:
                 left,
                 idle_s=patience.idle,
                 head_s=patience.head,
-                turn=self._terms.reading.turn,
+                turn=self.terms.reading.turn,
             )
             if parsed is None:
                 return
@@ -113,7 +134,7 @@ class ProxyConnection:
             self._look(head, request)
             if request.method == "CONNECT":
                 for name, value in head.headers:
-                    self._terms.look(f"the header {name.decode('latin-1')}", value)
+                    self.terms.look(f"the header {name.decode('latin-1')}", value)
                 await self._connect(request, http.trailing_data[0])
                 return
             again = await self._exchange(stream, http, head, request, secure=within is not None)
@@ -122,14 +143,14 @@ class ProxyConnection:
     def _look(self, head: h11.Request, request: ProxyRequest) -> None:
         """Look for placeholders and honeytokens in the head. The values of headers may have a
         placeholder."""
-        self._terms.look("the method", head.method)
-        self._terms.look("the host", request.host.encode())
-        self._terms.look("the path", head.target)
+        self.terms.look("the method", head.method)
+        self.terms.look("the host", request.host.encode())
+        self.terms.look("the path", head.target)
         for name, value in head.headers:
-            self._terms.look("the name of a header", name)
+            self.terms.look("the name of a header", name)
             where = f"the header {name.decode('latin-1')}"
-            self._terms.trip(where, value)
-            self._terms.trip(where, password(value) or b"")
+            self.terms.trip(where, value)
+            self.terms.trip(where, password(value) or b"")
 
     async def _exchange(
         self,
@@ -143,11 +164,11 @@ class ProxyConnection:
         await self._judged(request)
         if http_heads.upgrades(head):
             raise EgressDenied("http", "there is no upgrade to another protocol through this proxy")
-        outgoing = outgoing_head(self._terms, head, request, secure=secure)
+        outgoing = outgoing_head(self.terms, head, request, secure=secure)
         upstream = await self._reach(request, secure=secure)
-        vault = self._terms.vault
+        vault = self.terms.vault
         veil = vault.veil(request.host) if vault.concerns(request.host) else None
-        exchange = Exchange(self._terms, stream, self._wire, http, upstream, veil)
+        exchange = Exchange(self.terms, stream, self._wire, http, upstream, veil)
         try:
             again = await exchange.run(head, outgoing)
         finally:
@@ -161,9 +182,9 @@ class ProxyConnection:
     # -- tunnels -----------------------------------------------------------------------------------
 
     async def _connect(self, request: ProxyRequest, left: bytes) -> None:
-        if self._terms.reads(request.host):
+        if self.terms.reads(request.host):
             await self._judged(request)
-            await self._terms.allowed.turn()
+            await self.terms.allowed.turn()
             await self._confirm(request, left)
             await self._requests(await self._end_tls(request), request)
             return
@@ -181,7 +202,7 @@ class ProxyConnection:
         self._wire.put_back(left)
         try:
             await self._wire.send(_CONNECTED)
-            async with asyncio.timeout(self._terms.patience.tls):
+            async with asyncio.timeout(self.terms.patience.tls):
                 hello, read = await read_hello(self._wire)
         except TimeoutError:
             raise EgressDenied("tls.sni", "no TLS began in time") from None
@@ -189,20 +210,21 @@ class ProxyConnection:
             raise EgressDenied("tls.sni", f"{error}: through CONNECT goes TLS only") from None
         except OSError:
             raise HostGone("the client went away") from None
-        verdict = judge(self._terms.network, replace(request, hello=hello))
+        granted = self.terms.granted_hosts
+        verdict = judge(self.terms.network, replace(request, hello=hello), granted)
         if not verdict.allowed:
             await deny(self._wire)
             raise EgressDenied(verdict.rule, verdict.reason)
         self._wire.put_back(read)
 
     async def _end_tls(self, request: ProxyRequest) -> ByteStream:
-        assert self._terms.tls is not None, "a connection that is read has the means for TLS"
+        assert self.terms.tls is not None, "a connection that is read has the means for TLS"
         try:
-            async with asyncio.timeout(self._terms.patience.tls):
+            async with asyncio.timeout(self.terms.patience.tls):
                 return await TLSStream.wrap(
                     self._wire,
                     server_side=True,
-                    ssl_context=self._terms.tls.authority.context(request.host),
+                    ssl_context=self.terms.tls.authority.context(request.host),
                     standard_compatible=False,
                 )
         except (OSError, anyio.EndOfStream, anyio.BrokenResourceError):
@@ -211,17 +233,20 @@ class ProxyConnection:
     # -- the host outside --------------------------------------------------------------------------
 
     async def _judged(self, request: ProxyRequest) -> RuleResult:
-        verdict = judge(self._terms.network, request)
+        verdict = judge(self.terms.network, request, self.terms.granted_hosts)
         if not verdict.allowed:
-            raise EgressDenied(verdict.rule, verdict.reason)
-        self._terms.meter.check()
+            unlisted = verdict.rule == UNLISTED and bool(request.port)
+            where = str(Destination(request.host, request.port))
+            access = Access("network", where) if unlisted else None
+            raise EgressDenied(verdict.rule, verdict.reason, access)
+        self.terms.meter.check()
         return verdict
 
     async def _reach(self, request: ProxyRequest, *, secure: bool | None) -> Upstream:
         """Return a connection for a request, which is recorded as allowed from now on. `secure`
         None: a tunnel, whose TLS is not ours."""
         verdict = await self._judged(request)
-        await self._terms.allowed.turn()
+        await self.terms.allowed.turn()
         kept = self._upstream
         if kept is None or not kept.can_serve(request.host, request.port, secure=bool(secure)):
             if kept is not None:
@@ -240,30 +265,32 @@ class ProxyConnection:
             if request.host in THIS_HOST:
                 addresses = LOOPBACK
             elif not is_address(request.host):
-                addresses = await self._terms.resolver.resolve(request.host, request.port)
+                addresses = await self.terms.resolver.resolve(request.host, request.port)
             await self._judged(replace(request, addresses=addresses, own=own(addresses)))
-            sock = await connect(addresses, request.port, self._terms.patience.connect)
+            sock = await connect(addresses, request.port, self.terms.patience.connect)
         except NotReached as error:
             raise EgressDenied("outside", f"{request.host} was not reached: {error}") from None
-        upstream = self._upstream = Upstream(request.host, request.port, sock, self._terms.meter)
+        upstream = self._upstream = Upstream(request.host, request.port, sock, self.terms.meter)
         if secure:
-            assert self._terms.tls is not None, "a connection that is read has the means for TLS"
-            await upstream.begin_tls(self._terms.tls.outside, self._terms.patience.tls)
+            assert self.terms.tls is not None, "a connection that is read has the means for TLS"
+            await upstream.begin_tls(self.terms.tls.outside, self.terms.patience.tls)
         return upstream
 
     # -- refusals and records ----------------------------------------------------------------------
 
     async def _refuse(self, error: EgressDenied) -> None:
         verdict = error.verdict
+        if error.access is not None and self.terms.grants is not None:
+            self.terms.grants.note_refused(error.access)
         if self._open_request is None:
             self._record(self._request, verdict, None)
         else:
             self._end(verdict.reason, rule=verdict.rule)
-        await self._terms.refused.turn()
+        await self.terms.refused.turn()
         if self._reply is None:
             return
         with _always():
-            async with asyncio.timeout(self._terms.patience.linger):
+            async with asyncio.timeout(self.terms.patience.linger):
                 await self._reply.send(denials.reply(verdict, self._request))
         await self._part()
 
@@ -271,7 +298,7 @@ class ProxyConnection:
         """Send no more, and read the bytes that still arrive. If a socket is closed with unread
         bytes, Linux discards the bytes that were sent."""
         with _always():
-            async with asyncio.timeout(self._terms.patience.linger):
+            async with asyncio.timeout(self.terms.patience.linger):
                 await self._wire.send_eof()
                 read = 0
                 while read < _LINGER_MAX:
@@ -301,10 +328,10 @@ class ProxyConnection:
         ended: bool = False,
     ) -> None:
         request = request or ProxyRequest("", "", 0)
-        self._terms.record(
+        self.terms.record(
             EgressDecision(
-                at=self._terms.clock(),
-                sandbox=self._terms.sandbox,
+                at=self.terms.clock(),
+                sandbox=self.terms.sandbox,
                 allowed=verdict.allowed,
                 rule=verdict.rule,
                 host=request.host,

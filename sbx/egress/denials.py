@@ -8,6 +8,7 @@ header `Sbx-Egress`.
 import json
 
 from sbx.egress.rules import ProxyRequest, RuleResult
+from sbx.protocol.grants import Access
 
 HEADER = "Sbx-Egress"
 _STATUS = {
@@ -24,11 +25,12 @@ _FORBIDDEN = 403
 
 class EgressDenied(Exception):
     """The rule `rule` of the policy refuses, or the host failed (`outside`). The client gets the
-    `reason`."""
+    `reason`. A grant of `access` would allow the request."""
 
-    def __init__(self, rule: str, reason: str) -> None:
+    def __init__(self, rule: str, reason: str, access: Access | None = None) -> None:
         super().__init__(reason)
         self.verdict = RuleResult(False, rule, reason)
+        self.access = access
 
 
 class HostGone(Exception):

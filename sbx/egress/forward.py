@@ -49,7 +49,12 @@ def outgoing_head(
     """
     default = _PORT_OF_TLS if secure else _PORT_OF_HTTP
     try:
-        headers = terms.vault.filled(received.headers.raw_items(), request.host, secure=secure)
+        headers = terms.vault.filled(
+            received.headers.raw_items(),
+            request.host,
+            secure=secure,
+            granted=terms.granted_secrets,
+        )
     except SecretMisuse as error:
         raise misplaced(error) from None
     headers = without(end_to_end(headers), b"host", b"expect")

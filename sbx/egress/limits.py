@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,9 @@ from sbx.egress.resolver import Resolver
 from sbx.egress.rules import EgressDecision, has_rules
 from sbx.egress.secrets import SecretMisuse, SecretStore
 from sbx.egress.stream import ByteCounter
+from sbx.policy.grants import Grants
 from sbx.policy.tables import Network
+from sbx.protocol.grants import Access
 
 if TYPE_CHECKING:
     from sbx.egress.certificates import Authority
@@ -69,6 +71,8 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
+    """`grants` are those of the conversation that connects, if the policy permits any."""
+
     sandbox: str
     network: Network
     vault: SecretStore
@@ -82,6 +86,15 @@ class ConnectionLimits:
     record: Callable[[EgressDecision], None]
     honeytokens: Callable[[str], str | None]
     clock: Callable[[], float]
+    grants: Grants | None = None
+
+    @property
+    def granted_hosts(self) -> Sequence[str]:
+        return self.grants.hosts if self.grants is not None else ()
+
+    @property
+    def granted_secrets(self) -> Sequence[str]:
+        return self.grants.secrets if self.grants is not None else ()
 
     def reads(self, host: str) -> bool:
         """Return whether TLS to this host ends here, because a rule or a secret needs its
@@ -102,4 +115,6 @@ class ConnectionLimits:
 
 
 def misplaced(error: SecretMisuse) -> EgressDenied:
-    return EgressDenied(f"secrets.{error.secret}" if error.secret else "secrets", str(error))
+    access = Access("secret", error.secret) if error.needs_grant else None
+    rule = f"secrets.{error.secret}" if error.secret else "secrets"
+    return EgressDenied(rule, str(error), access)

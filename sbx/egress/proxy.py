@@ -1,4 +1,8 @@
-"""The proxy of one sandbox: a Unix socket, and a task for each connection."""
+"""The proxy of one sandbox: its Unix sockets, and a task for each connection.
+
+A policy with grants needs a socket for each conversation, because a grant is for one of them. The
+socket tells the proxy which conversation connects, and code inside cannot reach another one.
+"""
 
 import asyncio
 import contextlib
@@ -9,7 +13,9 @@ import socket
 import ssl
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -21,6 +27,7 @@ from sbx.egress.rules import EgressDecision
 from sbx.egress.secrets import Secret, SecretStore
 from sbx.egress.stream import ByteCounter, ProxyStream
 from sbx.errors import Unavailable
+from sbx.policy.grants import Grants
 from sbx.policy.tables import Network
 from sbx.telemetry.background import background_context
 
@@ -32,22 +39,13 @@ _PAUSE_S = 0.2  # when no descriptor is left
 
 
 class Egress:
-    def __init__(
-        self,
-        terms: ConnectionLimits,
-        listening: socket.socket,
-        path: Path,
-        certificates: bytes | None,
-    ) -> None:
-        self.socket = path
+    def __init__(self, terms: ConnectionLimits, certificates: bytes | None) -> None:
         self.environment: Mapping[str, str] = terms.vault.environment
         self.certificates = certificates
         self._terms = terms
-        self._listening: socket.socket | None = listening
-        self._connections: set[asyncio.Task[None]] = set()
+        self._listeners: list[_Listener] = []
+        self._connections: dict[asyncio.Task[None], ProxyConnection] = {}
         self._loop = asyncio.get_running_loop()
-        self._pause: asyncio.TimerHandle | None = None
-        self._listen()
 
     @classmethod
     async def open(
@@ -56,8 +54,7 @@ class Egress:
         network: Network,
         secrets: Mapping[str, Secret],
         *,
-        directory: Path,
-        owner: tuple[int, int] | None,
+        need_grant: Collection[str] = (),
         record: Callable[[EgressDecision], None],
         honeytokens: Callable[[str], str | None] | None = None,
         lookup: Lookup = system_lookup,
@@ -65,12 +62,8 @@ class Egress:
         patience: Timeouts | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Self:
-        """Make `directory`, and listen on a socket in it.
-
-        The directory is 0700 and belongs to `owner` (uid, gid). Every process that reaches the
-        socket may use it: on the host those that may enter the directory, inside all that have it
-        mounted. `record` must not block. Raise Unavailable `egress_unusable`.
-        """
+        """Prepare a proxy that does not listen yet. `need_grant`: the names of secrets that are
+        inserted only after a grant. `record` must not block."""
         patience = patience or Timeouts()
         patterns = {rule.host for rule in network.rule}
         patterns |= {pattern for secret in secrets.values() for pattern in secret.hosts}
@@ -82,7 +75,7 @@ class Egress:
         terms = ConnectionLimits(
             sandbox=sandbox,
             network=network,
-            vault=SecretStore(secrets),
+            vault=SecretStore(secrets, need_grant),
             tls=tls,
             resolver=Resolver(lookup, patience.resolve),
             meter=ByteCounter(network.bytes_max),
@@ -94,6 +87,21 @@ class Egress:
             honeytokens=honeytokens or (lambda _: None),
             clock=clock,
         )
+        return cls(terms, certificates)
+
+    def listen(
+        self,
+        directory: Path,
+        owner: tuple[int, int] | None,
+        grants: Grants | None = None,
+    ) -> Callable[[], None]:
+        """Make `directory`, and listen on a socket in it, with the grants of one conversation, or
+        for all of them. Return a function that stops listening and closes these connections.
+
+        The directory is 0700 and belongs to `owner` (uid, gid). Every process that reaches the
+        socket may use it: on the host those that may enter the directory, inside all that have it
+        mounted. Raise Unavailable `egress_unusable`.
+        """
         try:
             listening = _listening(directory, owner)
         except OSError as error:
@@ -102,10 +110,68 @@ class Egress:
                 code="egress_unusable",
                 hint="the directory must be new, and its parent must belong to the service",
             ) from error
-        return cls(terms, listening, directory / SOCKET, certificates)
+        terms = replace(self._terms, grants=grants)
+        listener = _Listener(listening, directory / SOCKET, partial(self._begin, terms))
+        self._listeners.append(listener)
+
+        def stop() -> None:
+            listener.close()
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+            for task, connection in self._connections.items():
+                if connection.terms is terms:
+                    task.cancel()
+
+        return stop
+
+    def end_forbidden(self) -> None:
+        """Close the connections whose request is no longer allowed, because a grant has ended."""
+        for task, connection in self._connections.items():
+            if not connection.is_allowed:
+                connection.cut("the grant has ended")
+                task.cancel()
 
     async def close(self) -> None:
-        """Close every connection, and remove the socket. A second call does nothing."""
+        """Close every connection, and remove the sockets. A second call does nothing."""
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.close()
+        connections = list(self._connections)
+        for connection in connections:
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+        await self._terms.resolver.close()
+
+    def _begin(self, terms: ConnectionLimits, sock: socket.socket) -> None:
+        most = terms.network.connections_max
+        if len(self._connections) >= most + _REFUSED_AT_ONCE:
+            sock.close()
+            return
+        wire = ProxyStream(sock, stall_s=terms.patience.body)
+        full = len(self._connections) >= most
+        connection = ProxyConnection(terms, wire)
+        refused = EgressDenied("network.connections_max", f"{most} connections are open already")
+        task = self._loop.create_task(_guarded(connection, refused if full else None))
+        self._connections[task] = connection
+        task.add_done_callback(self._connections.pop)
+        task.add_done_callback(lambda _: wire.close())  # a task that is cancelled may never begin
+
+
+class _Listener:
+    """A listening socket, and the function that gets its connections."""
+
+    def __init__(
+        self, listening: socket.socket, path: Path, begin: Callable[[socket.socket], None]
+    ) -> None:
+        self._listening: socket.socket | None = listening
+        self._path = path
+        self._begin = begin
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
+        self._listen()
+
+    def close(self) -> None:
+        """Stop, and remove the socket. A second call does nothing."""
         if self._listening is None:
             return
         if self._pause is not None:
@@ -114,13 +180,8 @@ class Egress:
         self._listening.close()
         self._listening = None
         with contextlib.suppress(OSError):
-            self.socket.unlink()
-            self.socket.parent.rmdir()
-        connections = list(self._connections)
-        for connection in connections:
-            connection.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
-        await self._terms.resolver.close()
+            self._path.unlink()
+            self._path.parent.rmdir()
 
     def _listen(self) -> None:
         if self._listening is not None:
@@ -141,20 +202,6 @@ class Egress:
                     self._pause = self._loop.call_later(_PAUSE_S, self._listen)
                 return
             self._begin(sock)
-
-    def _begin(self, sock: socket.socket) -> None:
-        most = self._terms.network.connections_max
-        if len(self._connections) >= most + _REFUSED_AT_ONCE:
-            sock.close()
-            return
-        wire = ProxyStream(sock, stall_s=self._terms.patience.body)
-        full = len(self._connections) >= most
-        connection = ProxyConnection(self._terms, wire)
-        refused = EgressDenied("network.connections_max", f"{most} connections are open already")
-        task = self._loop.create_task(_guarded(connection, refused if full else None))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
-        task.add_done_callback(lambda _: wire.close())  # a task that is cancelled may never begin
 
 
 async def _guarded(connection: ProxyConnection, refused: EgressDenied | None) -> None:

@@ -9,6 +9,7 @@ Hosts here are canonical (hosts.py), and so are those of a policy.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import unquote
@@ -22,6 +23,7 @@ from sbx.policy.tables import Network
 _AMBIGUOUS = re.compile(r"//|\\|%(?:2[fF]|5[cC]|25|00)|(?:^|/)\.{1,2}(?:[/;]|$)")
 
 
+UNLISTED = "network.allow"  # the rule that refuses a host or a port which no entry names
 _parsed = lru_cache(4096)(destinations.parse)
 
 
@@ -76,16 +78,21 @@ class EgressDecision:
     ended: bool = False
 
 
-def judge(network: Network, request: ProxyRequest) -> RuleResult:
-    """Decide by all known parts of a request. Call it again when more parts are known."""
+def judge(network: Network, request: ProxyRequest, granted: Sequence[str] = ()) -> RuleResult:
+    """Decide by all known parts of a request. Call it again when more parts are known.
+
+    `granted` are entries in addition to `network.allow`. All other rules apply to their hosts too.
+    """
     entry = next((entry for entry in network.allow if _names(entry, request)), None)
-    if entry is None:
-        return RuleResult(False, "network.allow", _unlisted(network, request))
+    grant = next((entry for entry in granted if _names(entry, request)), None)
+    if entry is None and grant is None:
+        return RuleResult(False, UNLISTED, _unlisted(network, request))
+    rule = f"{UNLISTED}: {entry}" if entry is not None else f"grant: {grant}"
     return (
         _by_rules(network, request)
         or _by_addresses(network, request)
         or _by_hello(request)
-        or RuleResult(True, f"network.allow: {entry}", "")
+        or RuleResult(True, rule, "")
     )
 
 

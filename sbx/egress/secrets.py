@@ -13,7 +13,7 @@ import base64
 import binascii
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -77,17 +77,23 @@ def password(value: bytes) -> bytes | None:
 
 
 class SecretMisuse(Exception):
-    """A placeholder at a place where no value is allowed; the text names both."""
+    """A placeholder at a place where no value is allowed; the text names both. `needs_grant`: a
+    person may allow the value there."""
 
-    def __init__(self, secret: str, why: str) -> None:
+    def __init__(self, secret: str, why: str, *, needs_grant: bool = False) -> None:
         super().__init__(why)
         self.secret = secret
+        self.needs_grant = needs_grant
 
 
 class SecretStore:
     """The secrets of one sandbox. A secret has a different placeholder in every sandbox."""
 
-    def __init__(self, by_name: Mapping[str, Secret]) -> None:
+    def __init__(
+        self, by_name: Mapping[str, Secret], need_grant: Collection[str] = frozenset()
+    ) -> None:
+        """`need_grant`: the names of secrets that are inserted only after a grant."""
+        self._need_grant = frozenset(need_grant)
         self._by_placeholder = {
             f"{MARK}{secrets.token_hex(_LETTERS // 2)}".encode(): secret
             for secret in by_name.values()
@@ -102,9 +108,13 @@ class SecretStore:
         """Return whether a secret may go to this host, so that its messages are read."""
         return any(secret.goes_to(host) for secret in self._of)
 
-    def filled(self, headers: Headers, host: str, *, secure: bool) -> Headers:
-        """Return the headers with the values of secrets. Raise SecretMisuse."""
-        return [(name, self._fill(name, value, host, secure)) for name, value in headers]
+    def filled(
+        self, headers: Headers, host: str, *, secure: bool, granted: Collection[str] = ()
+    ) -> Headers:
+        """Return the headers with the values of secrets. `granted`: the names of granted ones.
+        Raise SecretMisuse."""
+        locked = self._need_grant.difference(granted)
+        return [(name, self._fill(name, value, host, secure, locked)) for name, value in headers]
 
     def check(self, where: str, text: bytes) -> None:
         """Raise SecretMisuse for a placeholder in the text, also in percent encoding."""
@@ -128,18 +138,22 @@ class SecretStore:
             self._searches[there] = Search([(secret.value, self._of[secret]) for secret in there])
         return RedactingStream(self._searches[there])
 
-    def _fill(self, name: bytes, value: bytes, host: str, secure: bool) -> bytes:
+    def _fill(
+        self, name: bytes, value: bytes, host: str, secure: bool, locked: frozenset[str]
+    ) -> bytes:
         if (plain := password(value)) and _PLACEHOLDER.search(plain):
-            filled = self._put(name, plain, host, secure)
+            filled = self._put(name, plain, host, secure, locked)
             return value.split()[0] + b" " + base64.b64encode(filled)
         self._check_escaped(name, value)
-        return self._put(name, value, host, secure)
+        return self._put(name, value, host, secure, locked)
 
     def _check_escaped(self, name: bytes, value: bytes) -> None:
         if not _PLACEHOLDER.search(value):
             self.check(f"the header {name.decode('latin-1')}", value)
 
-    def _put(self, name: bytes, value: bytes, host: str, secure: bool) -> bytes:
+    def _put(
+        self, name: bytes, value: bytes, host: str, secure: bool, locked: frozenset[str]
+    ) -> bytes:
         def fill(match: re.Match[bytes]) -> bytes:
             secret = self._by_placeholder.get(match[0])
             if (
@@ -154,6 +168,10 @@ class SecretStore:
                     secret.name,
                     f"{secret.name} is not sent in clear text: use https for {host}, or set "
                     "allow_plain in the policy",
+                )
+            if secret.name in locked:
+                raise SecretMisuse(
+                    secret.name, f"{secret.name} is inserted only after a grant", needs_grant=True
                 )
             return secret.value.encode()
 

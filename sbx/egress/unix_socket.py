@@ -1,6 +1,7 @@
 """The proxy of one sandbox whose policy has one: from its first kernel until it is stopped.
 
-    host     an Egress listens on a Unix socket in a private directory of the sandbox
+    host     an Egress listens on a Unix socket in a private directory of the sandbox, or of each
+             conversation if the policy has grants
     jail     that directory is mounted read-only; PID 1 listens on the loopback and copies
 
 This module reads the values of secrets on the host when the proxy opens, and passes them only to
@@ -13,6 +14,7 @@ import stat
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +23,7 @@ from sbx import errors
 from sbx.aio import in_thread, run_to_completion
 from sbx.isolation.launch_plan import CERTIFICATES, WayOut
 from sbx.policy import Policy
+from sbx.policy.grants import Grants
 from sbx.workspace import DataDirectory
 
 if TYPE_CHECKING:
@@ -29,6 +32,12 @@ if TYPE_CHECKING:
 _REMEMBERED = 1000
 _SECRET_MAX = 64 * 1024
 _SWEEP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    way_out: WayOut
+    stop: Callable[[], None]
 
 
 class EgressSocket:
@@ -50,27 +59,36 @@ class EgressSocket:
         self._honeytokens = honeytokens
         self._opening = asyncio.Lock()
         self._starts = 0
-        self._name: str | None = None
+        self._names: list[str] = []  # of its directories
         self._egress: Egress | None = None
-        self._way_out: WayOut | None = None
+        self._ways_out: dict[str, _Opened] = {}  # by conversation, or only one for all
 
     @asynccontextmanager
-    async def opened(self, owner: tuple[int, int] | None) -> AsyncIterator[WayOut]:
-        """Open the proxy, and keep it open while a kernel starts with it. `owner`: the ids of the
-        jails, if they differ from those of the runtime.
+    async def opened(
+        self,
+        owner: tuple[int, int] | None,
+        conversation: str = "",
+        grants: Grants | None = None,
+    ) -> AsyncIterator[WayOut]:
+        """Open the proxy, and keep it open while a kernel of a conversation starts with it.
+        `owner`: the ids of the jails, if they differ from those of the runtime. With `grants` the
+        conversation has its own socket.
 
         Raise Unavailable `secret_unusable`, `egress_unusable`.
         """
+        key = conversation if grants is not None else ""
         self._starts += 1
         try:
             async with self._opening:
-                if self._way_out is None:
+                if key not in self._ways_out:
                     try:
-                        self._way_out = await run_to_completion(self._open(owner))
+                        opening = self._open(owner, grants)
+                        self._ways_out[key] = await run_to_completion(opening)
                     except BaseException:
-                        await run_to_completion(self._close())
+                        if not self._ways_out:
+                            await run_to_completion(self._close())
                         raise
-                way_out = self._way_out
+                way_out = self._ways_out[key].way_out
             yield way_out
         finally:
             self._starts -= 1
@@ -86,35 +104,48 @@ class EgressSocket:
         async with self._opening:
             await run_to_completion(self._close())
 
-    async def _open(self, owner: tuple[int, int] | None) -> WayOut:
+    def leave(self, conversation: str) -> None:
+        """Close the socket and the connections of a conversation that ends."""
+        if (opened := self._ways_out.pop(conversation, None)) is not None:
+            opened.stop()
+
+    def end_forbidden(self) -> None:
+        """Close the connections that a grant allowed which has ended."""
+        if self._egress is not None:
+            self._egress.end_forbidden()
+
+    async def _open(self, owner: tuple[int, int] | None, grants: Grants | None) -> "_Opened":
         # The import is slow, and must not block the loop.
         egress = await in_thread(import_module, "sbx.egress")
-        self._name = self._data.new_name()
-        directory = self._data.egress_path(self._name)
-        self._egress = opened = await egress.Egress.open(
-            self._sandbox,
-            self._policy.network,
-            await in_thread(read_secrets, self._policy),
-            directory=directory,
-            owner=owner,
-            record=self._decided,
-            honeytokens=self._honeytokens,
-        )
-        certificates = opened.certificates
+        if (proxy := self._egress) is None:
+            proxy = self._egress = await egress.Egress.open(
+                self._sandbox,
+                self._policy.network,
+                await in_thread(read_secrets, self._policy),
+                need_grant={name for grant in self._policy.grant for name in grant.secret},
+                record=self._decided,
+                honeytokens=self._honeytokens,
+            )
+        name = self._data.new_name()
+        self._names.append(name)
+        directory = self._data.egress_path(name)
+        stop = proxy.listen(directory, owner, grants)
+        certificates = proxy.certificates
         if certificates is not None:
             await in_thread(_write_certificates, directory / CERTIFICATES, certificates)
-        return WayOut(
+        way_out = WayOut(
             str(directory),
             certificates=certificates is not None,
-            environment=tuple(sorted(opened.environment.items())),
+            environment=tuple(sorted(proxy.environment.items())),
         )
+        return _Opened(way_out, stop)
 
     async def _close(self) -> None:
-        egress, name = self._egress, self._name
-        self._egress = self._way_out = self._name = None
+        egress, names = self._egress, self._names
+        self._egress, self._names, self._ways_out = None, [], {}
         if egress is not None:
             await egress.close()
-        if name is not None:
+        for name in names:
             await in_thread(self._data.remove_egress, name, _SWEEP_S)
 
     def _decided(self, decision: "EgressDecision") -> None:

@@ -8,12 +8,13 @@
     find.py      the directories of policies, and the file of a name
     load.py      files → layers (`extends`) → one table → Policy
     narrow.py    a request may tighten a policy, never widen it
+    grants.py    access that a person granted to one conversation, beyond its policy
     problems.py  errors of a policy file, with file, line or key
 
 Loading reads files and does nothing else: it runs no code of a policy and opens none of its paths.
 `sbx.isolation` decides later which walls this host can provide.
 
-May import: sbx.errors, pydantic, the standard library.
+May import: errors, protocol, telemetry, pydantic, the standard library.
 """
 
 from sbx.policy.find import directories, reference, shipped_directory

@@ -5,6 +5,7 @@
     ├── filesystem   the visible part of the host, read-only
     ├── network      none, or a proxy with a list of hosts
     ├── secrets      the proxy puts them into requests; inside there are placeholders
+    ├── grant        access that a person may grant while code runs
     ├── limits       the resources that a jail may use
     ├── uploads      the files that a user may upload
     ├── walls        which walls are required (hard) or replaceable by weaker ones (best-effort)
@@ -37,6 +38,7 @@ from sbx.policy.problems import invalid
 from sbx.policy.tables import (
     Expect,
     Filesystem,
+    GrantPolicy,
     HoneytokenPolicy,
     Imports,
     LimitsPolicy,
@@ -109,6 +111,7 @@ class Policy(Table):
         AfterValidator(checks.secrets),
         PlainSerializer(dict, dict[str, SecretPolicy]),
     ] = Field(default_factory=lambda: MappingProxyType({}))
+    grant: Annotated[tuple[GrantPolicy, ...], Field(max_length=checks.MOST_ENTRIES)] = ()
     limits: LimitsPolicy = LimitsPolicy()
     uploads: UploadsPolicy = UploadsPolicy()
     walls: WallsPolicy = WallsPolicy()
@@ -158,6 +161,20 @@ class Policy(Table):
         for name, secret in self.secrets.items():
             if secret.env in self.env:
                 raise invalid(f"env.{secret.env} and secrets.{name} would set the same variable")
+        return self
+
+    @model_validator(mode="after")
+    def _grants_have_an_effect(self) -> "Policy":
+        for index, grant in enumerate(self.grant):
+            if grant.network and self.network.mode != "proxy":
+                raise invalid(f'grant[{index}].network needs network.mode = "proxy"')
+            for name in grant.secret:
+                if name not in self.secrets:
+                    raise invalid(f"grant[{index}].secret {name} is not in secrets")
+            if grant.run_time is not None and grant.run_time <= self.limits.wall_time:
+                raise invalid(
+                    f"grant[{index}].run_time must be above limits.wall_time, which every run has"
+                )
         return self
 
 

@@ -8,6 +8,7 @@ that it does not contain keep the value of the policy. Each key may change as fo
     network                            mode none; subsets of allow and allow_private; smaller
                                        limits; rules that allow less
     secrets                            fewer secrets, each for a subset of its hosts
+    grant                              fewer entries, for less access and shorter durations
     imports                            a subset of allow; more entries in forbid
     walls                              hard instead of best-effort
     processes, shared                  false
@@ -35,7 +36,14 @@ from sbx.errors import BadRequest
 from sbx.policy import destinations
 from sbx.policy.model import Policy
 from sbx.policy.problems import explain, shown
-from sbx.policy.tables import LimitsPolicy, NetworkRule, SecretPolicy, UploadsPolicy, WallsPolicy
+from sbx.policy.tables import (
+    GrantPolicy,
+    LimitsPolicy,
+    NetworkRule,
+    SecretPolicy,
+    UploadsPolicy,
+    WallsPolicy,
+)
 
 
 def narrow(policy: Policy, request: Mapping[str, Any]) -> Policy:
@@ -167,6 +175,22 @@ def _secret_covers(existing: SecretPolicy, secret: SecretPolicy) -> bool:
     )
 
 
+_shorter = _one_of("once", "hour", "conversation")
+
+
+def _grants(requested: Sequence[GrantPolicy], allowed: Sequence[GrantPolicy]) -> bool:
+    return all(any(_grant_covers(existing, grant) for existing in allowed) for grant in requested)
+
+
+def _grant_covers(existing: GrantPolicy, grant: GrantPolicy) -> bool:
+    return (
+        _shorter(grant.longest, existing.longest)
+        and _hosts(grant.network, existing.network)
+        and _part(grant.secret, existing.secret)
+        and (grant.run_time or 0) <= (existing.run_time or 0)
+    )
+
+
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "network.mode": _one_of("none", "proxy"),
     "capabilities": _part,
@@ -184,6 +208,7 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "network.allow_private": _private,
     **{f"network.{name}": le for name in _CAPS},
     "secrets": _secrets,
+    "grant": _grants,
     "imports.allow": _covered,
     "imports.forbid": _forbids_as_much,
     **{f"limits.{name}": le for name in LimitsPolicy.model_fields},
@@ -270,7 +295,20 @@ def _overlay(policy: Policy, request: dict[str, Any]) -> dict[str, Any]:
     if isinstance(imports, dict) and isinstance(imports["forbid"], list | tuple):
         imports["forbid"] = [*policy.imports.forbid, *imports["forbid"]]
     _take_along(policy, table, request)
+    if "grant" not in request:
+        table["grant"] = list(_grants_left(policy.grant, table))
     return table
+
+
+def _grants_left(grants: Sequence[GrantPolicy], table: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the grants that still have an effect: those of the proxy need it, and of secrets those
+    that are left."""
+    network, secrets = table["network"], table["secrets"]
+    proxied = isinstance(network, dict) and network.get("mode") == "proxy"
+    for grant in grants:
+        names = [name for name in grant.secret if isinstance(secrets, dict) and name in secrets]
+        if grant.run_time is not None or (grant.network and proxied) or names:
+            yield {**grant.model_dump(mode="json"), "secret": names}
 
 
 def _take_along(policy: Policy, table: dict[str, Any], request: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, m
 from sbx.policy import checks
 from sbx.policy.problems import invalid
 from sbx.policy.units import GIB, KIB, MIB, Cpu, Duration, Rate, Size
+from sbx.protocol.grants import GrantDuration
 
 MOST_IDLE = 256  # kernels; each uses about 10 MiB of private memory
 
@@ -170,6 +171,36 @@ class SecretPolicy(Table):
     header: Annotated[str, AfterValidator(checks.header)] = "Authorization"
     source: Annotated[str, AfterValidator(checks.secret_source)] = Field(alias="from")
     allow_plain: StrictBool = False
+
+
+class GrantPolicy(Table):
+    """Access that the policy refuses, and that a person may grant to one conversation.
+
+    An entry has one of three kinds. `network`: code may reach these hosts, written as in
+    `network.allow`; each grant is for one host and one port. `secret`: the proxy inserts these
+    secrets only after a grant. `run_time`: a run may take this long instead of `wall_time`.
+    `longest` is the longest duration of a grant: for one run, for an hour, or until the
+    conversation ends.
+    """
+
+    network: Annotated[
+        tuple[Annotated[str, AfterValidator(checks.destination)], ...],
+        Field(max_length=checks.MOST_ENTRIES),
+        AfterValidator(checks.sorted_set),
+    ] = ()
+    secret: Annotated[
+        tuple[Annotated[str, AfterValidator(checks.secret_name)], ...],
+        Field(max_length=checks.MOST_ENTRIES),
+        AfterValidator(checks.sorted_set),
+    ] = ()
+    run_time: Annotated[Duration, AfterValidator(_some_time)] | None = None
+    longest: GrantDuration = "conversation"
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> "GrantPolicy":
+        if sum(map(bool, (self.network, self.secret, self.run_time))) != 1:
+            raise invalid("a grant has exactly one of network, secret and run_time")
+        return self
 
 
 class LimitsPolicy(Table):

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from sbx.aio import run_to_completion
 from sbx.isolation.receipt import Receipt
 from sbx.policy import Policy
+from sbx.policy.grants import Grants
 from sbx.protocol.languages import check_language
 from sbx.protocol.runs import RunError
 from sbx.protocol.usage import SandboxUsage
@@ -55,13 +56,15 @@ class Conversation(ScriptMethods[ActiveRun]):
         lost: Callable[[str], bool] = lambda _context: False,
         contexts: ContextStore | None = None,
         limit: OpenFilesLimit | None = None,
+        grants: Grants | None = None,
         whole: SandboxUsageSource,
     ) -> None:
         """`lost`: whether the kernel of a context ended without a request, so that the next run
         reports `state_lost`. `contexts`: the store of the context names. `limit`: the limit of open
-        files; it closes unused files, and then `open_files` is called again. `whole`: the
-        sandbox."""
+        files; it closes unused files, and then `open_files` is called again. `grants`: the access
+        that a person granted. `whole`: the sandbox."""
         self.name = name
+        self.grants = grants or Grants(policy)
         self.uploads = WorkspaceUploads(self.opened, policy)
         self._policy = policy
         self._open_files = open_files
@@ -92,6 +95,7 @@ class Conversation(ScriptMethods[ActiveRun]):
             self._grace_s,
             disk=DiskLimit(self._policy.limits, self._disk),
             state_is_kept=not new and self._lost(name),
+            grants=self.grants,
         )
 
     @property
@@ -184,7 +188,7 @@ class Conversation(ScriptMethods[ActiveRun]):
 
     def script_timeout(self, timeout: float | None) -> float:
         """Return the time-out of a script in seconds. Raise BadRequest as `start_script`."""
-        return checks.timeout_s(self._policy, timeout)
+        return self._default.timeout_s(timeout)
 
     async def resolve_interpreter(self, language: str) -> ScriptInterpreter:
         """Return the interpreter of this language.
@@ -285,6 +289,7 @@ class Conversation(ScriptMethods[ActiveRun]):
         await run_to_completion(self._end(ending))
 
     async def _end(self, ending: list[Context]) -> None:
+        self.grants.close()
         try:
             await _all(context.close() for context in ending)
         finally:

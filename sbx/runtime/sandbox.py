@@ -13,6 +13,7 @@ from sbx.aio import check_process, run_to_completion
 from sbx.isolation.launch_plan import Interpreter
 from sbx.isolation.receipt import Receipt
 from sbx.policy import Policy
+from sbx.policy.grants import Grants
 from sbx.protocol.mounts import Mount
 from sbx.run_methods import to_default
 from sbx.runtime.conversation import Conversation
@@ -152,6 +153,10 @@ class AsyncSandbox(SandboxKernels):
         return self._default.terminals
 
     @property
+    def grants(self) -> Grants:
+        return self._default.grants
+
+    @property
     def receipt(self) -> Receipt | None:
         return self._default.receipt
 
@@ -193,14 +198,15 @@ class AsyncSandbox(SandboxKernels):
             name,
             self.policy,
             self._open_files,
-            self._start_in,
+            self._starter_of(name),
             self._resources.grace_s,
             languages=self._languages,
+            grants=self._new_grants(name),
             whole=self._whole,
         )
 
-    def _starter_of(self, _conversation: str) -> StartKernel:
-        return self._start_in
+    def _starter_of(self, conversation: str) -> StartKernel:
+        return partial(self._start_in, conversation)
 
     async def mount(
         self, source: str | Path, target: str | None = None, *, read_only: bool = True

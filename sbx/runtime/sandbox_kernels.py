@@ -24,7 +24,8 @@ from sbx.kernels.kernel import Kernel
 from sbx.kernels.memory_watcher import Watcher
 from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy
-from sbx.protocol.contexts import DEFAULT_CONTEXT
+from sbx.policy.grants import GrantChange, Grants
+from sbx.protocol.grants import Grant
 from sbx.protocol.runs import Cause
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.disk_limit import limited, refused
@@ -180,8 +181,22 @@ class SandboxKernels:
         """Return all processes of the jails. Call it from any thread."""
         return [pid for context in self._contexts() for pid in context.processes]
 
-    async def _start_in(self, context: str, opened: OpenFiles) -> Kernel:
-        return await self._start_kernel(opened, context)
+    async def _start_in(self, conversation: str, context: str, opened: OpenFiles) -> Kernel:
+        return await self._start_kernel(opened, conversation, context)
+
+    def _new_grants(self, conversation: str) -> Grants:
+        outlet = self._outlet
+        return Grants(
+            self.policy,
+            on_change=partial(self._grant_changed, conversation),
+            on_close=partial(outlet.leave, conversation) if outlet is not None else lambda: None,
+        )
+
+    def _grant_changed(self, conversation: str, change: GrantChange, grant: Grant) -> None:
+        details = (self.id, conversation, change, grant.access, grant.by)
+        _log.info("the grants of %s, %s: %s %s by %s", *details)
+        if change == "grant_ended" and self._outlet is not None:
+            self._outlet.end_forbidden()
 
     def _walls_of(self, context: str) -> tuple[Policy, Key | None]:
         """Return the policy of the kernels of this context, and the key of their zygotes."""
@@ -189,7 +204,7 @@ class SandboxKernels:
             return offline(self.policy), None
         return self.policy, self._key
 
-    async def _start_kernel(self, opened: OpenFiles, context: str = DEFAULT_CONTEXT) -> Kernel:
+    async def _start_kernel(self, opened: OpenFiles, conversation: str, context: str) -> Kernel:
         if self.policy.environment is not None:
             await in_thread(check_there, self.policy, self._interpreter)
         policy, key = self._walls_of(context)
@@ -204,7 +219,7 @@ class SandboxKernels:
             if self._had_kernel:
                 await self._wait_for_freed_memory()
             resources = self._resources
-            async with self._way_out(policy) as way_out:
+            async with self._way_out(policy, conversation) as way_out:
                 paths = resources.paths(opened, ready, self._interpreter, way_out)
                 order = resources.order(self._group, policy, paths, ready, key)
                 if order.plan.host_directories and not order.plan.masks:
@@ -252,11 +267,16 @@ class SandboxKernels:
         conversations = list(self._conversations.values())  # a copy, for other threads
         return [context for conversation in conversations for context in conversation.ending]
 
-    def _way_out(self, policy: Policy) -> AbstractAsyncContextManager[WayOut | None]:
+    def _way_out(
+        self, policy: Policy, conversation: str
+    ) -> AbstractAsyncContextManager[WayOut | None]:
         if self._outlet is None or policy.network.mode == "none":
             return nullcontext()
         ids = (self._host.uid, self._host.gid)
-        return self._outlet.opened(ids if ids[0] != os.geteuid() else None)
+        owner = ids if ids[0] != os.geteuid() else None
+        caller = self._conversations.get(conversation)
+        grants = caller.grants if caller is not None and policy.grant else None
+        return self._outlet.opened(owner, conversation, grants)
 
     def _decided(self, decision: "EgressDecision") -> None:
         """Log a decision of the proxy. Return quickly, because the proxy waits for it."""

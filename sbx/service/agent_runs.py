@@ -275,6 +275,7 @@ class AgentSandbox:
     ) -> None:
         self.files = conversation.files
         self.uploads = conversation.uploads
+        self.grants = conversation.grants
         self._runs = runs
         self._caller = caller
         self._sandbox_id = sandbox_id

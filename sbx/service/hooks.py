@@ -16,7 +16,9 @@ from sbx.aio import in_thread
 from sbx.isolation.launch_plan import Interpreter
 from sbx.kernels.kernel import Kernel
 from sbx.policy import Policy
+from sbx.policy.grants import GrantChange
 from sbx.protocol.contexts import DEFAULT_CONTEXT
+from sbx.protocol.grants import Grant
 from sbx.protocol.receipt import Receipt
 from sbx.protocol.runs import RunError
 from sbx.runtime.conversation import Conversation
@@ -336,6 +338,7 @@ class PersistentSandbox(AsyncSandbox):
             lost=lambda context: (name, context) in hooks.lost,
             contexts=hooks.contexts_of(name),
             limit=hooks.record.dependencies.open_limit,
+            grants=self._new_grants(name),
             whole=self._whole,
         )
         return conversation
@@ -359,7 +362,7 @@ class PersistentSandbox(AsyncSandbox):
         try:
             await hooks.before_start(conversation, context)
             try:
-                kernel = await self._start_kernel(opened, context)
+                kernel = await self._start_kernel(opened, conversation, context)
             except BaseException as error:
                 hooks.after_start(conversation, context, error)
                 raise
@@ -368,6 +371,10 @@ class PersistentSandbox(AsyncSandbox):
             raise
         hooks.after_start(conversation, context, kernel.receipt)
         return kernel
+
+    def _grant_changed(self, conversation: str, change: GrantChange, grant: Grant) -> None:
+        super()._grant_changed(conversation, change, grant)
+        self._hooks.record.note_grant(conversation, change, grant)
 
     def _decided(self, decision: "EgressDecision") -> None:
         self._hooks.record.egress_log.add(decision)

@@ -10,6 +10,8 @@ from sbx.aio import Clock
 from sbx.event_log import ChangeSignal
 from sbx.kernels.channel import FrameBudgets
 from sbx.policy import Policy
+from sbx.policy.grants import GrantChange
+from sbx.protocol.grants import Grant
 from sbx.protocol.mounts import Mount
 from sbx.runtime.files.open_files import OpenFilesLimit
 from sbx.runtime.honeytokens import CODE as HONEYTOKEN
@@ -154,6 +156,14 @@ class SandboxRecord:
         if self.dependencies.audit is not None:
             owner = self.row.owner
             self.dependencies.audit.note("sbx", "honeytoken", self.id, owner=owner, **details)
+
+    def note_grant(self, conversation: str, change: GrantChange, grant: Grant) -> None:
+        """Record the begin or the end of a grant in the events and the audit log."""
+        details: dict[str, Any] = {"conversation": conversation, "grant": grant.to_json()}
+        self.emit(change, **details)
+        if (audit := self.dependencies.audit) is not None:
+            event = "grant.added" if change == "granted" else "grant.ended"
+            audit.note(grant.by, event, self.id, owner=self.row.owner, **details)
 
     def end_freeze(self) -> bool:
         """Let kernels start again; False if it was not frozen."""

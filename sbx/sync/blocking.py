@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sbx.client.conversation import RemoteConversation
     from sbx.client.dry_runs import RemoteCheckpoint, RemoteDryRun
     from sbx.client.files import RemoteFiles, RemoteUploads
+    from sbx.client.grants import RemoteGrants
     from sbx.client.sandbox import RemoteSandbox
     from sbx.client.terminal_socket import RemoteAttached
     from sbx.client.terminals import RemoteTerminal, RemoteTerminals
@@ -37,7 +38,7 @@ else:
 
     RemoteCommand = RemoteCommands = RemoteContext = RemoteContexts = _Names()
     RemoteConversation = RemoteCheckpoint = RemoteDryRun = RemoteFiles = RemoteUploads = _Names()
-    RemoteSandbox = RemoteAttached = RemoteTerminal = RemoteTerminals = _Names()
+    RemoteGrants = RemoteSandbox = RemoteAttached = RemoteTerminal = RemoteTerminals = _Names()
 
 DEFAULT_CONVERSATION = "default"
 
@@ -218,6 +219,14 @@ class BlockingContexts(Blocking):
     delete = call(RemoteContexts.delete)
 
 
+class BlockingGrants(Blocking):
+    """The access of a conversation beyond its policy, which the policy permits to grant."""
+
+    list = call(RemoteGrants.list)
+    add = call(RemoteGrants.add)
+    revoke = call(RemoteGrants.revoke)
+
+
 class BlockingConversation(BlockingKernel):
     """One conversation of a sandbox."""
 
@@ -226,6 +235,7 @@ class BlockingConversation(BlockingKernel):
     contexts = Part(BlockingContexts)
     commands = Part(BlockingCommands)
     terminals = Part(BlockingTerminals)
+    grants = Part(BlockingGrants)
     run_script = call(RemoteConversation.run_script)
     stream_script = follow(RemoteConversation.start_script)
     write_stdin = call(RemoteConversation.write_stdin)

@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,8 @@ from typing import Any
 import trustme
 
 from sbx.egress import Egress, EgressDecision, Secret, Timeouts
+from sbx.egress.proxy import SOCKET
+from sbx.policy.grants import Grants
 from sbx.policy.tables import Network
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -123,6 +125,7 @@ class Way:
     """The way out of a sandbox, and what was recorded of it."""
 
     egress: Egress
+    socket: Path
     decisions: list[EgressDecision]
     looked_up: list[str]
 
@@ -134,11 +137,11 @@ class Way:
 
     async def open(self) -> Streams:
         """A connection as the relay inside makes it."""
-        fd = os.open(self.egress.socket.parent, os.O_PATH)
+        fd = os.open(self.socket.parent, os.O_PATH)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:  # by the descriptor: the paths of tests are too long for the address of a socket
-            path = f"/proc/self/fd/{fd}/{self.egress.socket.name}"
+            path = f"/proc/self/fd/{fd}/{self.socket.name}"
             await asyncio.get_running_loop().sock_connect(sock, path)
         except BaseException:
             sock.close()
@@ -227,6 +230,8 @@ async def way(
     patience: Timeouts | None = None,
     outside: ssl.SSLContext | None = None,
     honeytokens: Callable[[str], str | None] | None = None,
+    need_grant: Collection[str] = (),
+    grants: Grants | None = None,
 ) -> AsyncIterator[Way]:
     """An open proxy, for which names lead where `names` says."""
     decisions: list[EgressDecision] = []
@@ -243,8 +248,7 @@ async def way(
         "box",
         network,
         secrets or {},
-        directory=directory / "egress",
-        owner=None,
+        need_grant=need_grant,
         record=decisions.append,
         lookup=lookup,
         patience=patience,
@@ -252,7 +256,8 @@ async def way(
         honeytokens=honeytokens,
     )
     try:
-        yield Way(egress, decisions, looked_up)
+        egress.listen(directory / "egress", None, grants)
+        yield Way(egress, directory / "egress" / SOCKET, decisions, looked_up)
     finally:
         await egress.close()
 

@@ -560,11 +560,11 @@ async def test_closing_ends_all_and_takes_the_socket_away(tmp_path: Path) -> Non
             host = f"{HOST}:{site.port}"
             writer.write(f"GET http://{host}/ HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
             await reader.readexactly(1000)
-            assert out.egress.socket.parent.stat().st_mode & 0o777 == 0o700
+            assert out.socket.parent.stat().st_mode & 0o777 == 0o700
             await out.egress.close()
             await out.egress.close()
             await until_the_end(reader)
-        assert not out.egress.socket.parent.exists()
+        assert not out.socket.parent.exists()
     assert out.decisions[-1].reason == "the proxy was closed"
 
 
@@ -645,9 +645,9 @@ async def test_chunks_of_a_byte_keep_nobody_waiting(tmp_path: Path) -> None:
             head = f"POST http://{HOST}:{port}/ HTTP/1.1\r\nHost: {HOST}:{port}\r\n"
 
             def send() -> None:
-                fd = os.open(out.egress.socket.parent, os.O_PATH)
+                fd = os.open(out.socket.parent, os.O_PATH)
                 with socket.socket(socket.AF_UNIX) as sock:
-                    sock.connect(f"/proc/self/fd/{fd}/{out.egress.socket.name}")
+                    sock.connect(f"/proc/self/fd/{fd}/{out.socket.name}")
                     os.close(fd)
                     sock.settimeout(60)
                     sock.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())

@@ -15,7 +15,12 @@ from places import short_directory
 from service_process import service
 from web import ADDRESS, Web, networked, web
 
+from sbx.client import Client
+from sbx.errors import Denied, NotFound
 from sbx.policy import describe
+from sbx.policy.tables import GrantPolicy
+from sbx.service.caller import Caller
+from sbx.service.models import SessionIdentity
 from sbx.settings_files import to_toml
 from tests.tiers import rows
 
@@ -53,6 +58,10 @@ async def served(site: Web) -> AsyncIterator[Served]:
     with short_directory() as top, pytest.MonkeyPatch.context() as patch:
         patch.setenv("REAL_CRM", TOKEN)
         write_policy(top / "policies", site)
+        entry = GrantPolicy(network=(site.host,), longest="hour")
+        write_policy(
+            top / "policies", site, "granting", network=networked().network, grant=(entry,)
+        )
         async with live(top, policy_dirs=(top / "policies",)) as found:
             yield found
 
@@ -148,3 +157,81 @@ def test_a_service_that_gave_up_root_opens_it_for_jails_of_other_uids(
             assert TOKEN not in found.log
     sent = [headers for path, headers in site.asked if path == f"/{start}"]
     assert sent[0]["authorization"] == f"Bearer {TOKEN}"
+
+
+async def test_a_grant_is_in_the_receipt_the_events_and_the_audit_log(
+    served: Served, site: Web
+) -> None:
+    url = "/v1/sandboxes/{}/conversations/default/grants"
+    access = {"kind": "network", "target": f"{ADDRESS}:{site.port}"}
+    async with served.client() as client:
+        box = (await made(client, profile="granting"))["id"]
+        asked = f"print(asked('{site.url}/a'))"
+        assert "refused by network.allow" in await cell(client, box, asked)
+        reply = await client.post(url.format(box), json={**access, "duration": "hour"})
+        assert reply.status_code == 201, reply.text
+        grant = reply.json()
+        assert grant["expires_at"] == pytest.approx(grant["granted_at"] + 3600)
+        assert "hello from /a" in await cell(client, box, asked)
+        assert (await client.get(url.format(box))).json() == {"items": [grant]}
+        receipt = await client.get(f"/v1/sandboxes/{box}/conversations/default/receipt")
+        assert receipt.json()["receipt"]["grants"] == [grant]
+
+        assert (await client.delete(f"{url.format(box)}/{grant['id']}")).status_code == 204
+        assert "refused by network.allow" in await cell(client, box, asked)
+        assert (await client.get(url.format(box))).json() == {"items": []}
+        gone = await client.delete(f"{url.format(box)}/{grant['id']}")
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "no_such_grant")
+        other = await client.post(url.format(box), json={**access, "target": "127.0.0.1:1"})
+        assert (other.status_code, other.json()["error"]["code"]) == (403, "not_grantable")
+        events = (await client.get(f"/v1/sandboxes/{box}/events")).text
+        assert '"granted"' in events
+        assert '"grant_ended"' in events
+    await served.service.audit.record("test", "end", "test")  # after which the notes are written
+    lines = (served.service.data_dir / "audit.jsonl").read_text().splitlines()
+    granted, ended = (
+        entry
+        for entry in map(json.loads, lines)
+        if entry["what"].startswith("grant.") and entry["what"] != "grant.revoke"
+    )
+    assert (granted["what"], ended["what"]) == ("grant.added", "grant.ended")
+    assert granted["details"] | {"owner": ""} == {
+        "owner": "",
+        "conversation": "default",
+        "grant": grant,
+    }
+    assert granted["who"] == grant["by"]
+
+
+async def test_a_client_grants_and_revokes_access(served: Served, site: Web) -> None:
+    async with Client(served.socket) as client, await client.create("granting") as box:
+        conversation = box.conversation("other")
+        assert await conversation.grants.list() == []
+        grant = await conversation.grants.add("network", site.host, "hour")
+        assert (grant.kind, grant.target, grant.duration) == ("network", site.host, "hour")
+        assert await conversation.grants.list() == [grant]
+        assert await box.grants.list() == []  # of another conversation
+        run = await conversation.run(f"{GET}print(asked('{site.url}/a'))")
+        assert "hello from /a" in run.stdout
+        await conversation.grants.revoke(grant.id)
+        with pytest.raises(NotFound) as gone:
+            await conversation.grants.revoke(grant.id)
+        assert gone.value.code == "no_such_grant"
+        with pytest.raises(Denied) as refused:
+            await conversation.grants.add("network", site.host, "conversation")
+        assert (refused.value.code, refused.value.details["longest"]) == ("not_grantable", "hour")
+
+
+async def test_a_token_grants_nothing(served: Served, site: Web) -> None:
+    """It may be in the hands of the program that the walls are for."""
+    service = served.service
+    ann = Caller("alice", "key")
+    session = SessionIdentity("s-1", "ann", "helper")
+    box = await service.sandboxes.create(ann, profile="granting", session=session)
+    _, token = await service.access.make_token("alice", user_id="ann", scopes=["execute"], ttl_s=60)
+    access = {"kind": "network", "target": site.host, "duration": "hour"}
+    async with served.client(token) as bearer:
+        url = f"/v1/sandboxes/{box.id}/conversations/default/grants"
+        reply = await bearer.post(url, json=access)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (403, "rule_not_permitted")
+        assert (await bearer.get(url)).json() == {"items": []}

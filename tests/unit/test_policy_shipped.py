@@ -24,13 +24,16 @@ def test_default_is_what_a_policy_that_says_nothing_comes_to() -> None:
     assert load("default").model_copy(update=words) == Policy(name="default")
 
 
+PARTS = ("filesystem.mount", "network.rule", "secrets", "grant")
+
+
 def test_default_writes_out_every_key_there_is() -> None:
     """The file is the documentation of the format: a key that is added there is explained there."""
     text = (shipped_directory() / "default.toml").read_text()
     table = tomllib.loads(text)
     for key in all_keys(Policy):
         top, _, name = key.rpartition(".")
-        if key in ("name", "interpreter") or top in ("filesystem.mount", "network.rule", "secrets"):
+        if key in ("name", "interpreter") or top in PARTS:
             assert name in text  # in a comment, since it has no default
         elif top == "expect":
             assert all(name in example for example in table["expect"])

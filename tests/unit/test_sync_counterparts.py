@@ -12,9 +12,11 @@ from sbx.client.contexts import RemoteContext, RemoteContexts
 from sbx.client.conversation import RemoteConversation
 from sbx.client.dry_runs import RemoteCheckpoint, RemoteDryRun
 from sbx.client.files import RemoteFiles, RemoteUploads
+from sbx.client.grants import RemoteGrants
 from sbx.client.sandbox import RemoteSandbox
 from sbx.client.terminal_socket import RemoteAttached
 from sbx.client.terminals import RemoteTerminal, RemoteTerminals
+from sbx.policy.grants import Grants
 from sbx.protocol.runs import Event, Run
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.files import WorkspaceFiles, WorkspaceUploads
@@ -44,6 +46,7 @@ COUNTERPARTS: dict[type[Blocking], tuple[type, ...]] = {
     blocking.BlockingTerminals: (Terminals, RemoteTerminals),
     blocking.BlockingDryRun: (DryRun, RemoteDryRun),
     blocking.BlockingCheckpoint: (Checkpoint, RemoteCheckpoint),
+    blocking.BlockingGrants: (Grants, RemoteGrants),
     BlockingContext: (Context, RemoteContext),
     blocking.BlockingContexts: (Contexts, RemoteContexts),
     blocking.BlockingConversation: (Conversation, RemoteConversation),
@@ -56,6 +59,7 @@ COUNTERPARTS: dict[type[Blocking], tuple[type, ...]] = {
 # What only one kind has: a caller that passes it to the other gets TypeError.
 OWN_PARAMETERS = {
     ("put", "on_progress"),  # of a service
+    ("add", "by"),  # of the runtime: a service knows its caller
     ("start_run", "live"),  # of the runtime, for its service
 }
 

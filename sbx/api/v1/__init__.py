@@ -7,7 +7,7 @@ snapshots  dry runs, and checkpoints to restore
 contexts   contexts of a conversation: kernels over the same files
 commands   background commands
 terminals  terminals of a conversation, and a WebSocket to each
-lifecycle  start, stop and receipt of a conversation; inspect; the usage of a live sandbox
+lifecycle  start, stop, receipt and grants of a conversation; inspect; the usage of a live sandbox
 ports      servers that code started inside, and links to them
 mounts     directories of the host in a live sandbox, for operators
 admin      keys, tokens and the sandboxes of all owners, for operators

@@ -1,31 +1,51 @@
-"""The life of the kernel of a conversation, the inspection of a sandbox, and its usage."""
+"""The life of the kernel of a conversation, the inspection of a sandbox, its usage, and the access
+that a person granted beyond the policy.
+
+A token may not grant access: it may be that of an agent, whose access a person decides about
+(`/api/v1/approvals`).
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, StringConstraints
 
 from sbx.api import sse
 from sbx.api.auth import CallerDep, ServiceDep
-from sbx.api.bodies import ConversationBody, OkBody
+from sbx.api.bodies import ConversationBody, OkBody, RequestBody
 from sbx.api.errors import documented
 from sbx.api.v1.bay.models import SandboxResponse
 from sbx.api.v1.bay.sandboxes import shown
 from sbx.api.v1.dependencies import Target, TargetDep
-from sbx.errors import NotFound
+from sbx.errors import Denied, NotFound
 from sbx.protocol.contexts import DEFAULT_CONTEXT
+from sbx.protocol.grants import Access, AccessKind, Grant, GrantDuration
 from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S, SandboxUsage, usage_to_json
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["native"])
 _ERRORS = documented(404, 409, 429)
+_GRANTS = "/conversations/{conversation}/grants"
 
 
 class ReceiptBody(BaseModel):
     """The walls in force around the live kernel; null if there is none."""
 
     receipt: dict[str, Any] | None
+
+
+class NewGrant(RequestBody):
+    """`target`: `host:port` for `network`, a name for `secret`, seconds for `run_time`. `once` is
+    for the next run."""
+
+    kind: AccessKind
+    target: Annotated[str, StringConstraints(min_length=1, max_length=300)]
+    duration: GrantDuration = "once"
+
+
+class GrantList(BaseModel):
+    items: list[Grant]
 
 
 class KernelBody(BaseModel):
@@ -97,6 +117,36 @@ async def receipt(target: TargetDep) -> ReceiptBody:
             receipt = await context.read_receipt()
             return ReceiptBody(receipt=receipt.to_dict() if receipt is not None else None)
     return ReceiptBody(receipt=None)
+
+
+@router.get(_GRANTS, responses=_ERRORS)
+async def grants(target: TargetDep) -> GrantList:
+    """List the grants that are valid now, the oldest first. No kernel starts."""
+    async with target.use("execute", creates=True, starts=False) as conversation:
+        return GrantList(items=list(conversation.grants.active))
+
+
+@router.post(_GRANTS, status_code=201, responses=_ERRORS)
+async def grant(new: NewGrant, target: TargetDep) -> Grant:
+    """Grant access that the policy permits to grant. It is in the receipt and the audit log."""
+    caller = target.caller
+    if caller.via == "token":
+        raise Denied(
+            "a token may not grant access",
+            code="rule_not_permitted",
+            hint="grant it with a key of the owner",
+        )
+    async with target.use("execute", creates=True, starts=False) as conversation:
+        access = Access(new.kind, new.target)
+        return conversation.grants.grant(access, new.duration, caller.who)
+
+
+@router.delete(f"{_GRANTS}/{{grant_id}}", status_code=204, responses=_ERRORS)
+async def revoke(grant_id: str, target: TargetDep) -> None:
+    """End a grant now: its connections are closed, and later requests are refused."""
+    async with target.use("execute", creates=True, starts=False) as conversation:
+        conversation.grants.end(grant_id)
+        await target.record("grant.revoke", grant=grant_id)
 
 
 @router.get("/inspect", responses=_ERRORS)

@@ -31,14 +31,15 @@ def require_processes(policy: Policy) -> None:
         )
 
 
-def timeout_s(policy: Policy, timeout: float | None) -> float:
+def timeout_s(policy: Policy, timeout: float | None, granted_s: float = 0.0) -> float:
     """Return the time-out in seconds; without a `timeout` the policy's run_timeout.
 
-    Raise BadRequest `invalid_timeout`, and `limit_widened` beyond the wall_time.
+    Raise BadRequest `invalid_timeout`, and `limit_widened` beyond the wall_time, or `granted_s`,
+    if that is longer.
     """
     if timeout is None:
         return policy.limits.default_timeout_s
-    limit = policy.limits.wall_time
+    limit = max(policy.limits.wall_time, granted_s)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
         raise errors.BadRequest(
             f"a time-out is a number of seconds above 0, not {timeout!r}",

@@ -63,7 +63,7 @@ class Context(RunExecutor, RunMethods[ActiveRun]):
         directory, environment = checks.check_shell(self.policy, call.code, call.cwd, call.env)
         if call.stdin is not None:
             checks.check_text(call.stdin, "stdin")
-        timeout_s = checks.timeout_s(self.policy, call.timeout)
+        timeout_s = self.timeout_s(call.timeout)
         argv = ("/bin/bash", "-c", "--", call.code)
         shell = Program(argv, cwd=directory, env=environment, stdin=call.stdin or "")
         self.check_open()
@@ -119,7 +119,12 @@ class Context(RunExecutor, RunMethods[ActiveRun]):
         Closed: the start of the run raises that."""
         checks.require_capability(self.policy, "python")
         checks.check_text(code, "code")
-        return checks.timeout_s(self.policy, timeout)
+        return self.timeout_s(timeout)
+
+    def timeout_s(self, timeout: float | None) -> float:
+        """Return the time-out of a run in seconds. Raise BadRequest as `start_run`."""
+        granted_s = self.grants.wall_time if self.grants is not None else 0.0
+        return checks.timeout_s(self.policy, timeout, granted_s)
 
     def new_forwarded(self, on_published: OnPublished) -> ForwardedRun:
         """Return a run that passes its output to `on_published`, for `start_request`."""

@@ -17,13 +17,14 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 from sbx import errors
 from sbx.aio import check_process, run_to_completion
 from sbx.isolation.receipt import Receipt
 from sbx.kernels.kernel import Kernel
 from sbx.policy import Policy
+from sbx.policy.grants import Grants
 from sbx.protocol.runs import Cause, Quarantined, RunError
 from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.open_files import OpenFiles
@@ -57,7 +58,7 @@ class ContextKernel:
     `opened` returns the files of the conversation, and `start_kernel` starts a kernel over them.
     `state_is_kept`: a kernel lives or lived, whose variables the caller may count on: if it ends
     without a request, the next run reports `state_lost`. `ends_with_command`: the jail is for one
-    command.
+    command. `grants` are those of the conversation.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ContextKernel:
     disk: DiskLimit
     state_is_kept: bool = False
     ends_with_command: bool = False
+    grants: Grants | None = None
 
     def __post_init__(self) -> None:
         self.output_max = self.policy.limits.output_max  # bytes that one run may write
@@ -94,7 +96,13 @@ class ContextKernel:
     async def read_receipt(self) -> Receipt | None:
         """Read the receipt from the live jail now. It names the walls that `changed` meanwhile."""
         kernel = self._kernel
-        return await kernel.read_receipt() if kernel is not None and kernel.alive else None
+        if kernel is None or not kernel.alive:
+            return None
+        receipt = await kernel.read_receipt()
+        if receipt is None or self.grants is None:
+            return receipt
+        grants = tuple(grant.to_json() for grant in self.grants.active)
+        return replace(receipt, grants=grants)
 
     @property
     def alive(self) -> bool:

@@ -108,13 +108,14 @@ class ProjectSandbox(AsyncSandbox):
             name,
             self.policy,
             self._open_files,
-            self._start_in,
+            self._starter_of(name),
             self._resources.grace_s,
             without_processes=self._without_processes,
             mount=partial(self.mount, target=RESULTS, read_only=True),
             languages=self._languages,
             lost=self._lost.__contains__,
             contexts=ContextStore(names=(COMPUTING,)),
+            grants=self._new_grants(name),
             whole=self._whole,
         )
 

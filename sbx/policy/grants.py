@@ -1,0 +1,269 @@
+"""The access that a person granted to one conversation, beyond its policy.
+
+    longest_duration   decides whether a policy permits a grant, and for how long; pure
+    Grants             the grants of one conversation: added, used by its walls, ended
+
+A grant is a narrow exception: one host and one port, one secret, or the time of a run. It is valid
+in its conversation only, and it lives in memory: the end of the sandbox ends it too.
+"""
+
+import asyncio
+import builtins
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sbx import errors
+from sbx.policy import destinations
+from sbx.policy.destinations import Destination
+from sbx.policy.model import Policy
+from sbx.policy.tables import GrantPolicy
+from sbx.protocol.grants import GRANT_DURATIONS, Access, AccessKind, Grant, GrantDuration
+from sbx.telemetry.background import background_context
+
+HOUR_S = 3600.0
+GRANTS_MAX = 100
+_REFUSED_MAX = 3  # questions to a person after one call; code inside chooses the hosts
+GrantChange = Literal["granted", "grant_ended"]
+
+
+def longest_duration(policy: Policy, access: Access) -> GrantDuration | None:
+    """Return the longest duration for which a person may grant this access; None if the policy does
+    not permit it."""
+    permitted = [grant.longest for grant in policy.grant if _permits(grant, access)]
+    return max(permitted, key=GRANT_DURATIONS.index, default=None)
+
+
+def is_allowed(policy: Policy, access: Access) -> bool:
+    """Return whether the policy allows this access without a grant."""
+    match access.kind:
+        case "network":
+            requested = _destination(access.target)
+            entries = map(destinations.parse, policy.network.allow)
+            return requested is not None and any(entry.covers(requested) for entry in entries)
+        case "secret":
+            return access.target in policy.secrets and not any(
+                access.target in grant.secret for grant in policy.grant
+            )
+        case "run_time":
+            return 0 < _seconds(access.target) <= policy.limits.wall_time
+
+
+def _permits(grant: GrantPolicy, access: Access) -> bool:
+    match access.kind:
+        case "network":
+            requested = _destination(access.target)
+            entries = map(destinations.parse, grant.network)
+            return requested is not None and any(entry.covers(requested) for entry in entries)
+        case "secret":
+            return access.target in grant.secret
+        case "run_time":
+            return 0 < _seconds(access.target) <= (grant.run_time or 0)
+
+
+def _destination(target: str) -> Destination | None:
+    """Return one host with one port. A pattern or a host without a port is not narrow enough."""
+    try:
+        parsed = destinations.parse(target)
+    except ValueError:
+        return None
+    return None if parsed.port is None or parsed.host.startswith("*.") else parsed
+
+
+def _seconds(target: str) -> int:
+    return int(target) if target.isascii() and target.isdecimal() and len(target) < 10 else 0
+
+
+@dataclass
+class _Active:
+    """`until` in seconds of the monotonic clock. `run`: a grant for one run is for this one."""
+
+    grant: Grant
+    until: float | None
+    ends: asyncio.TimerHandle | None = None
+    run: object | None = field(default=None)
+
+
+class Grants:
+    """The grants of one conversation. Call the methods from one event loop.
+
+    `on_change` is called when a grant begins or ends, so that the proxy closes the connections of
+    an ended one. `on_close` is called at the end of the conversation.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        hour_s: float = HOUR_S,
+        on_change: Callable[[GrantChange, Grant], None] = lambda *_: None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._policy = policy
+        self._hour_s = hour_s
+        self._on_change = on_change
+        self._on_close = on_close
+        self._active: dict[str, _Active] = {}
+        self._refused: dict[Access, None] = {}
+        self._questioned: set[Access] = set()
+
+    # -- for people -----------------------------------------------------------------------------
+
+    @property
+    def permitted(self) -> Sequence[GrantPolicy]:
+        """The entries of the policy that permit grants."""
+        return self._policy.grant
+
+    @property
+    def active(self) -> Sequence[Grant]:
+        """The grants that are valid now, the oldest first."""
+        now = time.monotonic()
+        return tuple(
+            each.grant for each in self._active.values() if each.until is None or each.until > now
+        )
+
+    def check(self, access: Access) -> GrantDuration:
+        """Return the longest duration of a grant of this access. Raise Denied `not_grantable`."""
+        longest = longest_duration(self._policy, access)
+        if longest is None:
+            raise errors.Denied(
+                f"the policy {self._policy.name} permits no grant of {access}"[:400],
+                code="not_grantable",
+                hint="the operator permits grants in [[grant]] of the policy",
+            )
+        return longest
+
+    def has(self, access: Access) -> bool:
+        """Return whether the policy or a grant allows this access."""
+        return is_allowed(self._policy, access) or any(
+            grant.access == access for grant in self.active
+        )
+
+    async def list(self) -> "builtins.list[Grant]":
+        """Return the grants that are valid now, the oldest first."""
+        return builtins.list(self.active)
+
+    async def add(
+        self,
+        kind: AccessKind,
+        target: str,
+        duration: GrantDuration = "once",
+        *,
+        by: str = "local",
+    ) -> Grant:
+        """Grant access that the policy permits to grant: `target` is `host:port`, the name of a
+        secret, or the seconds of a run. `once` is for the next run.
+
+        Raise Denied `not_grantable`, also for a duration that is too long, and Conflict
+        `too_many_grants`.
+        """
+        return self.grant(Access(kind, target), duration, by)
+
+    async def revoke(self, grant_id: str) -> None:
+        """End a grant now, and close its connections. Raise NotFound `no_such_grant`."""
+        self.end(grant_id)
+
+    def grant(self, access: Access, duration: GrantDuration, by: str) -> Grant:
+        """Grant this access. Raise Denied `not_grantable`, also for a duration that is too long,
+        and Conflict `too_many_grants`."""
+        longest = self.check(access)
+        if GRANT_DURATIONS.index(duration) > GRANT_DURATIONS.index(longest):
+            raise errors.Denied(
+                f"the policy {self._policy.name} permits {access} for {longest} at most",
+                code="not_grantable",
+                hint=f"grant it for {longest}",
+                details={"longest": longest},
+            )
+        if len(self._active) >= GRANTS_MAX:
+            raise errors.Conflict(
+                f"a conversation has at most {GRANTS_MAX} grants", code="too_many_grants"
+            )
+        lasts_s = None if duration == "conversation" else self._hour_s
+        now = time.time()
+        grant = Grant(
+            f"grant-{secrets.token_hex(8)}",
+            access.kind,
+            access.target,
+            duration,
+            by,
+            granted_at=now,
+            expires_at=None if lasts_s is None else now + lasts_s,
+        )
+        active = _Active(grant, None if lasts_s is None else time.monotonic() + lasts_s)
+        if lasts_s is not None:
+            loop = asyncio.get_running_loop()
+            end = self._end
+            active.ends = background_context().run(loop.call_later, lasts_s, end, grant.id)
+        self._active[grant.id] = active
+        self._refused.pop(access, None)
+        self._questioned.discard(access)
+        self._on_change("granted", grant)
+        return grant
+
+    def end(self, grant_id: str) -> None:
+        """End a grant now. Raise NotFound `no_such_grant`."""
+        if grant_id not in self._active:
+            raise errors.NotFound(
+                f"the conversation has no grant {grant_id[:80]!r}", code="no_such_grant"
+            )
+        self._end(grant_id)
+
+    def close(self) -> None:
+        """End all grants, because their conversation ends."""
+        for grant_id in list(self._active):
+            self._end(grant_id)
+        self._on_close()
+
+    def take_refused(self) -> Sequence[Access]:
+        """Return the access that was refused since the last call and may be granted. Each is
+        returned once, until it is granted: code must not repeat a question that got a no."""
+        refused, self._refused = tuple(self._refused), {}
+        self._questioned.update(refused)
+        return refused
+
+    # -- for the walls --------------------------------------------------------------------------
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        return self._targets("network")
+
+    @property
+    def secrets(self) -> Sequence[str]:
+        return self._targets("secret")
+
+    @property
+    def wall_time(self) -> float:
+        """The longest time of a run that begins now, in seconds."""
+        times = map(float, self._targets("run_time"))
+        return max(times, default=self._policy.limits.wall_time)
+
+    def note_refused(self, access: Access) -> None:
+        """Note an access that a wall refused."""
+        if len(self._refused) >= _REFUSED_MAX or access in self._questioned:
+            return
+        if longest_duration(self._policy, access) is not None:
+            self._refused[access] = None
+
+    def run_began(self, run: object) -> None:
+        """Let grants for one run be for this run, unless they are for an earlier one."""
+        for active in self._active.values():
+            if active.grant.duration == "once" and active.run is None:
+                active.run = run
+
+    def run_ended(self, run: object) -> None:
+        """End the grants for this run."""
+        for grant_id in [id for id, active in self._active.items() if active.run is run]:
+            self._end(grant_id)
+
+    def _targets(self, kind: str) -> Sequence[str]:
+        if not self._active:  # the usual case, for each request and each run
+            return ()
+        return [grant.access.target for grant in self.active if grant.access.kind == kind]
+
+    def _end(self, grant_id: str) -> None:
+        active = self._active.pop(grant_id)
+        if active.ends is not None:
+            active.ends.cancel()
+        self._on_change("grant_ended", active.grant)

@@ -1,0 +1,222 @@
+"""Which access a policy lets a person grant, and when a grant begins and ends."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from sbx.errors import BadRequest, Conflict, Denied, NotFound
+from sbx.policy import Policy, narrow
+from sbx.policy.grants import GRANTS_MAX, Grants, is_allowed, longest_duration
+from sbx.protocol.grants import Access, Grant
+
+
+def policy(*grants: dict[str, Any], **more: Any) -> Policy:
+    secrets = {"CRM": {"env": "CRM", "hosts": ["crm.example.org"], "from": "env:REAL_CRM"}}
+    table = {"network": {"mode": "proxy", "allow": ["pypi.example.org"]}, "secrets": secrets}
+    return Policy.model_validate({"name": "granting", "grant": list(grants), **table, **more})
+
+
+HOSTS = {"network": ["*.example.net", "api.example.org:8443"], "longest": "hour"}
+NETWORK = policy(HOSTS, {"network": ["a.example.net"]})
+EVERY = policy(HOSTS, {"secret": ["CRM"], "longest": "once"}, {"run_time": "2h"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "expected"),
+    [
+        ("network", "b.example.net:443", "hour"),
+        ("network", "a.example.net:443", "conversation"),  # the longest of two entries
+        ("network", "b.example.net:80", "hour"),
+        ("network", "b.example.net:8443", None),
+        ("network", "api.example.org:8443", "hour"),
+        ("network", "api.example.org:443", None),
+        ("network", "example.net:443", None),
+        ("network", "*.example.net:443", None),  # more than one host
+        ("network", "b.example.net", None),  # more than one port
+        ("network", "B.example.net:443", None),  # not canonical
+        ("network", "b.example.net:443 (approved by the operator)", None),
+        ("network", "", None),
+        ("secret", "CRM", None),
+        ("run_time", "60", None),
+    ],
+)
+def test_a_grant_is_for_one_host_and_one_port(kind: Any, target: str, expected: Any) -> None:
+    assert longest_duration(NETWORK, Access(kind, target)) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "expected"),
+    [
+        ("secret", "CRM", "once"),
+        ("secret", "crm", None),
+        ("run_time", "7200", "conversation"),
+        ("run_time", "7201", None),
+        ("run_time", "0", None),
+        ("run_time", "-5", None),
+        ("run_time", "1e3", None),
+        ("run_time", "9" * 400, None),
+        ("run_time", "²", None),
+    ],
+)
+def test_secrets_and_run_times(kind: Any, target: str, expected: Any) -> None:
+    assert longest_duration(EVERY, Access(kind, target)) == expected
+
+
+def test_access_that_the_policy_allows_needs_no_grant() -> None:
+    assert is_allowed(EVERY, Access("network", "pypi.example.org:443"))
+    assert not is_allowed(EVERY, Access("network", "pypi.example.org:8080"))
+    assert not is_allowed(EVERY, Access("network", "nonsense"))
+    assert is_allowed(EVERY, Access("run_time", "3600"))
+    assert not is_allowed(EVERY, Access("run_time", "3601"))
+    assert not is_allowed(EVERY, Access("secret", "CRM"))
+    assert is_allowed(NETWORK, Access("secret", "CRM"))
+
+
+@pytest.mark.parametrize(
+    ("grant", "more", "problem"),
+    [
+        ({}, {}, "exactly one of"),
+        ({"network": ["a.example.net"], "secret": ["CRM"]}, {}, "exactly one of"),
+        ({"network": ["nonsense/"]}, {}, "is not a host"),
+        ({"secret": ["OTHER"]}, {}, "is not in secrets"),
+        ({"run_time": "1h"}, {}, "above limits.wall_time"),
+        ({"network": ["a.example.net"], "longest": "day"}, {}, "conversation"),
+        ({"network": ["a.example.net"]}, {"network": {}, "secrets": {}}, 'mode = "proxy"'),
+    ],
+)
+def test_an_entry_without_effect_is_an_error(
+    grant: dict[str, Any], more: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        policy(grant, **more)
+
+
+def test_a_request_may_permit_fewer_grants_and_no_others() -> None:
+    assert narrow(EVERY, {"grant": []}).grant == ()
+    fewer = {"network": ["b.example.net:443"], "longest": "once"}
+    assert narrow(EVERY, {"grant": [fewer]}).grant == policy(fewer).grant
+    for wider in (
+        {"network": ["b.example.com"]},
+        {**HOSTS, "longest": "conversation"},
+        {"run_time": "3h"},
+        {"secret": ["CRM"]},  # for longer than once
+    ):
+        with pytest.raises(BadRequest) as refused:
+            narrow(EVERY, {"grant": [wider]})
+        assert refused.value.code == "limit_widened"
+
+
+def test_a_narrowed_policy_loses_the_grants_that_have_no_effect() -> None:
+    assert narrow(EVERY, {"network": {"mode": "none"}}).grant == policy({"run_time": "2h"}).grant
+    kept = narrow(EVERY, {"secrets": {}}).grant
+    assert kept == policy(HOSTS, {"run_time": "2h"}).grant
+
+
+class Changes(list[tuple[str, Grant]]):
+    def __call__(self, change: str, grant: Grant) -> None:
+        self.append((change, grant))
+
+
+SITE = Access("network", "b.example.net:443")
+
+
+async def test_a_grant_counts_until_it_is_revoked() -> None:
+    changes = Changes()
+    grants = Grants(EVERY, on_change=changes)
+    assert not grants.has(SITE)
+    grant = grants.grant(SITE, "hour", "ann")
+    assert grants.has(SITE)
+    assert list(grants.hosts) == ["b.example.net:443"]
+    assert grants.secrets == []
+    assert (grant.by, grant.duration) == ("ann", "hour")
+    assert grant.expires_at == pytest.approx(grant.granted_at + 3600)
+    grants.end(grant.id)
+    assert not grants.has(SITE)
+    assert changes == [("granted", grant), ("grant_ended", grant)]
+    with pytest.raises(NotFound):
+        grants.end(grant.id)
+
+
+async def test_a_grant_ends_by_itself() -> None:
+    ended = asyncio.Event()
+
+    def changed(change: str, _: Grant) -> None:
+        if change == "grant_ended":
+            ended.set()
+
+    grants = Grants(EVERY, hour_s=0.05, on_change=changed)
+    grants.grant(SITE, "hour", "ann")
+    async with asyncio.timeout(20):
+        await ended.wait()
+    assert not grants.has(SITE)
+    assert grants.hosts == ()
+
+
+async def test_the_end_counts_before_its_timer_runs() -> None:
+    grants = Grants(EVERY, hour_s=0.0)
+    grants.grant(SITE, "hour", "ann")
+    assert not grants.has(SITE)
+    assert grants.hosts == []
+    grants.close()
+
+
+async def test_a_grant_for_one_run_is_for_the_next_one() -> None:
+    grants = Grants(EVERY)
+    earlier, first, second = object(), object(), object()
+    grants.run_began(earlier)
+    grants.grant(SITE, "once", "ann")
+    grants.run_ended(earlier)
+    assert grants.has(SITE)
+    grants.run_began(first)
+    grants.run_began(second)
+    grants.run_ended(second)
+    assert grants.has(SITE)
+    grants.run_ended(first)
+    assert not grants.has(SITE)
+
+
+async def test_the_policy_limits_the_duration_and_the_access() -> None:
+    grants = Grants(EVERY)
+    with pytest.raises(Denied) as refused:
+        grants.grant(SITE, "conversation", "ann")
+    assert (refused.value.code, refused.value.details) == ("not_grantable", {"longest": "hour"})
+    with pytest.raises(Denied):
+        grants.grant(Access("network", "other.example.com:443"), "once", "ann")
+    assert grants.active == ()
+
+
+async def test_the_number_of_grants_and_of_noted_refusals_is_limited() -> None:
+    grants = Grants(EVERY)
+    for number in range(GRANTS_MAX):
+        grants.note_refused(Access("network", f"h{number}.example.net:443"))
+        grants.grant(Access("network", f"g{number}.example.net:443"), "hour", "ann")
+    with pytest.raises(Conflict):
+        grants.grant(SITE, "hour", "ann")
+    grants.note_refused(Access("network", "never.example.com:443"))
+    assert len(grants.take_refused()) == 3
+    assert grants.take_refused() == ()
+    grants.close()
+    assert grants.active == ()
+
+
+async def test_a_refusal_is_asked_about_once_until_it_is_granted() -> None:
+    grants = Grants(EVERY)
+    grants.note_refused(SITE)
+    assert grants.take_refused() == (SITE,)
+    grants.note_refused(SITE)
+    assert grants.take_refused() == ()
+    grants.end(grants.grant(SITE, "hour", "ann").id)
+    grants.note_refused(SITE)
+    assert grants.take_refused() == (SITE,)
+
+
+async def test_a_granted_run_time_lasts_as_long_as_its_grant() -> None:
+    grants = Grants(EVERY)
+    assert grants.wall_time == 3600
+    grant = grants.grant(Access("run_time", "5000"), "conversation", "ann")
+    assert grants.wall_time == 5000
+    assert grant.expires_at is None
+    grants.end(grant.id)
+    assert grants.wall_time == 3600
