@@ -11,7 +11,7 @@ exist.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -22,6 +22,7 @@ from sbx.aio import Clock, run_to_completion
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
 from sbx.protocol.approvals import (
     ABORT,
+    AS_RULE,
     RESTART,
     TIMEOUT,
     Approval,
@@ -55,10 +56,10 @@ class Pending:
     """A call that waits for a decision. `Approvals.ask` creates it."""
 
     def __init__(
-        self, approvals: "Approvals", approval: Approval, *, may_be_remembered: bool
+        self, approvals: "Approvals", approval: Approval, *, remember_as: Collection[Remember]
     ) -> None:
         self.approval = approval
-        self.may_be_remembered = may_be_remembered
+        self.remember_as = remember_as
         self._approvals = approvals
         self._answer: asyncio.Future[ApprovalDecision] = asyncio.get_running_loop().create_future()
 
@@ -121,13 +122,13 @@ class Approvals:
         tool_name: str,
         tool_args: Arguments,
         dry_run: dict[str, Any] | None = None,
-        may_be_remembered: bool = True,
+        remember_as: Collection[Remember] = AS_RULE,
     ) -> Pending:
         """Record the call and make it ready for a decision. Announce it only after this returns.
 
-        `may_be_remembered` is whether a rule would answer the same question the next time. A call
-        id is used for one question only: a late answer to a first question would answer the second.
-        Raise Conflict, NotFound `no_conversation` for a deleted conversation, and TooLarge.
+        `remember_as`: how an approval may count for longer than this call. A call id is used for
+        one question only: a late answer to a first question would answer the second. Raise
+        Conflict, NotFound `no_conversation` for a deleted conversation, and TooLarge.
         """
         now = self._clock.now()
         approval = Approval(
@@ -146,9 +147,7 @@ class Approvals:
         )
         if tool_call_id in self._waiting:
             raise Conflict(f"the call {tool_call_id} already waits for a decision")
-        pending = self._waiting[tool_call_id] = Pending(
-            self, approval, may_be_remembered=may_be_remembered
-        )
+        pending = self._waiting[tool_call_id] = Pending(self, approval, remember_as=remember_as)
         try:
             pending.approval = await run_to_completion(self._records.add(approval))
         except asyncio.CancelledError:
@@ -206,8 +205,8 @@ class Approvals:
         by: str | None = None,
     ) -> Approval:
         """Approve or deny a call. An approval can be remembered: for this exact call, or for
-        commands that begin with `prefix`. The rule applies to the project of the call, or else to
-        its conversation.
+        commands that begin with `prefix`. The rule applies to the project of the call, or else its
+        conversation. Access lasts for one run, or as `remember` says.
 
         `by` defaults to the owner. Raise NotFound; Conflict `already_decided`, whose details name
         the decider; BadRequest `prefix_missing`, `invalid_prefix`, and `not_remembered` for a call
@@ -229,13 +228,13 @@ class Approvals:
                 details={"field": "remember"},
             )
         pending = self._waiting.get(tool_call_id)
-        if remember is not None and pending is not None and not pending.may_be_remembered:
+        if remember is not None and pending is not None and remember not in pending.remember_as:
             raise BadRequest(
-                f"{approval.tool_name} is approved by its changes, which differ each time",
+                f"an approval of this {approval.tool_name} cannot be remembered as {remember}",
                 code="not_remembered",
                 hint="approve it once; the setting changes, or ask_outside for some"
                 " directories, allows changes without a question",
-                details={"field": "remember"},
+                details={"field": "remember", "possible": list(pending.remember_as)},
             )
         rule = _rule(approval, approved, remember, prefix, by, now)
         decision = ApprovalDecision(approved, by, now, remember)
@@ -345,10 +344,10 @@ def _rule(
 ) -> StoredApprovalRule | None:
     if prefix is not None and remember != "prefix":
         raise _field("prefix", 'prefix is only valid with remember "prefix"')
-    if remember is None:
-        return None
-    if not approved:
+    if remember is not None and not approved:
         raise _field("remember", "only an approval can be remembered")
+    if remember not in ("exact", "prefix"):  # the sandbox remembers granted access
+        return None
     rule = rule_for(approval.tool_name, approval.tool_args, remember, prefix)
     if len(rule.text) > _RULE_MAX:
         raise TooLarge(

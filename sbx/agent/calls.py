@@ -14,7 +14,7 @@ order of the calls. If a call needs an approval, `approvals` has recorded it as 
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,7 @@ from sbx.agent.compaction import IMAGES_TOLD_SIZE
 from sbx.agent.history import ENDED
 from sbx.agent.messages import TokenUsage, ToolCall, carried
 from sbx.agent.sandbox import ToolChanges, ToolSandbox, commands_allowed, is_sandboxed
+from sbx.agent.tools import access
 from sbx.agent.tools.approval_rules import COMMAND_TOOL, Permissions, subject
 from sbx.agent.tools.execution import EXECUTE_COMMAND
 from sbx.agent.tools.registry import Tools
@@ -53,8 +54,9 @@ from sbx.agent.tools.results import (
 from sbx.agent.tools.tool import Arguments, Effect, Emit, Ruling, ToolCallRequest, ToolResult
 from sbx.aio import run_to_completion
 from sbx.errors import SbxError, TooLarge, Unavailable
+from sbx.policy.grants import Grants
 from sbx.protocol.agent import AgentEvent, Json, ToolApproval, ToolEnd, ToolOutput, ToolStart
-from sbx.protocol.approvals import ABORT, ApprovalDecision
+from sbx.protocol.approvals import ABORT, AS_GRANT, AS_RULE, ApprovalDecision, Remember
 from sbx.telemetry import spans
 
 HERE = AgentContext("local", "default")
@@ -93,9 +95,11 @@ class AgentToolCalls:
         self._sandboxed = is_sandboxed(sandbox)
         self._events = _CallEvents(emit, self._sandboxed)
         self._changes = changes
+        self._grants = access.grants_of(sandbox)
         self._trying = asyncio.Lock()
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._images_left = 0
+        self._calls: list[_Call] = []
         self.usage = TokenUsage()  # of sub-agents
 
     async def make_all(
@@ -109,7 +113,7 @@ class AgentToolCalls:
         results = [] if results is None else results
         results[:] = [ToolResult(ENDED, is_error=True) for _ in calls]
         self._images_left = IMAGES_TOLD_SIZE
-        started: list[_Call] = []
+        self._calls.clear()
         tasks: list[asyncio.Task[None]] = []
 
         async def act(place: int, call_state: _Call, action: _Action) -> None:
@@ -117,16 +121,16 @@ class AgentToolCalls:
 
         try:
             for place, call in enumerate(calls):
-                started.append(call_state := _Call(call, of=min(len(calls), CALLS_MAX)))
+                self._calls.append(call_state := _Call(call, of=min(len(calls), CALLS_MAX)))
                 if place < CALLS_MAX:
                     action = await self._start(call_state)
                 else:
-                    action = self._started(call_state, lambda: _now(TOO_MANY_CALLS))
+                    action = self._events.started(call_state, lambda: _now(TOO_MANY_CALLS))
                 tasks.append(asyncio.create_task(act(place, call_state, action)))
             if tasks:
                 await _all(tasks)
         except BaseException:
-            await run_to_completion(self._ended(started, tasks))
+            await run_to_completion(self._ended(tasks))
             raise
         return results
 
@@ -147,14 +151,12 @@ class AgentToolCalls:
             self._events.end(call, result)
         return result
 
-    async def _ended(
-        self, started: Sequence["_Call"], tasks: Sequence["asyncio.Task[None]"]
-    ) -> None:
+    async def _ended(self, tasks: Sequence["asyncio.Task[None]"]) -> None:
         """Cancel the tasks. A cancelled call denies its pending approval and interrupts its run."""
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for call in started:
+        for call in self._calls:
             if call.pending is not None:
                 self._events.decision(
                     call, call.pending.current_decision or ApprovalDecision(False, ABORT, 0.0)
@@ -168,42 +170,43 @@ class AgentToolCalls:
         """Emit the start of a call, unless it must be tried first. Return the rest as an action."""
         arguments = self._tools.parse(call.call)
         if isinstance(arguments, ToolResult):
-            return self._started(call, lambda: _now(arguments))
+            return self._events.started(call, lambda: _now(arguments))
         call.arguments = arguments
         try:
             ruling = await self._ruling(call)
             if ruling == "deny":
-                return self._started(call, lambda: _now(FORBIDDEN))
+                return self._events.started(call, lambda: _now(FORBIDDEN))
             if (kept := self._trial_of(call, ruling)) is not None:
                 return partial(self._make_after_trial, call, ruling, *kept)
             if ruling == "allow":
-                return self._started(call, partial(self._make, call))
+                return self._events.started(call, partial(self._make, call))
             if self._approvals is None:
-                return self._started(call, lambda: _now(NO_APPROVER))
+                return self._events.started(call, lambda: _now(NO_APPROVER))
             command = command_of(call.call.name, arguments) if self._sandboxed else None
             if command is not None and hasattr(self._sandbox, "dry_run"):
                 return partial(self._run_after_dry_run, call, ruling, command)
             return partial(self._make_after_approval, call, await self._ask(call))
         except SbxError as error:
             refused = failed(error)
-            return self._started(call, lambda: _now(refused))
+            return self._events.started(call, lambda: _now(refused))
 
     async def _ruling(self, call: "_Call") -> Ruling:
+        if call.call.name == access.NAME and self._grants is not None:
+            call.arguments = access.question(self._grants, call.arguments)
+            call.remember_as = AS_GRANT
+            return "ask"  # whatever rules and permissions say about the tool
         tool = self._tools.get(call.call.name)
         ruling = self._permissions.of(tool, call.arguments)
-        call.may_be_remembered = self._may_be_remembered(call, ruling)
-        if call.may_be_remembered and self._approvals is not None:
+        # "Always" has a meaning for commands, and for calls that are approved as a call. Others are
+        # approved by their changes, which may differ the next time.
+        as_call = ruling == "ask" and self._trial_of(call, ruling) is None
+        as_command = call.call.name == COMMAND_TOOL and ruling in ("ask", "changes")
+        call.remember_as = AS_RULE if as_call or as_command else ()
+        if call.remember_as and self._approvals is not None:
             text = subject(tool.name, call.arguments)
             if await self._approvals.remembers(self._place, tool.name, text):
                 return "allow"
         return ruling
-
-    def _may_be_remembered(self, call: "_Call", ruling: Ruling) -> bool:
-        """Return whether "always" has a meaning: for commands, and for calls that are approved as a
-        call. Others are approved by their changes, which may differ the next time."""
-        if call.call.name == COMMAND_TOOL:
-            return ruling in ("ask", "changes")
-        return ruling == "ask" and self._trial_of(call, ruling) is None
 
     def _trial_of(self, call: "_Call", ruling: Ruling) -> tuple[_Begin, _TrialKind] | None:
         """Return the function that starts a trial of this call on a copy, and its kind. Return None
@@ -221,10 +224,6 @@ class AgentToolCalls:
             return None
         return begin, effect
 
-    def _started(self, call: "_Call", action: _Action) -> _Action:
-        self._events.start(call)
-        return action
-
     async def _run_action(self, call: "_Call", action: _Action) -> ToolResult:
         with spans.span("sbx.tool", tool=call.call.name, tool_call=call.call.id):
             try:
@@ -237,7 +236,9 @@ class AgentToolCalls:
         if not call.open:  # it failed before its start
             self._events.start(call)
         self._events.end(call, result)
-        return result
+        if call.call.name == access.NAME or self._grants is None or self._approvals is None:
+            return result
+        return await self._with_requests(result, self._grants)
 
     async def _make(
         self, call: "_Call", sandbox: ToolSandbox | None = None, emit: Emit | None = None
@@ -250,6 +251,7 @@ class AgentToolCalls:
                     sandbox or self._sandbox,
                     emit or partial(self._events.output, call),
                     of=call.of,
+                    decision=call.decision,
                 )
         self._images_left -= sum(len(image.data) for image in result.images)
         if self._images_left < 0:  # more than the model would receive
@@ -259,8 +261,18 @@ class AgentToolCalls:
     # -- calls that need an approval -------------------------------------------------------------
 
     async def _make_after_approval(self, call: "_Call", pending: Pending) -> ToolResult:
-        decision = await self._await_decision(call, pending)
-        return await self._make(call) if decision.approved else denied(decision)
+        call.decision = await self._await_decision(call, pending)
+        return await self._make(call) if call.decision.approved else denied(call.decision)
+
+    async def _with_requests(self, result: ToolResult, grants: Grants) -> ToolResult:
+        """Ask a person about the access that was refused during a call. Return its result with the
+        answers."""
+        answers = [result.text]
+        for refused in grants.take_refused():
+            self._calls.append(call := _Call(access.request_for(refused), of=1))
+            answer = await self._run_action(call, await self._start(call))
+            answers.append(f"[sbx] The sandbox refused {refused}. {answer.text}")
+        return replace(result, text="\n".join(answers))
 
     async def _run_after_dry_run(
         self, call: "_Call", ruling: Ruling, command: DryRunCommand
@@ -346,7 +358,7 @@ class AgentToolCalls:
             tool_name=call.call.name,
             tool_args=call.arguments,
             dry_run=dry_run,
-            may_be_remembered=call.may_be_remembered,
+            remember_as=call.remember_as,
         )
         call.pending = pending
         self._events.start(call, dry_run=dry_run)
@@ -370,7 +382,8 @@ class _Call:
         self.arguments: Arguments = {}
         self.open = False
         self.pending: Pending | None = None
-        self.may_be_remembered = False
+        self.remember_as: Collection[Remember] = ()
+        self.decision: ApprovalDecision | None = None
         self.took_s = 0.0
         self._held_back: list[tuple[str, str]] = []
 
@@ -417,6 +430,10 @@ class _CallEvents:
                 sandboxed=self._sandboxed,
             )
         )
+
+    def started(self, call: "_Call", action: _Action) -> _Action:
+        self.start(call)
+        return action
 
     def output(self, call: "_Call", stream: str, text: str) -> None:
         self._emit(ToolOutput(call.call.id, "stderr" if stream == "stderr" else "stdout", text))

@@ -50,6 +50,8 @@ class ToolSandbox(Protocol):
                                             files, and return the path at which tools find it; other
                                             sandboxes keep them below /workspace/uploads/generated
         sandboxed, commands_allowed         of a project; see the functions of these names
+        grants                              the `Grants` of a conversation; if its policy permits
+                                            some, refused access becomes a question
         begin(effect)                       of a project: start a trial and return `ToolChanges`;
                                             raise TooLarge and Unavailable if the project cannot be
                                             copied

@@ -24,6 +24,7 @@ from sbx.protocol.agent import (
     ToolStart,
     to_json,
 )
+from sbx.protocol.approvals import AS_GRANT
 
 _BLOCKS = {"code": " ", "command": " ", "content": " ", "old_string": "-", "new_string": "+"}
 _BLOCK_MAX = 40  # lines of an argument of a tool call
@@ -136,6 +137,8 @@ class AgentPrinter:
 
     def _approval(self, event: ToolApproval) -> None:
         always = f", and from now on ({event.remembered})" if event.remembered else ""
+        if event.remembered in AS_GRANT:
+            always = f", for the {event.remembered}"
         word = "allowed" if event.approved else "denied"
         self.head(f"{word} by {event.by}{always}", failed=not event.approved)
 

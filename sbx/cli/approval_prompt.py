@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbx.agent.approvals import Approvals
+from sbx.agent.tools import access
 from sbx.cli import output
 from sbx.cli.agent_output import AgentPrinter
 from sbx.cli.terminal import END_OF_INPUT, STDERR, forget_typed, one_line, write
 from sbx.errors import BadRequest, Conflict
 from sbx.protocol.agent import ToolStart
 from sbx.protocol.approvals import ApprovalScope, Remember
+from sbx.protocol.grants import GRANT_DURATIONS, Access
 
 _OUTPUT_LINES = 20
 _MARKS = {"added": "+", "changed": "~", "removed": "-"}
@@ -87,6 +89,8 @@ class ApprovalPrompts:
 def show_dry_run(event: ToolStart, telling: AgentPrinter) -> None:
     """Show the result of the dry run of a call, so that the user can decide."""
     dry_run = event.dry_run
+    if event.tool_name == access.NAME:
+        return
     if dry_run is None:
         telling.head("this call had no dry run:", "a yes applies it to the files directly")
         return
@@ -133,12 +137,14 @@ def show_change(
 
 
 async def ask(event: ToolStart, read: Read) -> Answer:
-    """Ask for yes, no, or always.
+    """Ask for yes, no, or always; about requested access, for how long.
 
     Discard text typed before the question. Changes of files cannot be allowed with "always",
     except for the changes of a command.
     """
     forget_typed()
+    if event.tool_name == access.NAME:
+        return await _ask_about_access(event, read)
     question = "Make these changes?" if event.dry_run is not None else "Allow this?"
     may_be_remembered = event.dry_run is None or "command" in event.tool_args
     choices = "[y]es, [n]o, [a]lways" if may_be_remembered else "[y]es, [n]o"
@@ -154,6 +160,28 @@ async def ask(event: ToolStart, read: Read) -> Answer:
                 return await _always(event, read)
         if reply == END_OF_INPUT:
             return Answer(False)
+
+
+async def _ask_about_access(event: ToolStart, read: Read) -> Answer:
+    longest = GRANT_DURATIONS.index(event.tool_args.get("longest", "once"))
+    answers = {"y": Answer(True), "yes": Answer(True), "n": Answer(False), "no": Answer(False)}
+    choices = ["[y]es, for the next run"]
+    if longest >= GRANT_DURATIONS.index("hour"):
+        choices.append("for an [h]our")
+        answers |= {"h": Answer(True, "hour"), "hour": Answer(True, "hour")}
+    if longest >= GRANT_DURATIONS.index("conversation"):
+        choices.append("for the [c]onversation")
+        lasting = Answer(True, "conversation")
+        answers |= {"c": lasting, "conversation": lasting}
+    access_requested = Access(event.tool_args["kind"], str(event.tool_args["target"]))
+    requested = one_line(str(access_requested))
+    while True:
+        write(STDERR, f"Grant {requested}? {', '.join(choices)}, [n]o: ")
+        reply = await read()
+        if reply == END_OF_INPUT:
+            return Answer(False)
+        if (answer := answers.get(reply.strip().lower())) is not None:
+            return answer
 
 
 async def _always(event: ToolStart, read: Read) -> Answer:

@@ -17,6 +17,7 @@ from sbx.client.records import ProjectInfo
 from sbx.client.replies import connection_lost
 from sbx.client.requests import Json, ServiceRequests, without_none
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, from_json
+from sbx.protocol.approvals import Remember
 from sbx.protocol.pages import Page
 
 _REATTACH_S = 55.0  # the service repeats missed events until 60 s after the end of a run
@@ -169,11 +170,12 @@ class AgentCalls(ServiceRequests):
         tool_call_id: str,
         approved: bool,
         *,
-        remember: Literal["exact", "prefix"] | None = None,
+        remember: Remember | None = None,
         prefix: str | None = None,
     ) -> Json:
         """Approve or deny one call. `remember` allows this exact command from now on, or with
-        `prefix` each command that begins with it. Raise NotFound, Conflict `already_decided`."""
+        `prefix` each command that begins with it, or grants requested access for an `hour` or the
+        `conversation`. Raise NotFound, Conflict `already_decided`."""
         body = {"approved": approved, "remember": remember, "prefix": prefix}
         path = f"{_APPROVALS}{target(tool_call_id)}"
         reply: Json = await self.request("POST", path, json=body)

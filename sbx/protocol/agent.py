@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from sbx.protocol.approvals import Remember
+
 Reason = Literal["done", "max_steps", "aborted", "budget", "error"]
 Json = dict[str, Any]
 
@@ -55,13 +57,14 @@ class ToolOutput:
 class ToolApproval:
     """`by` is the source of the decision: an owner, or `timeout`, `abort`, `restart`.
 
-    `remembered` is `exact`, `prefix` or None.
+    `remembered` is `exact` or `prefix` for a rule, `hour` or `conversation` for granted access, or
+    None.
     """
 
     tool_call_id: str
     approved: bool
     by: str
-    remembered: Literal["exact", "prefix"] | None = None
+    remembered: Remember | None = None
     type: Literal["tool_approval"] = field(default="tool_approval", init=False)
 
 

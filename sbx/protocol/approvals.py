@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Remember = Literal["exact", "prefix"]
+RuleKind = Literal["exact", "prefix"]
+# How long an approval counts: a rule for further calls, or the duration of granted access.
+Remember = RuleKind | Literal["hour", "conversation"]
+AS_RULE: tuple[Remember, ...] = ("exact", "prefix")
+AS_GRANT: tuple[Remember, ...] = ("hour", "conversation")
 TIMEOUT = "timeout"
 ABORT = "abort"
 RESTART = "restart"
@@ -115,7 +119,7 @@ class StoredApprovalRule:
     id: str
     owner: str
     tool_name: str
-    kind: Remember
+    kind: RuleKind
     text: str
     by: str
     created_at: float

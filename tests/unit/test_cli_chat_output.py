@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from sbx.cli.agent_output import AgentPrinter
-from sbx.cli.approval_prompt import show_dry_run
+from sbx.cli.approval_prompt import Answer, ask, show_dry_run
+from sbx.cli.terminal import END_OF_INPUT
 from sbx.protocol.agent import AgentRunEnd, AgentTextDelta, ToolEnd, ToolOutput, ToolStart
 
 HOSTILE = "rm -rf x\rls       \x1b[8m\x1b]0;t\x07\u202e"
@@ -99,3 +100,30 @@ def test_an_end_that_is_not_done_says_why(reason: Any, capfd: pytest.CaptureFixt
     _, err = capfd.readouterr()
     assert err.startswith("error: ")
     assert ("the provider is gone" in err) == (reason == "error")
+
+
+@pytest.mark.parametrize(
+    ("longest", "typed", "expected"),
+    [
+        ("once", ["y"], Answer(True)),
+        ("once", ["h", "c", "a", "n"], Answer(False)),
+        ("hour", ["c", "h"], Answer(True, "hour")),
+        ("conversation", ["", "C"], Answer(True, "conversation")),
+        ("conversation", [END_OF_INPUT], Answer(False)),
+    ],
+)
+async def test_a_question_about_access_offers_the_permitted_durations(
+    longest: str, typed: list[str], expected: Answer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {"kind": "network", "target": f"a.example.org:443{HOSTILE}", "longest": longest}
+    start = ToolStart("c1", "request_access", arguments, approval_required=True)
+
+    async def read() -> str:
+        return typed.pop(0)
+
+    assert await ask(start, read) == expected
+    assert typed == []
+    shown = capfd.readouterr().err
+    assert shown.startswith("Grant connections to a.example.org:443rm -rf x ls")
+    assert ("an [h]our" in shown) == (longest != "once")
+    assert ("the [c]onversation" in shown) == (longest == "conversation")

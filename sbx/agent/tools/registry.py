@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from sbx.agent.tools.plan import PLAN
 from sbx.agent.tools.results import RESULT_MAX, capped, cut, failed
 from sbx.agent.tools.tool import Arguments, Emit, Tool, ToolCallRequest, ToolDefinition, ToolResult
 from sbx.errors import Conflict, NotFound, SbxError, Unavailable
+from sbx.protocol.approvals import ApprovalDecision
 from sbx.protocol.runs import Run
 
 if TYPE_CHECKING:
@@ -65,6 +67,12 @@ class Tools:
             raise Conflict(f"the tool {tool.name} already exists", code="tool_exists")
         self._tools[tool.name] = tool
 
+    def with_tool(self, tool: Tool) -> "Tools":
+        """Return these tools and another one, which takes the place of a tool of the same name."""
+        more = copy(self)
+        more._tools = {**self._tools, tool.name: tool}
+        return more
+
     def __iter__(self) -> Iterator[Tool]:
         return iter(self._tools.values())
 
@@ -111,11 +119,12 @@ class Tools:
         emit: Emit,
         *,
         of: int = 1,
+        decision: ApprovalDecision | None = None,
     ) -> ToolResult:
         """Make a call with the arguments that `parse` returned. Raise nothing but CancelledError.
         The caller has already checked that the call is allowed. `of` is the number of calls in the
         answer: they share the maximum size of results."""
-        active_call = ToolCallRequest(call.id, sandbox, emit)
+        active_call = ToolCallRequest(call.id, sandbox, emit, decision)
         result = await self._acted(self._tools[call.name], active_call, arguments)
         text = await capped(active_call, call.name, carried(result.text), self._limit(of))
         return replace(result, text=text)

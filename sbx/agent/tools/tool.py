@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sbx.agent.messages import Image, TokenUsage
 from sbx.protocol.agent import Json
+from sbx.protocol.approvals import ApprovalDecision
 
 if TYPE_CHECKING:
     from sbx.agent.sandbox import ToolSandbox
@@ -32,11 +33,13 @@ class ToolDefinition:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallRequest:
-    """One call in progress. `sandbox` is the one of the conversation."""
+    """One call in progress. `sandbox` is the one of the conversation. `decision` is that of a
+    person, if the call needed one."""
 
     id: str
     sandbox: "ToolSandbox"
     emit: Emit
+    decision: ApprovalDecision | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from sbx.api.bodies import RequestBody
+from sbx.protocol.approvals import Remember
 from sbx.protocol.changes import PREFIXES_MAX
 
 Limit = Annotated[int, Field(ge=1, le=200)]
@@ -131,10 +132,11 @@ class MessageList(BaseModel):
 
 
 class ApprovalBody(RequestBody):
-    """`remember`: allow this exact command from now on, or every one that begins with `prefix`."""
+    """`remember`: allow this exact command from now on, or every one that begins with `prefix`; or
+    grant requested access for an `hour` or the `conversation` instead of one run."""
 
     approved: bool
-    remember: Literal["exact", "prefix"] | None = None
+    remember: Remember | None = None
     prefix: Command | None = None
 
     @model_validator(mode="after")
@@ -148,7 +150,7 @@ class Decided(BaseModel):
     tool_call_id: str
     approved: bool
     by: str
-    remembered: Literal["exact", "prefix"] | None
+    remembered: Remember | None
 
 
 class PendingBody(BaseModel):
@@ -167,7 +169,7 @@ class Decision(BaseModel):
     approved: bool
     by: str
     at: float
-    remembered: Literal["exact", "prefix"] | None
+    remembered: Remember | None
 
 
 class ApprovalItem(PendingBody):

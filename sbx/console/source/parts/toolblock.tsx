@@ -123,14 +123,22 @@ export function Question({ execution }: { execution: ToolExecution }): JSX.Eleme
   const left = (execution.expiresAt ?? 0) - now;
   const decide = (body: unknown): Promise<unknown> => call("POST", `/api/v1/approvals/${encodeURIComponent(execution.toolCallId)}`, body);
   const command = execution.toolArgs.command;
+  const asks = execution.toolName === "request_access";
+  const lasting = asks ? DURATIONS.slice(1, DURATIONS.indexOf(String(execution.toolArgs.longest)) + 1) : [];
   return (
     <div class="question">
       {typeof command === "string" && <Output text={command} />}
+      {asks && <RequestedAccess asked={execution.toolArgs} />}
       {execution.dryRun && <Changes run={execution.dryRun} />}
       <div class="buttons">
         <Action kind="primary" act={() => decide({ approved: true })}>
-          {t("approval.allow")}
+          {t(asks ? "approval.access.once" : "approval.allow")}
         </Action>
+        {lasting.map((remember) => (
+          <Action key={remember} act={() => decide({ approved: true, remember })}>
+            {t(`approval.access.${remember}`)}
+          </Action>
+        ))}
         <Action act={() => decide({ approved: false })}>{t("approval.deny")}</Action>
         {typeof command === "string" && (
           <button type="button" onClick={() => (always.value = true)}>
@@ -143,6 +151,28 @@ export function Question({ execution }: { execution: ToolExecution }): JSX.Eleme
       </div>
       {always.value && <AlwaysDialog command={String(command)} decide={decide} onClose={() => (always.value = false)} />}
     </div>
+  );
+}
+
+const DURATIONS = ["once", "hour", "conversation"]; // the shortest first
+const KINDS = ["network", "secret", "run_time"];
+
+/** The access in the words of sbx, and then the reason, which a model wrote. */
+function RequestedAccess({ asked }: { asked: Record<string, unknown> }): JSX.Element {
+  const kind = KINDS.find((each) => each === asked.kind);
+  return (
+    <>
+      {kind && (
+        <p>
+          {t(`approval.access.${kind}`)} <code>{safe(String(asked.target))}</code>
+        </p>
+      )}
+      {asked.reason !== undefined && (
+        <p class="fine">
+          {t("approval.access.reason")} <Name>{String(asked.reason)}</Name>
+        </p>
+      )}
+    </>
   );
 }
 

@@ -36,10 +36,12 @@ export interface ImageFile {
 
 export type Bundle = Record<string, string | ImageFile | boolean>;
 
+export type Remember = "exact" | "prefix" | "hour" | "conversation";
+
 export interface Decision {
   approved: boolean;
   by: string;
-  remembered: "exact" | "prefix" | null;
+  remembered: Remember | null;
 }
 
 export interface ToolExecution {
@@ -72,7 +74,7 @@ export type AgentEvent = Common &
     | { type: "text_delta"; text: string }
     | { type: "tool_start"; tool_call_id: string; tool_name: string; tool_args: Record<string, unknown>; approval_required: boolean; expires_at?: number; dry_run?: DryRun; sandboxed: boolean }
     | { type: "tool_output"; tool_call_id: string; stream: "stdout" | "stderr"; text: string }
-    | { type: "tool_approval"; tool_call_id: string; approved: boolean; by: string; remembered: "exact" | "prefix" | null }
+    | { type: "tool_approval"; tool_call_id: string; approved: boolean; by: string; remembered: Remember | null }
     | { type: "tool_end"; tool_call_id: string; result: string; is_error: boolean; duration_ms: number; outputs?: Bundle[]; error?: Problem | null; cached?: boolean }
     | { type: "step_end"; step: number; usage: Record<string, number> }
     | { type: "run_end"; reason: "done" | "max_steps" | "aborted" | "budget" | "error"; content: string; usage: Record<string, number>; error?: Problem | null }

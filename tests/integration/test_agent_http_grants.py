@@ -1,0 +1,116 @@
+"""Over HTTP: an agent's code is refused, a person grants the access, and nobody else gets it."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+
+import httpx
+import pytest
+import pytest_asyncio
+from agent_calls import (
+    Desk,
+    asked_for,
+    body,
+    calls,
+    decide,
+    desk,
+    following,
+    messages,
+    pending,
+    say,
+    the_rest,
+)
+from places import short_directory
+from sessions_calls import code_of
+from web import Web, networked, web
+
+from sbx.agent.messages import Response
+from sbx.policy import describe
+from sbx.policy.tables import GrantPolicy
+from sbx.settings_files import to_toml
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Web]:
+    with web() as site:
+        yield site
+
+
+@pytest_asyncio.fixture(scope="module")
+async def at(site: Web) -> AsyncIterator[Desk]:
+    entry = GrantPolicy(network=(site.host,), longest="hour")
+    policy = describe(networked().model_copy(update={"grant": (entry,)}))
+    del policy["name"]
+    with short_directory() as top:
+        (top / "policies").mkdir()
+        (top / "policies" / "granting.toml").write_text(to_toml(policy))
+        directories = (top / "policies",)
+        async with desk(top, policy_dirs=directories, sessions_policy="granting") as at:
+            yield at
+
+
+@pytest_asyncio.fixture
+async def client(at: Desk) -> AsyncIterator[httpx.AsyncClient]:
+    async with at.served.client() as client:
+        yield client
+    at.model.forget()
+
+
+def fetch(site: Web, path: str) -> Response:
+    code = "import urllib.request\n"
+    code += f"print(urllib.request.urlopen('{site.url}{path}', timeout=50).read().decode())"
+    return calls(("run_code", {"code": code}))
+
+
+async def results(client: httpx.AsyncClient, conversation: str) -> list[str]:
+    return [
+        each["content"] for each in await messages(client, conversation) if each["role"] == "tool"
+    ]
+
+
+async def test_a_person_grants_access_for_an_hour_to_one_conversation(
+    at: Desk, client: httpx.AsyncClient, site: Web
+) -> None:
+    at.model.add(fetch(site, "/first"), fetch(site, "/second"), Response("done"))
+    async with aclosing(following(client, body("here"))) as events:
+        question = await asked_for(events)
+        access = {"kind": "network", "target": site.host, "longest": "hour"}
+        assert (question["tool_name"], question["tool_args"]) == ("request_access", access)
+        (waiting,) = await pending(client)
+        assert (waiting["tool_name"], waiting["tool_args"]) == ("request_access", access)
+        call = waiting["tool_call_id"]
+
+        too_long = await decide(client, call, True, remember="exact")
+        assert code_of(too_long) == (400, "not_remembered")
+        reply = await decide(client, call, True, remember="hour")
+        assert reply.json()["remembered"] == "hour"
+        again = await decide(client, call, True, remember="hour")
+        assert code_of(again) == (409, "already_decided")
+        rest = await the_rest(events)
+    assert rest[-1]["reason"] == "done"
+    first, second = await results(client, "here")
+    assert "granted connections to" in first
+    assert "hello from /second" in second
+    assert [path for path, _ in site.asked] == ["/second"]
+    assert (await client.get("/api/v1/approvals/rules")).json()["items"] == []
+
+    # The other conversation of the same session has another kernel, in the same sandbox.
+    at.model.add(fetch(site, "/third"), Response("done"))
+    async with aclosing(following(client, body("there"))) as events:
+        question = await asked_for(events)
+        assert question["tool_args"] == access
+        assert (await decide(client, question["tool_call_id"], False)).status_code == 200
+        await the_rest(events)
+    (refused,) = await results(client, "there")
+    assert "HTTPError" in refused
+    assert "hello" not in refused
+    assert [path for path, _ in site.asked] == ["/second"]
+
+
+async def test_the_model_gets_the_tool_with_the_permitted_access(
+    at: Desk, client: httpx.AsyncClient, site: Web
+) -> None:
+    at.model.add(Response("done"))
+    await say(client, "tools")
+    tools = [each["function"] for each in at.model.requests[-1].body["tools"]]
+    (tool,) = (each for each in tools if each["name"] == "request_access")
+    assert site.host in tool["description"]
