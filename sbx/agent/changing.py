@@ -17,7 +17,7 @@ from sbx.agent.tools.tool import ToolResult
 from sbx.aio import run_to_completion
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.protocol.agent import Json
-from sbx.protocol.changes import ChangesSetting
+from sbx.protocol.changes import ChangeBudget, ChangesSetting
 from sbx.protocol.languages import full_name
 from sbx.protocol.runs import Run
 
@@ -40,7 +40,7 @@ class ChangeTrial:
     result: Callable[[], Awaitable[ToolResult]]
     shown: Json
     is_empty: bool
-    within: Callable[[Sequence[str]], bool]
+    within: Callable[[Sequence[ChangeBudget]], bool]
     commit: Callable[[], Awaitable[None]]
     discard: Callable[[], Awaitable[None]]
     denied: str = ""
@@ -48,7 +48,7 @@ class ChangeTrial:
 
     def allowed_by(self, setting: ChangesSetting) -> bool:
         """Return whether this setting allows the changes without an approval."""
-        return self.is_empty or setting.mode == "allow" or self.within(setting.ask_outside)
+        return self.is_empty or setting.mode == "allow" or self.within(setting.allowances)
 
     async def committed(self) -> bool:
         """Commit the changes. Return False, without any change, if the workspace has changed since
@@ -94,7 +94,7 @@ def trial_from_dry_run(
         result,
         _shown(dry_run.run, dry_run.changes, dry_run.truncated, dry_run.left_out),
         not dry_run.changes and not dry_run.truncated,
-        lambda _prefixes: False,
+        lambda _allowances: False,
         dry_run.commit,
         dry_run.discard,
     )

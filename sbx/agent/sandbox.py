@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, runtime_checkable
 
 from sbx.errors import BadRequest, TooLarge
+from sbx.protocol.changes import ChangeBudget
 from sbx.protocol.dry_runs import FileChange as FileChange
 from sbx.protocol.files import FileEntry, Kind, Listing, Upload
 from sbx.protocol.runs import Event, Run
@@ -131,8 +132,8 @@ class ToolChangeSet(Protocol):
     @property
     def is_empty(self) -> bool: ...
 
-    def within(self, prefixes: Sequence[str]) -> bool:
-        """Return whether every change lies below one of these directories."""
+    def within(self, allowances: Sequence[ChangeBudget]) -> bool:
+        """Return whether every change is within one of these allowances."""
         ...
 
 

@@ -48,6 +48,16 @@ def chat(
             metavar="DIR",
         ),
     ] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--change-budget",
+            help="In a project: do not ask about a call that changes at most this many files below "
+            "a directory and removes none; DIR:FILES:deletions also allows removals. Repeatable; "
+            '"" clears the list.',
+            metavar="DIR:FILES",
+        ),
+    ] = None,
     no_sandbox: Annotated[
         bool,
         typer.Option(
@@ -114,15 +124,17 @@ def chat(
             "--no-sandbox needs a project", hint="name its directory with --project DIR"
         )
 
-    if (changes is not None or ask_outside is not None) and project is None and not resume:
+    about_changes = (changes, ask_outside, budget)
+    if any(each is not None for each in about_changes) and project is None and not resume:
         raise BadRequest(
-            "--changes and --ask-outside need a project", hint="name it with --project DIR"
+            "--changes, --ask-outside and --change-budget need a project",
+            hint="name it with --project DIR",
         )
 
     from sbx.cli.chat_loop import converse
     from sbx.cli.chat_store import ChatSelection, removed
     from sbx.cli.quarantine import offer, quarantine_of
-    from sbx.protocol.changes import checked_prefixes
+    from sbx.protocol.changes import checked_budgets, checked_prefixes, parse_budget
     from sbx.workspace import quarantine
 
     chosen = agent_options.profile_of(profile)
@@ -150,6 +162,9 @@ def chat(
             memory=memory, cpus=cpus, network_allow=network_allow, env=env
         ),
         ask_outside=None if ask_outside is None else checked_prefixes(filter(None, ask_outside)),
+        budgets=None
+        if budget is None
+        else checked_budgets(parse_budget(each) for each in budget if each),
     )
     if rm:
         asyncio.run(removed(options))

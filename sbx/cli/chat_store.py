@@ -24,7 +24,7 @@ from sbx.agent.sandbox import ToolSandbox
 from sbx.aio import Clock, in_thread
 from sbx.client import Client
 from sbx.errors import BadRequest, Conflict, NotFound
-from sbx.protocol.changes import ChangesMode, ChangesSetting
+from sbx.protocol.changes import ChangeBudget, ChangesMode, ChangesSetting
 from sbx.runtime.data_dir import DataDirLock
 from sbx.runtime.settings import Settings
 from sbx.service.caller import Caller
@@ -50,8 +50,8 @@ class ChatSelection:
     `resume` is the id of a conversation, "" for the last used one, or None for a new one. `project`
     is the path of a directory, without symlinks. `sandboxed` is whether its sandbox is on.
     `sandbox` has the options of `narrowing.sandbox_options`, for the sandbox of a new conversation
-    and for that of a project. `changes` and `ask_outside` select the changes of files that need
-    approval; None keeps the stored setting.
+    and for that of a project. `changes`, `ask_outside` and `budgets` select the changes of files
+    that need approval; None keeps the stored setting.
     """
 
     directory: Path
@@ -66,6 +66,7 @@ class ChatSelection:
     profile: AgentProfile = NO_PROFILE
     agent_id: str | None = None
     ask_outside: tuple[str, ...] | None = None
+    budgets: tuple[ChangeBudget, ...] | None = None
     sandbox: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -397,6 +398,7 @@ async def _changes_of(store: Store, row: ChatRow, options: ChatSelection) -> Cha
     setting = ChangesSetting(
         stored.mode if options.changes is None else options.changes,
         stored.ask_outside if options.ask_outside is None else options.ask_outside,
+        stored.budgets if options.budgets is None else options.budgets,
     )
     if setting != stored:
         await chats.set_changes(store, row.id, setting)

@@ -7,10 +7,10 @@ that only expired stays as long as the session's tombstone, for a user who comes
 
 import json
 import sqlite3
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from sbx.errors import Conflict, NotFound
-from sbx.protocol.changes import ChangesMode, ChangesSetting
+from sbx.protocol.changes import ChangeBudget, ChangesMode, ChangesSetting
 from sbx.store import Store, values
 
 
@@ -145,20 +145,25 @@ async def set_title(store: Store, chat_id: str, title: str) -> None:
 
 async def changes_setting(store: Store, chat_id: str) -> ChangesSetting:
     """Return which changes of files need an approval in this chat; the default if it is deleted."""
-    row = await store.row("SELECT changes, ask_outside FROM chats WHERE id = ?", chat_id)
+    row = await store.row(
+        "SELECT changes, ask_outside, change_budgets FROM chats WHERE id = ?", chat_id
+    )
     if row is None:
         return ChangesSetting()
     mode: ChangesMode = "allow" if row["changes"] == "allow" else "ask"
-    return ChangesSetting(mode, tuple(json.loads(row["ask_outside"])))
+    budgets = tuple(ChangeBudget(**budget) for budget in json.loads(row["change_budgets"]))
+    return ChangesSetting(mode, tuple(json.loads(row["ask_outside"])), budgets)
 
 
 async def set_changes(store: Store, chat_id: str, setting: ChangesSetting) -> None:
     """Store the setting of this chat. Do nothing if it is deleted."""
-    values = (setting.mode, json.dumps(setting.ask_outside), chat_id)
+    budgets = json.dumps([asdict(budget) for budget in setting.budgets])
+    values = (setting.mode, json.dumps(setting.ask_outside), budgets, chat_id)
     await store.write(
         lambda on: (
             on.execute(
-                "UPDATE chats SET changes = ?, ask_outside = ? WHERE id = ?", values
+                "UPDATE chats SET changes = ?, ask_outside = ?, change_budgets = ? WHERE id = ?",
+                values,
             ).rowcount
         )
     )

@@ -14,6 +14,7 @@ import httpx
 import pytest
 import pytest_asyncio
 from agent_calls import (
+    PERSON,
     Desk,
     asked_for,
     at,
@@ -257,7 +258,7 @@ async def test_which_changes_are_asked_about_is_a_setting_of_the_conversation(
     path = f"{API}/conversations/setting/commands"
     at.model.add(Response("hello"))
     await say(asker, "setting", project_id=await project(asker, directory))
-    usual = {"allowed": False, "changes": "ask", "ask_outside": []}
+    usual = {"allowed": False, "changes": "ask", "ask_outside": [], "budgets": []}
     assert (await person.get(path)).json() == usual
 
     reply = await person.put(path, json={"ask_outside": ["tests/", "/workspace/docs"]})
@@ -283,11 +284,41 @@ async def test_which_changes_are_asked_about_is_a_setting_of_the_conversation(
         {},
         {"changes": "some"},
         {"ask_outside": ["x"] * 51},
+        {"budgets": [{"below": "x", "files": 0}]},
     )
     for body_ in malformed:
         assert (await person.put(path, json=body_)).status_code == 422
     assert (await person.get(path)).json()["changes"] == "allow"
     assert (await person.get(f"{API}/conversations/none/commands")).status_code == 404
+
+
+async def test_a_budget_commits_small_changes_without_a_question(
+    at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
+) -> None:
+    directory = at.directory("budget")
+    (directory / "tests").mkdir()
+    if os.geteuid() == 0:
+        os.chown(directory / "tests", PERSON, PERSON)
+    path = f"{API}/conversations/budget/commands"
+    at.model.add(Response("hello"))
+    await say(asker, "budget", project_id=await project(asker, directory))
+    budgets = [{"below": "tests/", "files": 2, "deletions": False}]
+    reply = await person.put(path, json={"budgets": budgets})
+    assert reply.json()["budgets"] == [{**budgets[0], "below": "tests"}]
+
+    at.model.add(runs("touch tests/a tests/b"), Response("ok"))
+    assert not one(await say(asker, "budget"), "tool_start")["approval_required"]
+    assert sorted(each.name for each in (directory / "tests").iterdir()) == ["a", "b"]
+    for beyond in ("touch tests/c tests/d tests/e", "rm tests/a", "touch tests/c outside"):
+        at.model.add(runs(beyond), Response("ok"))
+        async with aclosing(following(asker, body("budget"))) as events:
+            call = (await asked_for(events))["tool_call_id"]
+            assert (await decide(person, call, False)).status_code == 200
+            await the_rest(events)
+    assert sorted(each.name for each in (directory / "tests").iterdir()) == ["a", "b"]
+    twice = [budgets[0], {"below": "./tests", "files": 1}]
+    assert code_of(await person.put(path, json={"budgets": twice})) == (400, "invalid_prefix")
+    assert (await person.put(path, json={"budgets": []})).json()["budgets"] == []
 
 
 async def test_a_workspace_that_changed_meanwhile_gets_a_dry_run_by_another_call(

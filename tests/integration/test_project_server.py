@@ -24,6 +24,7 @@ from sbx.api.server import privileges, project_process
 from sbx.api.server.settings import ServiceSettings
 from sbx.errors import BadRequest, Closed, Denied, InvalidPath, NotFound, TooLarge, Unavailable
 from sbx.isolation.broker import pulse
+from sbx.protocol.changes import ChangesSetting
 from sbx.runtime.runtime import Runtime
 from sbx.service import service as services
 from sbx.service.projects import calls as project_calls
@@ -109,8 +110,8 @@ async def test_a_call_of_a_tool_changes_the_project_with_its_commit(
         ("/workspace/to", "added"),
     }
     assert not state_events.is_empty
-    assert not state_events.within(["sub"])
-    assert state_events.within(["made", "to", "sub"])
+    assert not state_events.within(ChangesSetting(ask_outside=("sub",)).allowances)
+    assert state_events.within(ChangesSetting(ask_outside=("made", "to", "sub")).allowances)
     assert not (place / "made").exists()
     await changes.commit()
     await changes.rollback()

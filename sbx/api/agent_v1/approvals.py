@@ -29,7 +29,7 @@ from sbx.api.bodies import REVOKED, revoked
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import Broken, Conflict
-from sbx.protocol.changes import checked_prefixes
+from sbx.protocol.changes import ChangeBudget, checked_budgets, checked_prefixes
 from sbx.service.agents import Agents, ChatRow
 from sbx.service.caller import Caller
 from sbx.service.projects.projects import Project
@@ -154,11 +154,14 @@ async def set_commands(
     runs of the conversation in its project."""
     project = await _project(service, caller, row)
     old = await agents.changes_setting(row)
-    outside = change.ask_outside
+    outside, budgets = change.ask_outside, change.budgets
     new = replace(
         old,
         mode=old.mode if change.changes is None else change.changes,
         ask_outside=old.ask_outside if outside is None else checked_prefixes(outside),
+        budgets=old.budgets
+        if budgets is None
+        else checked_budgets(ChangeBudget(**each.model_dump()) for each in budgets),
     )
     if new != old:
         await agents.set_changes(row, new)
@@ -191,4 +194,5 @@ async def _permission(service: Service, agents: Agents, row: ChatRow) -> Command
         allowed=service.projects.commands_allowed(row.owner, row.id),
         changes=setting.mode,
         ask_outside=list(setting.ask_outside),
+        budgets=list(setting.budgets),
     )

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from sbx.api.bodies import RequestBody
 from sbx.protocol.approvals import Remember
-from sbx.protocol.changes import PREFIXES_MAX
+from sbx.protocol.changes import FILES_MAX, PREFIXES_MAX, ChangeBudget
 
 Limit = Annotated[int, Field(ge=1, le=200)]
 Name = Annotated[str, StringConstraints(max_length=400)]  # ids are judged by the runtime: 400
@@ -58,19 +58,29 @@ class StartedChat(BaseModel):
     sandbox_id: str
 
 
+class BudgetBody(RequestBody):
+    """The changes of one call that need no approval: at most `files` paths below a directory of
+    the project ("." is all of it), and removals only with `deletions`."""
+
+    below: Path
+    files: Annotated[int, Field(strict=True, ge=1, le=FILES_MAX)]
+    deletions: bool = False
+
+
 class CommandsChange(RequestBody):
     """`allowed`: commands need no approval, and Python may start processes. `changes`: whether
-    changes of files need approvals; `ask_outside`: directories of the project in which they do not.
-    An absent field stays as it is."""
+    changes of files need approvals; `ask_outside`: directories of the project in which they do not,
+    and `budgets` for single calls. An absent field stays as it is."""
 
     allowed: bool | None = None
     changes: Literal["ask", "allow"] | None = None
     ask_outside: Annotated[list[Path], Field(max_length=PREFIXES_MAX)] | None = None
+    budgets: Annotated[list[BudgetBody], Field(max_length=PREFIXES_MAX)] | None = None
 
     @model_validator(mode="after")
     def _is_not_empty(self) -> Self:
-        if self.allowed is None and self.changes is None and self.ask_outside is None:
-            raise ValueError("name allowed, changes or ask_outside")
+        if all(value is None for _, value in self):
+            raise ValueError("name allowed, changes, ask_outside or budgets")
         return self
 
 
@@ -80,6 +90,7 @@ class CommandPermission(BaseModel):
     allowed: bool
     changes: Literal["ask", "allow"]
     ask_outside: list[str]
+    budgets: list[ChangeBudget]
 
 
 class Aborted(BaseModel):

@@ -23,6 +23,7 @@ from dataclasses import replace
 from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.policy import Policy
+from sbx.protocol.changes import ChangeBudget
 from sbx.protocol.dry_runs import FileChange
 from sbx.protocol.runs import Run, RunError
 from sbx.runtime.files.disk_limit import DiskLimit
@@ -386,6 +387,6 @@ class ChangeSet:
     def is_empty(self) -> bool:
         return not self.planned
 
-    def within(self, prefixes: Sequence[str]) -> bool:
-        """Whether every change lies below one of these directories."""
-        return within(self.planned, prefixes)
+    def within(self, allowances: Sequence[ChangeBudget]) -> bool:
+        """Whether every change is within one of these allowances."""
+        return within(self.planned, allowances)

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, TypeVar
 from sbx import errors
 from sbx.agent.sandbox import ToolUploads
 from sbx.aio import in_thread, run_to_completion
+from sbx.protocol.changes import ChangeBudget
 from sbx.protocol.dry_runs import FileChange
 from sbx.protocol.events import event_from_json, run_from_json
 from sbx.protocol.files import FileEntry, Kind, Listing, Upload
@@ -184,8 +185,8 @@ class RemoteChangeSet:
     def is_empty(self) -> bool:
         return not self._touched
 
-    def within(self, prefixes: Sequence[str]) -> bool:
-        return within(self._touched, prefixes)
+    def within(self, allowances: Sequence[ChangeBudget]) -> bool:
+        return within(self._touched, allowances)
 
 
 class RemoteProjectFiles:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from sbx.protocol.changes import ChangeBudget
 from sbx.protocol.dry_runs import ChangeKind
 
 Kind = Literal["file", "directory", "symlink", "special"]
@@ -200,14 +201,32 @@ def with_digests(
     return digested
 
 
-def within(changed: Iterable[PlannedChange], prefixes: Sequence[str]) -> bool:
-    """Return whether every change lies at or below one of these relative paths. A new symlink
-    counts only if its target, read as text, lies below one of them as well."""
-    tops = [relative(prefix) for prefix in prefixes]
-    return all(
-        _below(change.relative, tops) and (change.after is None or _stays(change, tops))
-        for change in changed
-    )
+def within(changed: Iterable[PlannedChange], allowances: Sequence[ChangeBudget]) -> bool:
+    """Return whether every change is within one of these allowances.
+
+    A change counts for the allowance of the deepest directory above it, and of several for one
+    directory, for the first. A new symlink is within only if its target, read as text, lies below
+    one of them as well.
+    """
+    tops = {_top(allowance): allowance for allowance in reversed(allowances)}
+    counts = dict.fromkeys(tops, 0)
+    for change in changed:
+        name = change.relative
+        above = (name[:depth] for depth in range(len(name), -1, -1))
+        top = next((path for path in above if path in tops), None)
+        if top is None or not (change.after is None or _stays(change, list(tops))):
+            return False
+        counts[top] += 1
+        allowance = tops[top]
+        if allowance.files is not None and counts[top] > allowance.files:
+            return False
+        if change.after is None and not allowance.deletions:
+            return False
+    return True
+
+
+def _top(allowance: ChangeBudget) -> Relative:
+    return relative(allowance.below) if allowance.below else ()
 
 
 def _below(name: Relative, tops: Sequence[Relative]) -> bool:
