@@ -6,17 +6,21 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 import sbx
-from sbx.agent.agent import Agent, Budget
+from sbx.agent.agent import Agent, Budget, OnStep
 from sbx.agent.models import Model
 from sbx.agent.models.factory import make_model
 from sbx.agent.settings import read_agent_settings
 from sbx.errors import BadRequest, SbxError
+from sbx.protocol.agent import AgentRunEnd
 
 _POLICY = "data-science"
 _SECONDS = 300.0  # for each task
@@ -30,6 +34,10 @@ def median(numbers):
 
 print(median([9, 1, 5]))
 """
+
+
+# Does a task with a model. Returns the ends of its runs, or raises AssertionError.
+Do = Callable[[sbx.Runtime, Model, OnStep], Awaitable[list[AgentRunEnd]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,36 +119,53 @@ TASKS = (
 )
 
 
-async def do(task: Task, model: Model, runtime: sbx.Runtime) -> Outcome:
-    """Do one task in a new sandbox, and check it."""
+async def do(task: Task, runtime: sbx.Runtime, model: Model, on_step: OnStep) -> list[AgentRunEnd]:
+    """Do one task in a new sandbox. Raise AssertionError if its result is wrong."""
+    async with await runtime.create(_POLICY) as box:
+        for name, content in task.files.items():
+            await box.files.write(name, content)
+        agent = Agent(box, model, budget=Budget(tokens=_TOKENS, seconds=_SECONDS))
+        end = await agent.run(task.text, max_steps=20, on_step=on_step)
+        assert end.reason == "done", f"the run ended with {end.reason}: {end.error}"
+        await task.check(box)
+    return [end]
+
+
+def all_tasks() -> dict[str, Do]:
+    """Return the tasks of this file, and the longer ones of examples/agent_tasks.py."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+    longer: dict[str, Do] = import_module("agent_tasks").TASKS
+    return {task.name: partial(do, task) for task in TASKS} | longer
+
+
+async def outcome_of(name: str, task: Do, runtime: sbx.Runtime, model: Model) -> Outcome:
     began, steps, tokens, failure = time.monotonic(), 0, 0, None
 
     def count(_: object) -> None:
         nonlocal steps
         steps += 1
 
-    async with await runtime.create(_POLICY) as box:
-        for name, content in task.files.items():
-            await box.files.write(name, content)
-        agent = Agent(box, model, budget=Budget(tokens=_TOKENS, seconds=_SECONDS))
-        end = await agent.run(task.text, max_steps=20, on_step=count)
-        tokens = sum(end.usage.values())
-        try:
-            assert end.reason == "done", f"the run ended with {end.reason}: {end.error}"
-            await task.check(box)
-        except (AssertionError, SbxError) as error:
-            failure = str(error).splitlines()[0]
-    return Outcome(task.name, failure, steps, tokens, time.monotonic() - began)
+    try:
+        ends = await task(runtime, model, count)
+        tokens = sum(sum(end.usage.values()) for end in ends)
+    except* (AssertionError, SbxError) as errors:
+        failure = (str(_first(errors)).splitlines() or ["failed"])[0]
+    return Outcome(name, failure, steps, tokens, time.monotonic() - began)
 
 
-async def do_all(tasks: list[Task], console: Console) -> list[Outcome]:
+def _first(error: BaseException) -> BaseException:
+    """Return the first error of a group, which a task with several runs raises."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def do_all(tasks: Mapping[str, Do], console: Console) -> list[Outcome]:
     model = make_model(read_agent_settings())
     outcomes = []
     try:
         async with sbx.Runtime() as runtime:
-            for task in tasks:
-                console.print(f"{task.name} …", end=" ")
-                outcomes.append(outcome := await do(task, model, runtime))
+            for name, task in tasks.items():
+                console.print(f"{name} …", end=" ")
+                outcomes.append(outcome := await outcome_of(name, task, runtime, model))
                 console.print("ok" if outcome.failure is None else "failed")
     finally:
         await model.close()
@@ -156,7 +181,8 @@ def show(outcomes: list[Outcome], console: Console) -> None:
 
 
 def main() -> int:
-    names = [task.name for task in TASKS]
+    tasks = all_tasks()
+    names = list(tasks)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", nargs="*", metavar="TASK", help=f"{', '.join(names)}; default: all")
     chosen = parser.parse_args().task or names
@@ -164,7 +190,7 @@ def main() -> int:
         parser.error(f"unknown task: {', '.join(sorted(unknown))}")
     console = Console(highlight=False, soft_wrap=True)
     try:
-        outcomes = asyncio.run(do_all([task for task in TASKS if task.name in chosen], console))
+        outcomes = asyncio.run(do_all({name: tasks[name] for name in chosen}, console))
     except BadRequest as error:
         if error.code != "missing_setting":
             raise

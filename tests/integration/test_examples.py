@@ -33,6 +33,12 @@ b'{"customers": 3}'
 403
 
 """,
+    "agent_tasks": """\
+analysis: 3 runs done in 7 steps
+suite: 1 runs done in 5 steps
+scrape: 1 runs done in 3 steps
+files: 20 runs done in 40 steps
+""",
     "fan_out 60": "60 snippets: 58 ok, 1 timeout, 1 killed: memory\n",
     "custom_tool": """\
 result: 3
