@@ -129,7 +129,7 @@ class Grants:
         longest = longest_duration(self._policy, access)
         if longest is None:
             raise errors.Denied(
-                f"the policy {self._policy.name} permits no grant of {access}"[:400],
+                f"the policy {self._policy.name} does not permit a grant of {access}"[:400],
                 code="not_grantable",
                 hint="the operator permits grants in [[grant]] of the policy",
             )
@@ -206,7 +206,7 @@ class Grants:
         """End a grant now. Raise NotFound `no_such_grant`."""
         if grant_id not in self._active:
             raise errors.NotFound(
-                f"the conversation has no grant {grant_id[:80]!r}", code="no_such_grant"
+                f"the grant {grant_id[:80]!r} does not exist, or has ended", code="no_such_grant"
             )
         self._end(grant_id)
 

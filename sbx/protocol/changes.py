@@ -47,7 +47,7 @@ class ChangesSetting:
 
     @property
     def allowances(self) -> tuple[ChangeBudget, ...]:
-        """The changes that need no approval. In `ask_outside` there is no limit."""
+        """The changes that need no approval. Those of `ask_outside` are unlimited."""
         unlimited = (ChangeBudget(below, None, deletions=True) for below in self.ask_outside)
         return (*unlimited, *self.budgets)
 
