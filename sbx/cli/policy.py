@@ -1,5 +1,6 @@
-"""`sbx policy`: list, show and check policies."""
+"""`sbx policy`: list, show, check and learn policies."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,12 +8,18 @@ import typer
 
 from sbx.cli import output, terminal
 from sbx.cli.exits import Exit
-from sbx.errors import NotFound, SbxError
+from sbx.cli.run import CodeOption, FileArgument, LanguageOption, check_names, code_of
+from sbx.cli.script import PythonScript, language_for
+from sbx.errors import Conflict, NotFound, SbxError
 
 if TYPE_CHECKING:
-    from sbx.policy import Problem
+    from sbx.policy import Policy, Problem
+    from sbx.protocol.languages import Language
+    from sbx.protocol.runs import Run
+    from sbx.runtime.learning import LearnedPolicy
+    from sbx.runtime.sandbox import AsyncSandbox
 
-app = typer.Typer(help="List, show and check policies.", rich_markup_mode=None)
+app = typer.Typer(help="List, show, check and learn policies.", rich_markup_mode=None)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -93,6 +100,102 @@ def check(
             for text in _missing_here(file) if not problems else ():
                 output.note(f"{file}: {text}")
     return Exit.USAGE if any(problems for _, problems in checked) else Exit.OK
+
+
+@app.command()
+def learn(
+    file: FileArgument = None,
+    code: CodeOption = None,
+    language: LanguageOption = None,
+    policy: Annotated[
+        str, typer.Option(help="The policy that the learned one extends.", metavar="POLICY")
+    ] = "default",
+    upload: Annotated[
+        list[Path] | None,
+        typer.Option(help="Copy a file in, as sbx run does. Repeatable.", metavar="FILE"),
+    ] = None,
+    allow_private: Annotated[
+        bool,
+        typer.Option(help="Also allow servers of this host and of private networks."),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the policy to this new file.", metavar="FILE.toml")
+    ] = None,
+    as_json: _Json = False,
+) -> int:
+    """Print the narrowest policy with which a task succeeds.
+
+    The task runs several times, each time in a new sandbox: first until none of its requests is
+    refused, then with narrower policies. Its requests reach the servers each time.
+    """
+    import asyncio
+
+    from sbx.policy import load, reference
+    from sbx.settings_files import to_toml
+
+    if out is not None and out.exists():
+        raise Conflict(f"{out} exists", hint="name a new file")
+    base = load(reference(policy), search=_search())
+    check_names(upload or [])
+    text, from_stdin = code_of(file, code)
+    script = language_for(language, file, text, shell=False)
+    path = None if file is None or from_stdin or script is not None else Path(file)
+    learned = asyncio.run(_learned(base, text, script, path, upload or (), allow_private))
+    last = learned.last
+    if learned.policy is None:
+        failure = last.run.error
+        reason = f"{failure.name}: {failure.value}" if failure is not None else last.run.text
+        output.failure(
+            "the task fails with a permissive policy too: " + terminal.one_line(reason[:500]),
+            "run it with sbx run; servers of private networks need --allow-private"
+            if last.private
+            else "run it with sbx run to see its output",
+        )
+        return Exit.FAILED
+    name = base.name
+    table = {"schema": 1, "extends": name, "description": f"Learned from {file or 'code'}"}
+    table |= learned.changes
+    if as_json:
+        output.document({"policy": table, "runs": learned.runs})
+        return Exit.OK
+    if out is None:
+        terminal.write(terminal.STDOUT, to_toml(table))
+    else:
+        out.write_text(to_toml(table))
+        output.note(f"saved: {out}")
+    return Exit.OK
+
+
+async def _learned(
+    base: "Policy",
+    text: str,
+    script: "Language | None",
+    path: Path | None,
+    upload: Sequence[Path],
+    allow_private: bool,
+) -> "LearnedPolicy":
+    from sbx.runtime.learning import learn
+    from sbx.runtime.runtime import Runtime
+    from sbx.runtime.settings import Settings
+
+    async def task(box: "AsyncSandbox") -> "Run":
+        for each in upload:
+            await box.uploads.put(each)
+        if script is not None:
+            return await box.run_script(text, script)
+        if path is not None:
+            await PythonScript.of(path, text, None).begin(box, ())
+        return await box.run(text)
+
+    async with Runtime(Settings(fast_path=False)) as runtime:
+        return await learn(
+            runtime,
+            base,
+            task,
+            python=script is None,
+            allow_private=allow_private,
+            on_progress=output.note,
+        )
 
 
 def _problems(file: Path) -> list["Problem"]:

@@ -50,6 +50,7 @@ NOT_RUN = (
     r"sbx runs",  # needs an agent at work: test_active_runs.py
     r"sbx tool",  # needs a server of others: test_cli_tool.py
     r"sbx task",  # needs a model: test_cli_task.py
+    r"sbx policy learn",  # needs a server of others: test_cli_policy_learn.py
     r"sbx env create|sbx env show",  # needs a package index
     r"sbx kernelspec|jupyter|cat look.py",  # writes to the user's directory of Jupyter
     r"sbx doctor",  # tests/escape runs the attacks; test_cli_doctor.py the check

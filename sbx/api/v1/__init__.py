@@ -9,8 +9,7 @@ commands   background commands
 terminals  terminals of a conversation, and a WebSocket to each
 lifecycle  start, stop, receipt and grants of a conversation; inspect; the usage of a live sandbox
 ports      servers that code started inside, and links to them
-mounts     directories of the host in a live sandbox, for operators
-admin      keys, tokens and the sandboxes of all owners, for operators
+admin      for operators: keys, tokens, the sandboxes of all owners, directories of the host in them
 
 `dependencies` has the conversation in the URL.
 """
@@ -21,7 +20,6 @@ from sbx.api.v1 import (
     contexts,
     files,
     lifecycle,
-    mounts,
     ports,
     runs,
     snapshots,
@@ -41,7 +39,6 @@ routers = tuple(
         terminals,
         lifecycle,
         ports,
-        mounts,
         admin,
     )
 )

@@ -1,5 +1,11 @@
-"""For the operator: keys, and the tokens and sandboxes of all owners. For an owner: its tokens."""
+"""For the operator: keys, the tokens and sandboxes of all owners, and mounts. For an owner: its
+tokens.
 
+A mount is a directory of the host inside a live sandbox. It is for the operator, because it names a
+path of this host. The setting `mount_dirs` lists the allowed directories.
+"""
+
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
@@ -11,6 +17,7 @@ from sbx.api.errors import documented, iso
 from sbx.api.v1.bay.models import Limit, SandboxResponse, Time, iso_or_none
 from sbx.api.v1.bay.sandboxes import shown
 from sbx.errors import Denied, NotFound
+from sbx.protocol.mounts import Mount
 from sbx.service.auth import TOKEN_TTL_MAX_S, KeyRecord, TokenRecord
 from sbx.service.caller import Caller
 from sbx.service.lifecycle import State
@@ -18,6 +25,22 @@ from sbx.service.lifecycle import State
 router = APIRouter(prefix="/v1/admin", tags=["operator"])
 _ERRORS = documented(404, 409)
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+MountTarget = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+_MOUNTS = "/sandboxes/{sandbox_id}/mounts"
+
+
+class NewMount(RequestBody):
+    """`source` is a directory of the service's host, by its absolute path. `target` is
+    `/mnt/NAME`, or `/workspace/shared/NAME` to write to it; null: `/mnt` and the name of the
+    directory."""
+
+    source: Annotated[str, StringConstraints(min_length=1, max_length=4095)]
+    target: MountTarget | None = None
+    read_only: bool = True
+
+
+class MountList(BaseModel):
+    items: list[Mount]
 
 
 class NewKey(RequestBody):
@@ -231,3 +254,32 @@ def _token(token: TokenRecord) -> dict[str, Any]:
         "expires_at": iso(token.expires_at),
         "revoked_at": iso_or_none(token.revoked_at),
     }
+
+
+@router.get(_MOUNTS, responses=_ERRORS)
+async def mounts(sandbox_id: str, caller: OperatorDep, service: ServiceDep) -> MountList:
+    """List the mounts by the path inside. No kernel starts."""
+    sandbox = service.sandboxes.index.get_as_operator(caller, sandbox_id)
+    return MountList(items=list(sandbox.mounted))
+
+
+@router.post(_MOUNTS, status_code=201, responses=_ERRORS)
+async def mount(sandbox_id: str, new: NewMount, caller: OperatorDep, service: ServiceDep) -> Mount:
+    """Mount a directory into every live and later kernel of the sandbox, until it is unmounted, the
+    sandbox is deleted, or the service ends."""
+    sandbox = service.sandboxes.index.get_as_operator(caller, sandbox_id)
+    mount = await sandbox.mount(new.source, new.target, read_only=new.read_only)
+    await service.recording.record(caller, "sandbox.mount", sandbox_id, **asdict(mount))
+    return mount
+
+
+@router.delete(_MOUNTS, status_code=204, responses=_ERRORS)
+async def unmount(
+    sandbox_id: str,
+    target: Annotated[MountTarget, Query()],
+    caller: OperatorDep,
+    service: ServiceDep,
+) -> None:
+    """Unmount a directory. Its open files stay open."""
+    await service.sandboxes.index.get_as_operator(caller, sandbox_id).unmount(target)
+    await service.recording.record(caller, "sandbox.unmount", sandbox_id, target=target)
