@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from sbx.agent.sandbox import FileChange
 from sbx.errors import Conflict, NotFound
+from sbx.protocol.changes import ChangeBudget
 from sbx.protocol.files import FileEntry, Listing, Upload
 from sbx.protocol.runs import Event, Run, RunEnd, RunStart, Status, Stdout
 
@@ -169,8 +170,9 @@ class FakeChanges:
     def is_empty(self) -> bool:
         return not self.changes
 
-    def within(self, prefixes: Sequence[str]) -> bool:
-        return all(one.path.startswith(tuple(prefixes)) for one in self.changes)
+    def within(self, allowances: Sequence[ChangeBudget]) -> bool:
+        directories = tuple(allowance.below for allowance in allowances)
+        return all(one.path.startswith(directories) for one in self.changes)
 
     async def compare(self) -> "FakeChanges":
         self.run = done(f"tried {self.sandbox.ran[-1]}") if self.sandbox.ran else None

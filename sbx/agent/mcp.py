@@ -1,4 +1,5 @@
-"""The tools as an MCP server over stdio, with the official SDK, for one client and one sandbox.
+"""The tools as an MCP server, with the official SDK, for one sandbox: over stdio for one client, or
+over HTTP for one request after the other.
 
 Variables and files of one call are available to the next. A failed call returns a result that is
 marked as an error, never a protocol error, so that the model can read it and continue. A client
@@ -40,11 +41,14 @@ with needs_extra("sbx mcp", "mcp"):
     from mcp.server.lowlevel import Server
     from mcp.server.session import ServerSession
     from mcp.server.stdio import stdio_server
+    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+    from starlette.types import Receive, Scope, Send
 
 _STDIN = 0
 _PIECE = 1 << 16
 _PROGRESS_MAX = 4096  # characters of live output in one message; the result has the rest
 _WORKSPACE = "/workspace"
+_BODY_MAX = 16 << 20  # bytes of an HTTP request: one writes a file
 _FILES_MAX = 1000  # of the list of resources
 _INSTRUCTIONS = (
     "All tools act on one sandbox, which is yours until you disconnect: variables of run_code and "
@@ -65,6 +69,21 @@ async def serve(
     # Use our own reader: the reader of the SDK blocks in a thread that no signal interrupts.
     async with stdio_server(stdin=cast("anyio.AsyncFile[str]", _lines(_STDIN))) as (reads, writes):
         await server.run(reads, writes, server.create_initialization_options())
+
+
+async def serve_http(
+    sandbox: ToolSandbox,
+    tools: Tools,
+    templates: Mapping[str, TaskTemplate],
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Serve one HTTP request of a client, by ASGI, and forget the client."""
+    server = make_server(sandbox, tools, templates)
+    manager = StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=_BODY_MAX)
+    async with manager.run():
+        await manager.handle_request(scope, receive, send)
 
 
 def make_server(

@@ -1,6 +1,6 @@
 """Connect a command to the service: the options that commands share, the call, and paths."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -37,6 +37,7 @@ Key = Annotated[
         metavar="KEY",
     ),
 ]
+Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Update the table until Ctrl-C.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print each update as one line of JSON.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -179,3 +180,48 @@ def seconds(text: str, option: str) -> float:
 def whole_seconds(text: str, option: str) -> int:
     """Parse a duration and round it to whole seconds: the service accepts no fractions."""
     return max(1, round(seconds(text, option)))
+
+
+# -- keys and tokens -------------------------------------------------------------------------------
+
+
+def print_secret(reply: Mapping[str, Any], secret: str, hint: str, *, as_json: bool) -> int:
+    if as_json:
+        output.document(reply)
+    else:
+        write(STDOUT, f"{one_line(secret)}\n")
+        output.note(f"its id is {reply['id']}; {hint} {reply['id']}")
+    return exits.Exit.OK
+
+
+def print_list(
+    collection: str, columns: Columns, as_json: bool, socket: str | None, key: str | None
+) -> int:
+    """Print all keys or all tokens, with a column for their state."""
+    path = admin_path(collection)
+    entries = ask(socket, key, lambda client: client.request("GET", path))["items"]
+    if as_json:
+        output.document({collection: entries})
+    elif entries:
+        shown = {**columns, "state": _state}
+        rows = [tuple(column(entry) for column in shown.values()) for entry in entries]
+        output.print_table(tuple(shown), rows)
+    else:
+        output.note(f"no {collection} exist")
+    return exits.Exit.OK
+
+
+def _state(entry: Mapping[str, Any]) -> str:
+    return "revoked" if entry["revoked_at"] is not None else "good"
+
+
+def revoke(
+    collection: str, revoked_id: str, as_json: bool, socket: str | None, key: str | None
+) -> int:
+    path = admin_path(collection, revoked_id)
+    reply = ask(socket, key, lambda client: client.request("DELETE", path))
+    # The reply has a body if the revocation is not recorded yet.
+    body = {"revoked": revoked_id, **(reply or {})}
+    line = one_line(revoked_id) + ("" if reply is None else " (not recorded yet)")
+    output.outcome(body, line, as_json=as_json)
+    return exits.Exit.OK

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from sbx.cli import connect, output
-from sbx.cli.key import Columns, print_list, print_secret, revoke
 
 app = typer.Typer(
     help="Create, list and revoke tokens for one user, with a lifetime.", rich_markup_mode=None
@@ -57,7 +56,9 @@ def create_token(
     reply = connect.ask(
         socket, key, lambda client: client.request("POST", "/v1/admin/tokens", json=request)
     )
-    return print_secret(reply, reply["token"], "revoke it with sbx token revoke", as_json=as_json)
+    return connect.print_secret(
+        reply, reply["token"], "revoke it with sbx token revoke", as_json=as_json
+    )
 
 
 @app.command("list")
@@ -65,7 +66,7 @@ def list_tokens(
     as_json: connect.Json = False, socket: connect.Address = None, key: connect.Key = None
 ) -> int:
     """List every token, without the token itself."""
-    columns: Columns = {
+    columns: connect.Columns = {
         "token": lambda entry: entry["id"],
         "owner": lambda entry: entry["owner"],
         "user": lambda entry: entry["user_id"],
@@ -74,7 +75,7 @@ def list_tokens(
         "scopes": lambda entry: "all" if entry["scopes"] is None else ", ".join(entry["scopes"]),
         "expires": lambda entry: output.since(entry["expires_at"]),
     }
-    return print_list("tokens", columns, as_json, socket, key)
+    return connect.print_list("tokens", columns, as_json, socket, key)
 
 
 @app.command("revoke")
@@ -85,4 +86,4 @@ def revoke_token(
     key: connect.Key = None,
 ) -> int:
     """Revoke a token."""
-    return revoke("tokens", token_id, as_json, socket, key)
+    return connect.revoke("tokens", token_id, as_json, socket, key)
