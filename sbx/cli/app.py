@@ -25,7 +25,7 @@ _GROUPS = {
     "This host": ("doctor", "policy", "env", "config", "version"),
     "Sandboxes of a service": (
         "create", "ps", "exec", "shell", "cp", "logs", "history", "inspect", "stats", "stop",
-        "rm", "extend", "context", "command", "port", "project", "console", "runs",
+        "rm", "extend", "grant", "context", "command", "port", "project", "console", "runs",
     ),
     "Operate a service": (
         "serve", "connect", "key", "token", "mount", "unmount", "unfreeze", "gc", "audit",

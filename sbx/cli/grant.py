@@ -1,0 +1,104 @@
+"""`sbx grant`: access of a conversation in a service beyond its policy."""
+
+from enum import StrEnum
+from time import localtime, strftime
+from typing import Annotated, Any
+
+import typer
+
+from sbx.cli import connect, exits, output
+from sbx.cli.terminal import one_line
+
+app = typer.Typer(
+    help="Grant, list and revoke access that a policy permits to grant ([[grant]]).",
+    rich_markup_mode=None,
+)
+
+
+class GrantKind(StrEnum):
+    NETWORK = "network"
+    SECRET = "secret"  # noqa: S105  # a word, not one
+    RUN_TIME = "run_time"
+
+
+class HowLong(StrEnum):
+    ONCE = "once"
+    HOUR = "hour"
+    CONVERSATION = "conversation"
+
+
+@app.command("add")
+def add_grant(
+    sandbox_id: connect.Id,
+    kind: Annotated[GrantKind, typer.Argument(help="The kind of access.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="HOST:PORT, the name of a secret, or the seconds of a run.", metavar="TARGET"
+        ),
+    ],
+    duration: Annotated[
+        HowLong, typer.Option("--for", help="For the next run, an hour, or the conversation.")
+    ] = HowLong.ONCE,
+    conversation: connect.Conversation = "default",
+    as_json: connect.Json = False,
+    socket: connect.Address = None,
+    key: connect.Key = None,
+) -> int:
+    """Grant access to one conversation, and print the id of the grant.
+
+    The policy decides what may be granted. The grant is in the receipt and the audit log.
+    """
+    path = connect.sandbox_path(sandbox_id, "conversations", conversation, "grants")
+    request = {"kind": kind.value, "target": target, "duration": duration.value}
+    reply = connect.ask(socket, key, lambda client: client.request("POST", path, json=request))
+    output.outcome(reply, one_line(reply["id"]), as_json=as_json)
+    return exits.Exit.OK
+
+
+@app.command("list")
+def list_grants(
+    sandbox_id: connect.Id,
+    conversation: connect.Conversation = "default",
+    as_json: connect.Json = False,
+    socket: connect.Address = None,
+    key: connect.Key = None,
+) -> int:
+    """List the grants of a conversation that are valid now, the oldest first."""
+    path = connect.sandbox_path(sandbox_id, "conversations", conversation, "grants")
+    items = connect.ask(socket, key, lambda client: client.request("GET", path))["items"]
+    if as_json:
+        output.document({"grants": items})
+    elif items:
+        rows = [
+            (each["id"], each["kind"], each["target"], each["by"], _end(each)) for each in items
+        ]
+        output.print_table(("grant", "kind", "target", "by", "until"), rows)
+    else:
+        output.note("nothing is granted")
+    return exits.Exit.OK
+
+
+@app.command("revoke")
+def revoke_grant(
+    sandbox_id: connect.Id,
+    grant_id: Annotated[str, typer.Argument(help="The id, from sbx grant list.", metavar="GRANT")],
+    conversation: connect.Conversation = "default",
+    as_json: connect.Json = False,
+    socket: connect.Address = None,
+    key: connect.Key = None,
+) -> int:
+    """End a grant now, and close the connections that only this grant allowed."""
+    path = connect.sandbox_path(sandbox_id, "conversations", conversation, "grants", grant_id)
+    connect.ask(socket, key, lambda client: client.request("DELETE", path))
+    output.outcome({"revoked": grant_id}, one_line(grant_id), as_json=as_json)
+    return exits.Exit.OK
+
+
+def _end(grant: dict[str, Any]) -> str:
+    match grant["duration"]:
+        case "once":
+            return "the end of a run"
+        case "conversation":
+            return "the end of the conversation"
+    return strftime("%H:%M:%S", localtime(grant["expires_at"]))
