@@ -18,6 +18,7 @@ app = typer.Typer(
 class GrantKind(StrEnum):
     NETWORK = "network"
     SECRET = "secret"  # noqa: S105  # a word, not one
+    DIRECTORY = "directory"
     RUN_TIME = "run_time"
 
 
@@ -34,7 +35,8 @@ def add_grant(
     target: Annotated[
         str,
         typer.Argument(
-            help="HOST:PORT, the name of a secret, or the seconds of a run.", metavar="TARGET"
+            help="HOST:PORT, the name of a secret, a directory, or the seconds of a run.",
+            metavar="TARGET",
         ),
     ],
     duration: Annotated[

@@ -321,6 +321,11 @@ def mount_source(value: str) -> str:
     return value
 
 
+def is_within(path: str, directories: Iterable[str]) -> bool:
+    """Return whether a plain path is one of these directories, or lies below one."""
+    return any(_below(path, directory) for directory in directories)
+
+
 def mount_target(value: str) -> str:
     if taken := overlaps(value, RESERVED):
         raise invalid(

@@ -3,26 +3,30 @@
     longest_duration   decides whether a policy permits a grant, and for how long; pure
     Grants             the grants of one conversation: added, used by its walls, ended
 
-A grant is a narrow exception: one host and one port, one secret, or the time of a run. It is valid
-in its conversation only, and it lives in memory: the end of the sandbox ends it too.
+A grant is a narrow exception: one host and one port, one secret, one directory, or the time of a
+run. It is valid in its conversation only, and it lives in memory: the end of the sandbox ends it
+too.
 """
 
 import asyncio
 import builtins
+import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from sbx import errors
 from sbx.policy import destinations
+from sbx.policy.checks import is_within, plain_path
 from sbx.policy.destinations import Destination
 from sbx.policy.model import Policy
 from sbx.policy.tables import GrantPolicy
 from sbx.protocol.grants import GRANT_DURATIONS, Access, AccessKind, Grant, GrantDuration
 from sbx.telemetry.background import background_context
 
+_log = logging.getLogger(__name__)
 HOUR_S = 3600.0
 GRANTS_MAX = 100
 _REFUSED_MAX = 3  # questions to a person after one call; code inside chooses the hosts
@@ -47,6 +51,8 @@ def is_allowed(policy: Policy, access: Access) -> bool:
             return access.target in policy.secrets and not any(
                 access.target in grant.secret for grant in policy.grant
             )
+        case "directory":
+            return False
         case "run_time":
             return 0 < _seconds(access.target) <= policy.limits.wall_time
 
@@ -59,6 +65,8 @@ def _permits(grant: GrantPolicy, access: Access) -> bool:
             return requested is not None and any(entry.covers(requested) for entry in entries)
         case "secret":
             return access.target in grant.secret
+        case "directory":
+            return _is_plain(access.target) and is_within(access.target, grant.directory)
         case "run_time":
             return 0 < _seconds(access.target) <= (grant.run_time or 0)
 
@@ -70,6 +78,13 @@ def _destination(target: str) -> Destination | None:
     except ValueError:
         return None
     return None if parsed.port is None or parsed.host.startswith("*.") else parsed
+
+
+def _is_plain(path: str) -> bool:
+    try:
+        return plain_path(path) == path
+    except ValueError:
+        return False
 
 
 def _seconds(target: str) -> int:
@@ -100,11 +115,18 @@ class Grants:
         hour_s: float = HOUR_S,
         on_change: Callable[[GrantChange, Grant], None] = lambda *_: None,
         on_close: Callable[[], None] = lambda: None,
+        show: Callable[[str], Awaitable[str]] | None = None,
+        hide: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
+        """`show` shows a directory of the host to the conversation, and returns its path inside;
+        `hide` takes that path."""
         self._policy = policy
         self._hour_s = hour_s
         self._on_change = on_change
         self._on_close = on_close
+        self._show = show
+        self._hide = hide
+        self._hiding: set[asyncio.Task[None]] = set()
         self._active: dict[str, _Active] = {}
         self._refused: dict[Access, None] = {}
         self._questioned: set[Access] = set()
@@ -159,15 +181,16 @@ class Grants:
         Raise Denied `not_grantable`, also for a duration that is too long, and Conflict
         `too_many_grants`.
         """
-        return self.grant(Access(kind, target), duration, by)
+        return await self.grant(Access(kind, target), duration, by)
 
     async def revoke(self, grant_id: str) -> None:
         """End a grant now, and close its connections. Raise NotFound `no_such_grant`."""
         self.end(grant_id)
+        await self._hidden()
 
-    def grant(self, access: Access, duration: GrantDuration, by: str) -> Grant:
+    async def grant(self, access: Access, duration: GrantDuration, by: str) -> Grant:
         """Grant this access. Raise Denied `not_grantable`, also for a duration that is too long,
-        and Conflict `too_many_grants`."""
+        Conflict `too_many_grants`, and for a directory the errors of `LiveMounts.mount`."""
         longest = self.check(access)
         if GRANT_DURATIONS.index(duration) > GRANT_DURATIONS.index(longest):
             raise errors.Denied(
@@ -180,6 +203,13 @@ class Grants:
             raise errors.Conflict(
                 f"a conversation has at most {GRANTS_MAX} grants", code="too_many_grants"
             )
+        inside = None
+        if access.kind == "directory":
+            if self._show is None:
+                raise errors.Denied(
+                    "this conversation cannot be shown other directories", code="not_grantable"
+                )
+            inside = await self._show(access.target)
         lasts_s = None if duration == "conversation" else self._hour_s
         now = time.time()
         grant = Grant(
@@ -190,6 +220,7 @@ class Grants:
             by,
             granted_at=now,
             expires_at=None if lasts_s is None else now + lasts_s,
+            inside=inside,
         )
         active = _Active(grant, None if lasts_s is None else time.monotonic() + lasts_s)
         if lasts_s is not None:
@@ -210,11 +241,17 @@ class Grants:
             )
         self._end(grant_id)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End all grants, because their conversation ends."""
         for grant_id in list(self._active):
             self._end(grant_id)
         self._on_close()
+        await self._hidden()
+
+    async def _hidden(self) -> None:
+        """Wait until the directories of ended grants are hidden."""
+        if self._hiding:
+            await asyncio.wait(set(self._hiding))
 
     def take_refused(self) -> Sequence[Access]:
         """Return the access that was refused since the last call and may be granted. Each is
@@ -257,6 +294,11 @@ class Grants:
         for grant_id in [id for id, active in self._active.items() if active.run is run]:
             self._end(grant_id)
 
+    def _hiding_ended(self, hiding: "asyncio.Task[None]") -> None:
+        self._hiding.discard(hiding)
+        if not hiding.cancelled() and (error := hiding.exception()) is not None:
+            _log.error("the directory of an ended grant is still visible: %s", error)
+
     def _targets(self, kind: str) -> Sequence[str]:
         if not self._active:  # the usual case, for each request and each run
             return ()
@@ -266,4 +308,9 @@ class Grants:
         active = self._active.pop(grant_id)
         if active.ends is not None:
             active.ends.cancel()
+        inside = active.grant.inside
+        if inside is not None and self._hide is not None:
+            hiding = asyncio.ensure_future(self._hide(inside))
+            self._hiding.add(hiding)
+            hiding.add_done_callback(self._hiding_ended)
         self._on_change("grant_ended", active.grant)

@@ -33,7 +33,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sbx.errors import BadRequest
-from sbx.policy import destinations
+from sbx.policy import checks, destinations
 from sbx.policy.model import Policy
 from sbx.policy.problems import explain, shown
 from sbx.policy.tables import (
@@ -187,6 +187,7 @@ def _grant_covers(existing: GrantPolicy, grant: GrantPolicy) -> bool:
         _shorter(grant.longest, existing.longest)
         and _hosts(grant.network, existing.network)
         and _part(grant.secret, existing.secret)
+        and all(checks.is_within(each, existing.directory) for each in grant.directory)
         and (grant.run_time or 0) <= (existing.run_time or 0)
     )
 
@@ -307,7 +308,7 @@ def _grants_left(grants: Sequence[GrantPolicy], table: dict[str, Any]) -> Iterat
     proxied = isinstance(network, dict) and network.get("mode") == "proxy"
     for grant in grants:
         names = [name for name in grant.secret if isinstance(secrets, dict) and name in secrets]
-        if grant.run_time is not None or (grant.network and proxied) or names:
+        if grant.run_time is not None or grant.directory or (grant.network and proxied) or names:
             yield {**grant.model_dump(mode="json"), "secret": names}
 
 

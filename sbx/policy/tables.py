@@ -176,9 +176,10 @@ class SecretPolicy(Table):
 class GrantPolicy(Table):
     """Access that the policy refuses, and that a person may grant to one conversation.
 
-    An entry has one of three kinds. `network`: code may reach these hosts, written as in
+    An entry has one of four kinds. `network`: code may reach these hosts, written as in
     `network.allow`; each grant is for one host and one port. `secret`: the proxy inserts these
-    secrets only after a grant. `run_time`: a run may take this long instead of `wall_time`.
+    secrets only after a grant. `directory`: these directories of the host, and those below them,
+    can be seen read-only. `run_time`: a run may take this long instead of `wall_time`.
     `longest` is the longest duration of a grant: for one run, for an hour, or until the
     conversation ends.
     """
@@ -193,13 +194,22 @@ class GrantPolicy(Table):
         Field(max_length=checks.MOST_ENTRIES),
         AfterValidator(checks.sorted_set),
     ] = ()
+    directory: Annotated[
+        tuple[
+            Annotated[HostPath, AfterValidator(checks.mount_source)],
+            ...,
+        ],
+        Field(max_length=checks.MOST_ENTRIES),
+        AfterValidator(checks.sorted_set),
+    ] = ()
     run_time: Annotated[Duration, AfterValidator(_some_time)] | None = None
     longest: GrantDuration = "conversation"
 
     @model_validator(mode="after")
     def _of_one_kind(self) -> "GrantPolicy":
-        if sum(map(bool, (self.network, self.secret, self.run_time))) != 1:
-            raise invalid("a grant has exactly one of network, secret and run_time")
+        kinds = (self.network, self.secret, self.directory, self.run_time)
+        if sum(map(bool, kinds)) != 1:
+            raise invalid("a grant has exactly one of network, secret, directory and run_time")
         return self
 
 

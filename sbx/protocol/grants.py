@@ -5,12 +5,13 @@ from typing import Any, Literal, get_args
 
 GrantDuration = Literal["once", "hour", "conversation"]
 GRANT_DURATIONS: tuple[GrantDuration, ...] = get_args(GrantDuration)  # the shortest first
-AccessKind = Literal["network", "secret", "run_time"]
+AccessKind = Literal["network", "secret", "directory", "run_time"]
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """`target` is `host:port` for `network`, a name for `secret`, and seconds for `run_time`."""
+    """`target` is `host:port` for `network`, a name for `secret`, an absolute path of the host for
+    `directory`, and seconds for `run_time`."""
 
     kind: AccessKind
     target: str
@@ -21,6 +22,8 @@ class Access:
                 return f"connections to {self.target}"
             case "secret":
                 return f"use of the secret {self.target}"
+            case "directory":
+                return f"reading the directory {self.target}"
             case "run_time":
                 return f"runs of up to {self.target} s"
 
@@ -29,7 +32,7 @@ class Access:
 class Grant:
     """`by` is the person who granted it. Times are seconds of the epoch. `expires_at` is None for
     a grant that lasts as long as its conversation; a grant for one run ends with this run, and at
-    `expires_at` at the latest."""
+    `expires_at` at the latest. `inside` is the path at which code sees a granted directory."""
 
     id: str
     kind: AccessKind
@@ -38,6 +41,7 @@ class Grant:
     by: str
     granted_at: float
     expires_at: float | None
+    inside: str | None = None
 
     @property
     def access(self) -> Access:

@@ -289,7 +289,7 @@ class Conversation(ScriptMethods[ActiveRun]):
         await run_to_completion(self._end(ending))
 
     async def _end(self, ending: list[Context]) -> None:
-        self.grants.close()
+        await self.grants.close()
         try:
             await _all(context.close() for context in ending)
         finally:

@@ -35,14 +35,21 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class _Mounted:
-    """`identity`: (device, inode) of the source."""
+    """`identity`: (device, inode) of the source. `conversation`: the only one that sees it; None:
+    every one."""
 
     mount: Mount
     identity: tuple[int, int]
+    conversation: str | None = None
 
     @property
     def target(self) -> str:
         return self.mount.target
+
+    def overlaps(self, other: "_Mounted") -> bool:
+        """Return whether a kernel would see both at the same path."""
+        seers = {self.conversation, other.conversation}
+        return self.target == other.target and (None in seers or len(seers) == 1)
 
 
 class LiveMounts:
@@ -68,23 +75,33 @@ class LiveMounts:
         self._check = check
         self._sources = sources
         self._lock = asyncio.Lock()
-        self._there: dict[str, _Mounted] = {}
+        self._there: dict[tuple[str | None, str], _Mounted] = {}  # by conversation and target
         self._kernels: dict[Kernel, set[str]] = {}  # the mounts of each live kernel
+        self._conversations: dict[Kernel, str] = {}
         self._dry_runs: set[Kernel] = set()  # which see nothing that is mounted later
 
     @property
     def there(self) -> tuple[Mount, ...]:
-        return tuple(self._there[target].mount for target in sorted(self._there))
+        """The mounts that every conversation sees."""
+        shared = {entry.target: entry for entry in self._there.values() if not entry.conversation}
+        return tuple(shared[target].mount for target in sorted(shared))
 
     async def mount(
-        self, source: str | Path, target: str | None = None, *, read_only: bool = True
+        self,
+        source: str | Path,
+        target: str | None = None,
+        *,
+        read_only: bool = True,
+        conversation: str | None = None,
+        sources: MountSources | None = None,
     ) -> Mount:
         """Mount the directory `source` at `target`, or at `/mnt/NAME` with its own name: read-only,
         without set-id bits and devices.
 
         A writable directory is mounted at `/workspace/shared/NAME`, which must exist as an empty
         directory by a policy that shares: Landlock allows no writes elsewhere. A directory of root
-        is never writable.
+        is never writable. With a `conversation` no other one sees it. `sources`: see
+        `show_to`.
 
         Raise BadRequest `invalid_target` and `invalid_source`, Denied `directory_forbidden`,
         `mount_not_guarded`, `source_of_root` and `not_granted`, Conflict `already_mounted`,
@@ -98,7 +115,8 @@ class LiveMounts:
             raise refuse_without_namespaces()
         if self._sources is not None:
             self._sources.check(path, read_only=read_only)
-        identity = await in_thread(_identity, path, read_only, self._check, self._sources)
+        sources = sources or self._sources
+        identity = await in_thread(_identity, path, read_only, self._check, sources)
         if not read_only and self._guarded:
             raise errors.Denied(
                 f"code inside could create files in {path} that programs of the host obey",
@@ -107,16 +125,29 @@ class LiveMounts:
                 ' host_executables = "allow" allows it',
             )
         mount = Mount(str(path), target, read_only)
-        return await run_to_completion(self._mount(_Mounted(mount, identity)))
+        return await run_to_completion(self._mount(_Mounted(mount, identity, conversation)))
+
+    async def show_to(self, conversation: str, sources: MountSources, source: str) -> str:
+        """Mount a directory read-only for one conversation, and return its path inside. `sources`
+        are allowed in addition to those of the service; no symlink below them is followed. Raise
+        as `mount`."""
+        mounted = await self.mount(source, conversation=conversation, sources=sources)
+        return mounted.target
+
+    async def hide_from(self, conversation: str, target: str) -> None:
+        """Unmount the directory of one conversation. Raise as `unmount`."""
+        await run_to_completion(self._unmount(target, conversation))
 
     async def unmount(self, target: str) -> None:
         """Unmount a directory; open files of it stay open. Raise NotFound `not_mounted`, and the
         errors of the broker."""
         await run_to_completion(self._unmount(target))
 
-    async def mount_into(self, kernel: Kernel) -> None:
-        """Mount the current mounts into a started kernel. If this fails, the kernel ends."""
+    async def mount_into(self, kernel: Kernel, conversation: str) -> None:
+        """Mount the current mounts into a started kernel of a conversation. If this fails, the
+        kernel ends."""
         self._register(kernel)
+        self._conversations[kernel] = conversation
         if self._there or self._lock.locked():
             try:
                 async with self._lock:
@@ -139,13 +170,15 @@ class LiveMounts:
         if self._there or self._lock.locked():
             try:
                 async with self._lock:
-                    mounted = list(self._there.values())
+                    mounted = [each for each in self._there.values() if not each.conversation]
                     sources = [
                         Path(entry.mount.source) for entry in mounted if not entry.mount.read_only
                     ]
                     sources += written
                     for entry in mounted:
-                        if await in_thread(_is_inert, entry, sources):
+                        if entry.conversation is None and await in_thread(
+                            _is_inert, entry, sources
+                        ):
                             await self._show(entry, kernel)
                         else:
                             left_out.append(entry.target)
@@ -156,12 +189,13 @@ class LiveMounts:
 
     def _register(self, kernel: Kernel) -> None:
         self._kernels = {entry: shown for entry, shown in self._kernels.items() if entry.alive}
+        self._conversations = {k: name for k, name in self._conversations.items() if k.alive}
         self._kernels[kernel] = set()
         self._dry_runs &= self._kernels.keys()
 
     async def _mount(self, entry: _Mounted) -> Mount:
         async with self._lock:
-            if entry.target in self._there:
+            if any(entry.overlaps(other) for other in self._there.values()):
                 raise errors.Conflict(
                     f"something is mounted at {entry.target} already",
                     code="already_mounted",
@@ -180,22 +214,27 @@ class LiveMounts:
             except BaseException:
                 for kernel in self._live():
                     with suppress(errors.SbxError):
-                        await self._hide(entry.target, kernel)
+                        if self._sees(kernel, entry.conversation):
+                            await self._hide(entry.target, kernel)
                 raise
-            self._there[entry.target] = entry
+            self._there[entry.conversation, entry.target] = entry
             return entry.mount
 
-    async def _unmount(self, target: str) -> None:
+    async def _unmount(self, target: str, conversation: str | None = None) -> None:
         async with self._lock:
-            if target not in self._there:
+            if (conversation, target) not in self._there:
                 raise not_mounted(target)
             for kernel in self._live():
-                await self._hide(target, kernel)
-            del self._there[target]
+                if self._sees(kernel, conversation):
+                    await self._hide(target, kernel)
+            del self._there[conversation, target]
 
     async def _show(self, entry: _Mounted, kernel: Kernel) -> None:
         shown = self._kernels.get(kernel, set())
-        if entry.target in shown:
+        if entry.target in shown or entry.conversation not in (
+            None,
+            self._conversations.get(kernel),
+        ):
             return
         try:
             mount = entry.mount
@@ -226,6 +265,10 @@ class LiveMounts:
             if kernel.alive:
                 raise
         shown.discard(target)
+
+    def _sees(self, kernel: Kernel, conversation: str | None) -> bool:
+        """Return whether the kernel sees a mount for this conversation; None: for every one."""
+        return conversation in (None, self._conversations.get(kernel))
 
     def _live(self) -> list[Kernel]:
         return [kernel for kernel in self._kernels if kernel.alive]

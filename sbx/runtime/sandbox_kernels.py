@@ -186,10 +186,14 @@ class SandboxKernels:
 
     def _new_grants(self, conversation: str) -> Grants:
         outlet = self._outlet
+        directories = [Path(each) for grant in self.policy.grant for each in grant.directory]
+        sources = allowed_paths.MountSources(directories, writable=False)
         return Grants(
             self.policy,
             on_change=partial(self._grant_changed, conversation),
             on_close=partial(outlet.leave, conversation) if outlet is not None else lambda: None,
+            show=partial(self._mounts.show_to, conversation, sources),
+            hide=partial(self._mounts.hide_from, conversation),
         )
 
     def _grant_changed(self, conversation: str, change: GrantChange, grant: Grant) -> None:
@@ -238,7 +242,7 @@ class SandboxKernels:
             written = [] if self._workspace is None else [self._workspace]
             opened.left_out += await self._mounts.mount_into_dry_run(kernel, written)
         else:
-            await self._mounts.mount_into(kernel)
+            await self._mounts.mount_into(kernel, conversation)
         if self._watcher is not None:
             self._watcher.watch(kernel)
         return kernel

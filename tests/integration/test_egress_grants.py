@@ -29,7 +29,7 @@ async def test_a_granted_host_is_reached_at_its_port_only_until_the_end(tmp_path
         async with way(tmp_path, allowing(), HERE, grants=grants) as out:
             assert refusal(await out.get(f"http://{target}/"))["rule"] == "network.allow"
             assert grants.take_refused() == (Access("network", target),)
-            grant = grants.grant(Access("network", target), "hour", "ann")
+            grant = await grants.grant(Access("network", target), "hour", "ann")
             assert b"hello" in await out.get(f"http://{target}/")
             denied = refusal(await out.get(f"http://{HOST}:{other.port}/"))
             assert denied["rule"] == "network.allow"
@@ -54,18 +54,18 @@ async def test_a_grant_opens_no_private_network(tmp_path: Path) -> None:
     async with origin() as site:
         target = f"{HOST}:{site.port}"
         grants = granting({"network": [target]})
-        grants.grant(Access("network", target), "hour", "ann")
+        await grants.grant(Access("network", target), "hour", "ann")
         async with way(tmp_path, allowing(allow_private=()), HERE, grants=grants) as out:
             denied = refusal(await out.get(f"http://{target}/"))
             assert denied["rule"] == "network.allow_private"
-        grants.close()
+        await grants.close()
 
 
 async def test_another_conversation_has_another_socket_and_no_grant(tmp_path: Path) -> None:
     async with origin() as site:
         target = f"{HOST}:{site.port}"
         granted, other = granting({"network": [target]}), granting({"network": [target]})
-        granted.grant(Access("network", target), "conversation", "ann")
+        await granted.grant(Access("network", target), "conversation", "ann")
         async with way(tmp_path, allowing(), HERE, grants=granted) as out:
             out.egress.listen(tmp_path / "other", None, other)
             assert b"hello" in await out.get(f"http://{target}/")
@@ -82,7 +82,7 @@ async def test_the_end_of_a_grant_closes_its_tunnels_and_leaves_others(tmp_path:
         target, allowed = f"{HOST}:{site.port}", f"{stay}:{site.port}"
         grants = granting({"network": [target]})
         async with way(tmp_path, allowing(allowed), names, grants=grants) as out:
-            grant = grants.grant(Access("network", target), "hour", "ann")
+            grant = await grants.grant(Access("network", target), "hour", "ann")
             async with (
                 out.tls(target, certificates.trust) as (reader, _),
                 out.tls(allowed, certificates.trust) as (kept, writer),
@@ -116,7 +116,7 @@ async def test_a_secret_is_inserted_only_after_its_grant(tmp_path: Path) -> None
             assert denied["rule"] == "secrets.CRM"
             assert site.heard == []
             assert grants.take_refused() == (Access("secret", "CRM"),)
-            grant = grants.grant(Access("secret", "CRM"), "hour", "ann")
+            grant = await grants.grant(Access("secret", "CRM"), "hour", "ann")
             assert b"200 OK" in await out.get(f"http://{target}/", header)
             assert site.heard[0].header("Authorization") == b"the-real-value"
             grants.end(grant.id)

@@ -20,7 +20,8 @@ def policy(*grants: dict[str, Any], **more: Any) -> Policy:
 
 HOSTS = {"network": ["*.example.net", "api.example.org:8443"], "longest": "hour"}
 NETWORK = policy(HOSTS, {"network": ["a.example.net"]})
-EVERY = policy(HOSTS, {"secret": ["CRM"], "longest": "once"}, {"run_time": "2h"})
+DATA = {"directory": ["/srv/data"]}
+EVERY = policy(HOSTS, {"secret": ["CRM"], "longest": "once"}, {"run_time": "2h"}, DATA)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,25 @@ def test_secrets_and_run_times(kind: Any, target: str, expected: Any) -> None:
     assert longest_duration(EVERY, Access(kind, target)) == expected
 
 
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("/srv/data", "hour"),
+        ("/srv/data/2026/11", "hour"),
+        ("/srv/data2", None),
+        ("/srv", None),
+        ("/srv/data/../secret", None),
+        ("/srv/data/", None),
+        ("srv/data", None),
+        ("/srv/data\n", None),
+    ],
+)
+def test_directories(target: str, expected: Any) -> None:
+    granting = policy({"directory": ["/srv/data"], "longest": "hour"})
+    assert longest_duration(granting, Access("directory", target)) == expected
+    assert not is_allowed(granting, Access("directory", target))
+
+
 def test_access_that_the_policy_allows_needs_no_grant() -> None:
     assert is_allowed(EVERY, Access("network", "pypi.example.org:443"))
     assert not is_allowed(EVERY, Access("network", "pypi.example.org:8080"))
@@ -80,6 +100,9 @@ def test_access_that_the_policy_allows_needs_no_grant() -> None:
         ({}, {}, "exactly one of"),
         ({"network": ["a.example.net"], "secret": ["CRM"]}, {}, "exactly one of"),
         ({"network": ["nonsense/"]}, {}, "is not a host"),
+        ({"directory": ["data"]}, {}, "not an absolute path"),
+        ({"directory": ["/srv/../etc"]}, {}, "not a plain path"),
+        ({"directory": ["/proc"]}, {}, "cannot be shown"),
         ({"secret": ["OTHER"]}, {}, "is not in secrets"),
         ({"run_time": "1h"}, {}, "above limits.wall_time"),
         ({"network": ["a.example.net"], "longest": "day"}, {}, "conversation"),
@@ -95,6 +118,8 @@ def test_an_entry_without_effect_is_an_error(
 
 def test_a_request_may_permit_fewer_grants_and_no_others() -> None:
     assert narrow(EVERY, {"grant": []}).grant == ()
+    below = {"directory": ["/srv/data/2026"], "longest": "once"}
+    assert narrow(EVERY, {"grant": [below]}).grant == policy(below).grant
     fewer = {"network": ["b.example.net:443"], "longest": "once"}
     assert narrow(EVERY, {"grant": [fewer]}).grant == policy(fewer).grant
     for wider in (
@@ -102,6 +127,7 @@ def test_a_request_may_permit_fewer_grants_and_no_others() -> None:
         {**HOSTS, "longest": "conversation"},
         {"run_time": "3h"},
         {"secret": ["CRM"]},  # for longer than once
+        {"directory": ["/srv"]},
     ):
         with pytest.raises(BadRequest) as refused:
             narrow(EVERY, {"grant": [wider]})
@@ -109,9 +135,10 @@ def test_a_request_may_permit_fewer_grants_and_no_others() -> None:
 
 
 def test_a_narrowed_policy_loses_the_grants_that_have_no_effect() -> None:
-    assert narrow(EVERY, {"network": {"mode": "none"}}).grant == policy({"run_time": "2h"}).grant
+    left = policy({"run_time": "2h"}, DATA).grant
+    assert narrow(EVERY, {"network": {"mode": "none"}}).grant == left
     kept = narrow(EVERY, {"secrets": {}}).grant
-    assert kept == policy(HOSTS, {"run_time": "2h"}).grant
+    assert kept == policy(HOSTS, {"run_time": "2h"}, DATA).grant
 
 
 class Changes(list[tuple[str, Grant]]):
@@ -126,7 +153,7 @@ async def test_a_grant_counts_until_it_is_revoked() -> None:
     changes = Changes()
     grants = Grants(EVERY, on_change=changes)
     assert not grants.has(SITE)
-    grant = grants.grant(SITE, "hour", "ann")
+    grant = await grants.grant(SITE, "hour", "ann")
     assert grants.has(SITE)
     assert list(grants.hosts) == ["b.example.net:443"]
     assert grants.secrets == []
@@ -147,7 +174,7 @@ async def test_a_grant_ends_by_itself() -> None:
             ended.set()
 
     grants = Grants(EVERY, hour_s=0.05, on_change=changed)
-    grants.grant(SITE, "hour", "ann")
+    await grants.grant(SITE, "hour", "ann")
     async with asyncio.timeout(20):
         await ended.wait()
     assert not grants.has(SITE)
@@ -156,17 +183,17 @@ async def test_a_grant_ends_by_itself() -> None:
 
 async def test_the_end_counts_before_its_timer_runs() -> None:
     grants = Grants(EVERY, hour_s=0.0)
-    grants.grant(SITE, "hour", "ann")
+    await grants.grant(SITE, "hour", "ann")
     assert not grants.has(SITE)
     assert grants.hosts == []
-    grants.close()
+    await grants.close()
 
 
 async def test_a_grant_for_one_run_is_for_the_next_one() -> None:
     grants = Grants(EVERY)
     earlier, first, second = object(), object(), object()
     grants.run_began(earlier)
-    grants.grant(SITE, "once", "ann")
+    await grants.grant(SITE, "once", "ann")
     grants.run_ended(earlier)
     assert grants.has(SITE)
     grants.run_began(first)
@@ -180,10 +207,10 @@ async def test_a_grant_for_one_run_is_for_the_next_one() -> None:
 async def test_the_policy_limits_the_duration_and_the_access() -> None:
     grants = Grants(EVERY)
     with pytest.raises(Denied) as refused:
-        grants.grant(SITE, "conversation", "ann")
+        await grants.grant(SITE, "conversation", "ann")
     assert (refused.value.code, refused.value.details) == ("not_grantable", {"longest": "hour"})
     with pytest.raises(Denied):
-        grants.grant(Access("network", "other.example.com:443"), "once", "ann")
+        await grants.grant(Access("network", "other.example.com:443"), "once", "ann")
     assert grants.active == ()
 
 
@@ -191,13 +218,13 @@ async def test_the_number_of_grants_and_of_noted_refusals_is_limited() -> None:
     grants = Grants(EVERY)
     for number in range(GRANTS_MAX):
         grants.note_refused(Access("network", f"h{number}.example.net:443"))
-        grants.grant(Access("network", f"g{number}.example.net:443"), "hour", "ann")
+        await grants.grant(Access("network", f"g{number}.example.net:443"), "hour", "ann")
     with pytest.raises(Conflict):
-        grants.grant(SITE, "hour", "ann")
+        await grants.grant(SITE, "hour", "ann")
     grants.note_refused(Access("network", "never.example.com:443"))
     assert len(grants.take_refused()) == 3
     assert grants.take_refused() == ()
-    grants.close()
+    await grants.close()
     assert grants.active == ()
 
 
@@ -207,7 +234,7 @@ async def test_a_refusal_is_asked_about_once_until_it_is_granted() -> None:
     assert grants.take_refused() == (SITE,)
     grants.note_refused(SITE)
     assert grants.take_refused() == ()
-    grants.end(grants.grant(SITE, "hour", "ann").id)
+    grants.end((await grants.grant(SITE, "hour", "ann")).id)
     grants.note_refused(SITE)
     assert grants.take_refused() == (SITE,)
 
@@ -215,8 +242,31 @@ async def test_a_refusal_is_asked_about_once_until_it_is_granted() -> None:
 async def test_a_granted_run_time_lasts_as_long_as_its_grant() -> None:
     grants = Grants(EVERY)
     assert grants.wall_time == 3600
-    grant = grants.grant(Access("run_time", "5000"), "conversation", "ann")
+    grant = await grants.grant(Access("run_time", "5000"), "conversation", "ann")
     assert grants.wall_time == 5000
     assert grant.expires_at is None
     grants.end(grant.id)
     assert grants.wall_time == 3600
+
+
+async def test_a_granted_directory_is_shown_until_the_end() -> None:
+    shown: list[str] = []
+
+    async def show(source: str) -> str:
+        shown.append(source)
+        return "/mnt/data"
+
+    async def hide(inside: str) -> None:
+        assert inside == "/mnt/data"
+        shown.clear()
+
+    grants = Grants(EVERY, show=show, hide=hide)
+    grant = await grants.add("directory", "/srv/data", "conversation", by="ann")
+    assert (shown, grant.inside) == (["/srv/data"], "/mnt/data")
+    await grants.revoke(grant.id)
+    assert shown == []
+    await grants.add("directory", "/srv/data", by="ann")
+    await grants.close()
+    assert shown == []
+    with pytest.raises(Denied):
+        await Grants(EVERY).add("directory", "/srv/data", by="ann")

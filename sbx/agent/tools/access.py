@@ -11,13 +11,13 @@ The same question follows a call in which the proxy refused such access (sbx/age
 import json
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from sbx.agent.messages import ToolCall
 from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolDefinition, ToolResult
 from sbx.errors import Conflict, Denied
 from sbx.policy.grants import Grants
-from sbx.protocol.grants import Access, GrantDuration
+from sbx.protocol.grants import Access, AccessKind, GrantDuration
 
 NAME = "request_access"
 _REASON_MAX = 500
@@ -65,11 +65,10 @@ def access_tool(grants: Grants) -> Tool:
     """Return the tool for a conversation. Its description lists the permitted access."""
     permitted = []
     for entry in grants.permitted:
-        targets = [*entry.network, *entry.secret]
+        lists = {"network": entry.network, "secret": entry.secret, "directory": entry.directory}
+        permitted += [f"{kind} {', '.join(targets)}" for kind, targets in lists.items() if targets]
         if entry.run_time is not None:
             permitted.append(f"run_time up to {entry.run_time:g} seconds")
-        else:
-            permitted.append(f"{'network' if entry.network else 'secret'} {', '.join(targets)}")
 
     async def act(call: ToolCallRequest, arguments: Arguments) -> ToolResult:
         decision = call.decision
@@ -77,8 +76,10 @@ def access_tool(grants: Grants) -> Tool:
             raise Denied("a person must approve the access", code="not_grantable")
         access = _access(arguments)
         duration, lasting = _LASTING.get(decision.remembered, _LASTING[None])
-        grants.grant(access, duration, decision.by)
-        return ToolResult(f"{decision.by} granted {access} {lasting}. Run the code again.")
+        grant = await grants.grant(access, duration, decision.by)
+        where = f" It is at {grant.inside}." if grant.inside is not None else ""
+        text = f"{decision.by} granted {access} {lasting}.{where} Run the code again."
+        return ToolResult(text)
 
     return Tool(
         definition=ToolDefinition(
@@ -90,13 +91,13 @@ def access_tool(grants: Grants) -> Tool:
             {
                 "type": "object",
                 "properties": {
-                    "kind": {"type": "string", "enum": ["network", "secret", "run_time"]},
+                    "kind": {"type": "string", "enum": list(get_args(AccessKind))},
                     "target": {
                         "type": "string",
                         "minLength": 1,
                         "maxLength": 300,
                         "description": "One host with its port, such as example.org:443; the name"
-                        " of a secret; or the seconds of a run.",
+                        " of a secret; an absolute path of the host; or the seconds of a run.",
                     },
                     "reason": {"type": "string", "maxLength": _REASON_MAX},
                 },

@@ -36,11 +36,11 @@ class ReceiptBody(BaseModel):
 
 
 class NewGrant(RequestBody):
-    """`target`: `host:port` for `network`, a name for `secret`, seconds for `run_time`. `once` is
-    for the next run."""
+    """`target`: `host:port` for `network`, a name for `secret`, an absolute path for `directory`,
+    seconds for `run_time`. `once` is for the next run."""
 
     kind: AccessKind
-    target: Annotated[str, StringConstraints(min_length=1, max_length=300)]
+    target: Annotated[str, StringConstraints(min_length=1, max_length=4095)]
     duration: GrantDuration = "once"
 
 
@@ -138,14 +138,14 @@ async def grant(new: NewGrant, target: TargetDep) -> Grant:
         )
     async with target.use("execute", creates=True, starts=False) as conversation:
         access = Access(new.kind, new.target)
-        return conversation.grants.grant(access, new.duration, caller.who)
+        return await conversation.grants.grant(access, new.duration, caller.who)
 
 
 @router.delete(f"{_GRANTS}/{{grant_id}}", status_code=204, responses=_ERRORS)
 async def revoke(grant_id: str, target: TargetDep) -> None:
     """End a grant now: its connections are closed, and later requests are refused."""
     async with target.use("execute", creates=True, starts=False) as conversation:
-        conversation.grants.end(grant_id)
+        await conversation.grants.revoke(grant_id)
         await target.record("grant.revoke", grant=grant_id)
 
 
