@@ -138,7 +138,7 @@ class AgentPrinter:
     def _approval(self, event: ToolApproval) -> None:
         always = f", and from now on ({event.remembered})" if event.remembered else ""
         if event.remembered in AS_GRANT:
-            always = f", for the {event.remembered}"
+            always = ", for an hour" if event.remembered == "hour" else ", for the conversation"
         word = "allowed" if event.approved else "denied"
         self.head(f"{word} by {event.by}{always}", failed=not event.approved)
 
