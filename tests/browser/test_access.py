@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 
-import pytest
 import pytest_asyncio
 from agent_calls import calls
 from console_service import console_service
@@ -15,7 +14,6 @@ from sbx.agent.messages import Response
 from sbx.agent.settings import AgentSettings
 from tests.browser.conftest import Desk
 
-pytestmark = pytest.mark.full_tier
 POLICY = """
 schema = 1
 extends = "networked"
