@@ -16,6 +16,7 @@ from sbx.agent.approvals import Approvals
 from sbx.agent.messages import Message, Response
 from sbx.agent.models.replay import ReplayModel
 from sbx.agent.tools.access import NAME
+from sbx.agent.tools.registry import Tools
 from sbx.errors import BadRequest
 from sbx.policy import Policy
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, ToolApproval, ToolEnd, ToolStart
@@ -110,6 +111,20 @@ async def test_a_refusal_becomes_a_question_and_the_next_run_has_the_access(
     names = [event.tool_name for event in of_kind(events, ToolStart)]
     assert names == ["run_code", NAME, "run_code", "run_code", NAME]
     assert len({event.tool_call_id for event in of_kind(events, ToolEnd)}) == len(names)
+
+
+async def test_a_time_out_beyond_the_policy_becomes_a_question(runtime: Runtime) -> None:
+    table = networked().model_dump(mode="json") | {"grant": [{"run_time": "2h"}]}
+    long = answer_with(("execute_command", {"command": "echo two", "timeout": 5000.5}))
+    async with await runtime.create(Policy.model_validate(table)) as box:
+        events, messages = await followed(box, [long, long], lambda _: {"remember": "conversation"})
+        (question,) = (each for each in of_kind(events, ToolStart) if each.approval_required)
+        asked = {"kind": "run_time", "target": "5001", "longest": "conversation"}
+        assert dict(question.tool_args) == asked
+        first, second = results(messages)
+        assert "limit_widened" in first
+        assert "granted runs of up to 5001 s" in first
+        assert "two" in second
 
 
 async def test_a_grant_for_an_hour_is_for_all_further_runs(box: AsyncSandbox, site: Web) -> None:
@@ -239,3 +254,16 @@ async def test_a_policy_without_grants_has_no_such_tool(runtime: Runtime, site: 
         )
         assert "tool_not_found" in results(messages)[1]
         assert of_kind(events, ToolApproval) == []
+
+
+async def test_a_call_may_last_as_long_as_the_granted_run(runtime: Runtime) -> None:
+    table = networked().model_dump(mode="json")
+    table |= {"grant": [{"run_time": "30s"}], "limits": {**table["limits"], "wall_time": "1s"}}
+    tools = Tools(call_max_s=1.5)
+    command = answer_with(("execute_command", {"command": "sleep 2; echo two", "timeout": 20}))
+    async with await runtime.create(Policy.model_validate(table)) as box:
+        await box.grants.add("run_time", "20", "conversation")
+        agent = Agent(box, ReplayModel([command, "ok"]), tools=tools)
+        assert (await agent.run("go")).reason == "done"
+        (result,) = results([kept.message for kept in await agent.history.messages()])
+        assert "two" in result

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sbx.agent.messages import ToolCall, carried
+from sbx.agent.tools.access import grants_of
 from sbx.agent.tools.arguments import nearest, parse_arguments
 from sbx.agent.tools.execution import EXECUTE_COMMAND, RUN_CODE, describe_run, unheard
 from sbx.agent.tools.files import EDIT_FILE, LIST_FILES, READ_FILE, WRITE_FILE
@@ -162,16 +163,16 @@ class Tools:
         return await repeat(tool.act, call, arguments)
 
     async def _acted(self, tool: Tool, call: ToolCallRequest, arguments: Arguments) -> ToolResult:
+        grants = grants_of(call.sandbox)  # a person may have granted a longer run
+        call_max_s = self._call_max_s if grants is None else max(self._call_max_s, grants.wall_time)
         try:
-            async with asyncio.timeout(self._call_max_s) as limit:
+            async with asyncio.timeout(call_max_s) as limit:
                 output = await self._repeated(tool, call, arguments)
         except SbxError as error:
             return failed(error)
         except Exception as error:  # noqa: BLE001  # the boundary of a tool call: the loop continues
             if isinstance(error, TimeoutError) and limit.expired():
-                return ToolResult(
-                    f"Error: {tool.name} took longer than {self._call_max_s:g} s", True
-                )
+                return ToolResult(f"Error: {tool.name} took longer than {call_max_s:g} s", True)
             _log.exception("the tool %s failed", tool.name)
             output = cut(str(error), _ERROR_TEXT_MAX)
             return ToolResult(f"Error: {tool.name} failed: {type(error).__name__}: {output}", True)

@@ -1,5 +1,6 @@
 """One kernel with its runs, as callers see it: the checks of a request, and its start."""
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ from sbx import errors
 from sbx.aio import check_process
 from sbx.isolation.receipt import Receipt
 from sbx.kernels.kernel import Kernel
+from sbx.protocol.grants import Access
 from sbx.protocol.runs import Run, RunError
 from sbx.run_methods import OnInput, RunCall, RunMethods
 from sbx.runtime.processes.scripts import Program
@@ -123,8 +125,14 @@ class Context(RunExecutor, RunMethods[ActiveRun]):
 
     def timeout_s(self, timeout: float | None) -> float:
         """Return the time-out of a run in seconds. Raise BadRequest as `start_run`."""
-        granted_s = self.grants.wall_time if self.grants is not None else 0.0
-        return checks.timeout_s(self.policy, timeout, granted_s)
+        if self.grants is None:
+            return checks.timeout_s(self.policy, timeout)
+        try:
+            return checks.timeout_s(self.policy, timeout, self.grants.wall_time)
+        except errors.BadRequest as error:
+            if error.code == "limit_widened" and timeout is not None:
+                self.grants.note_refused(Access("run_time", str(math.ceil(timeout))))
+            raise
 
     def new_forwarded(self, on_published: OnPublished) -> ForwardedRun:
         """Return a run that passes its output to `on_published`, for `start_request`."""
