@@ -127,6 +127,7 @@ class Grants:
         self._show = show
         self._hide = hide
         self._hiding: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._active: dict[str, _Active] = {}
         self._refused: dict[Access, None] = {}
         self._questioned: set[Access] = set()
@@ -190,7 +191,8 @@ class Grants:
 
     async def grant(self, access: Access, duration: GrantDuration, by: str) -> Grant:
         """Grant this access. Raise Denied `not_grantable`, also for a duration that is too long,
-        Conflict `too_many_grants`, and for a directory the errors of `LiveMounts.mount`."""
+        Conflict `too_many_grants`, Closed, and for a directory the errors of
+        `LiveMounts.mount`."""
         longest = self.check(access)
         if GRANT_DURATIONS.index(duration) > GRANT_DURATIONS.index(longest):
             raise errors.Denied(
@@ -210,6 +212,10 @@ class Grants:
                     "this conversation cannot be shown other directories", code="not_grantable"
                 )
             inside = await self._show(access.target)
+        if self._closed:
+            if inside is not None and self._hide is not None:
+                await self._hide(inside)
+            raise errors.Closed("the conversation ended before the grant")
         lasts_s = None if duration == "conversation" else self._hour_s
         now = time.time()
         grant = Grant(
@@ -243,6 +249,7 @@ class Grants:
 
     async def close(self) -> None:
         """End all grants, because their conversation ends."""
+        self._closed = True
         for grant_id in list(self._active):
             self._end(grant_id)
         self._on_close()

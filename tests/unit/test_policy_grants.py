@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sbx.errors import BadRequest, Conflict, Denied, NotFound
+from sbx.errors import BadRequest, Closed, Conflict, Denied, NotFound
 from sbx.policy import Policy, narrow
 from sbx.policy.grants import GRANTS_MAX, Grants, is_allowed, longest_duration
 from sbx.protocol.grants import Access, Grant
@@ -270,3 +270,27 @@ async def test_a_granted_directory_is_shown_until_the_end() -> None:
     assert shown == []
     with pytest.raises(Denied):
         await Grants(EVERY).add("directory", "/srv/data", by="ann")
+
+
+async def test_a_grant_that_its_conversation_does_not_wait_for_leaves_nothing() -> None:
+    shown: list[str] = []
+    closing = asyncio.Event()
+
+    async def show(source: str) -> str:
+        await closing.wait()
+        shown.append(source)
+        return "/mnt/data"
+
+    async def hide(_: str) -> None:
+        shown.clear()
+
+    grants = Grants(EVERY, show=show, hide=hide)
+    granting = asyncio.create_task(grants.add("directory", "/srv/data"))
+    await asyncio.sleep(0)
+    await grants.close()
+    closing.set()
+    with pytest.raises(Closed):
+        await granting
+    assert shown == []
+    with pytest.raises(Closed):
+        await grants.add("network", "b.example.net:443")
