@@ -29,7 +29,6 @@ from sbx.agent.messages import Message, Price, Response, TokenUsage, carried
 from sbx.agent.models import Model
 from sbx.agent.sandbox import Conversations, ToolSandbox, in_project, is_sandboxed, one_of
 from sbx.agent.step import ModelAnswers, Step, SystemPrompt, results_of
-from sbx.agent.tools.access import access_tool, grants_of
 from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.execution import limited_to
 from sbx.agent.tools.registry import Tools
@@ -129,9 +128,7 @@ class Agent:
         self.history = MemoryHistory() if history is None else history
         self._sandbox = one_of(sandbox)
         self._model = model
-        self._tools = tools or Tools()
-        if (grants := grants_of(self._sandbox)) is not None:
-            self._tools = self._tools.with_tool(access_tool(grants))
+        self._tools = (tools or Tools()).with_access(self._sandbox)
         self._approvals = approvals
         self._permissions = permissions or Permissions()
         self._prompt = _fresh_prompt(system, self._sandbox, describe_files)

@@ -87,7 +87,7 @@ class AgentToolCalls:
     ) -> None:
         """Create the calls. `changes` reads the current setting for changes that need approval."""
         self._sandbox = sandbox
-        self._tools = tools
+        self._tools = tools.with_access(sandbox)
         self._permissions = permissions or Permissions()
         self._approvals = approvals
         self._place = place

@@ -94,6 +94,8 @@ def make_server(
 ) -> Server[Any]:
     """Return a server of these tools for one client. `templates` are its prompts. `project`: the
     sandbox is over a directory of the user, and changes need approvals."""
+    if project is not None:  # whose user can be asked
+        tools = tools.with_access(sandbox)
     in_project = None if project is None else ProjectCalls(sandbox, tools, project)
 
     async def list_tools(

@@ -18,6 +18,7 @@ from sbx.agent.calls import AgentToolCalls
 from sbx.agent.changing import ReadSetting
 from sbx.agent.messages import ToolCall, carried
 from sbx.agent.sandbox import ToolSandbox
+from sbx.agent.tools import access
 from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.results import cut
@@ -213,6 +214,8 @@ def _text(question: ToolStart) -> str:
     """Return the question: the call, and the changes that it would make. What the call contains is
     shown without invisible characters."""
     arguments = question.tool_args
+    if question.tool_name == access.NAME:
+        return carried(escaped(access.words(arguments), keep=" \n"))
     what = arguments.get("command") or arguments.get("code") or json.dumps(dict(arguments))
     lines = [f"Allow {question.tool_name}?", str(what)]
     if (dry_run := question.dry_run) is not None:

@@ -23,7 +23,14 @@ from sbx.policy.checks import is_within, plain_path
 from sbx.policy.destinations import Destination
 from sbx.policy.model import Policy
 from sbx.policy.tables import GrantPolicy
-from sbx.protocol.grants import GRANT_DURATIONS, Access, AccessKind, Grant, GrantDuration
+from sbx.protocol.grants import (
+    ACCESS_KINDS,
+    GRANT_DURATIONS,
+    Access,
+    AccessKind,
+    Grant,
+    GrantDuration,
+)
 from sbx.telemetry.background import background_context
 
 _log = logging.getLogger(__name__)
@@ -177,12 +184,19 @@ class Grants:
         by: str = "local",
     ) -> Grant:
         """Grant access that the policy permits to grant: `target` is `host:port`, the name of a
-        secret, or the seconds of a run. `once` is for the next run.
+        secret, an absolute path of the host, or the seconds of a run. `once` is for the next run.
 
-        Raise Denied `not_grantable`, also for a duration that is too long, and Conflict
-        `too_many_grants`.
+        Raise BadRequest for another kind or duration, Denied `not_grantable`, also for a duration
+        that is too long, Conflict `too_many_grants`, and for a directory the errors of
+        `LiveMounts.mount`.
         """
-        return await self.grant(Access(kind, target), duration, by)
+        if kind not in ACCESS_KINDS or duration not in GRANT_DURATIONS:
+            kinds, durations = ", ".join(ACCESS_KINDS), ", ".join(GRANT_DURATIONS)
+            raise errors.BadRequest(
+                f"{kind!r:.80} for {duration!r:.80} cannot be granted",
+                hint=f"the kinds are {kinds}, and the durations {durations}",
+            )
+        return await self.grant(Access(kind, str(target)), duration, by)
 
     async def revoke(self, grant_id: str) -> None:
         """End a grant now, and close its connections. Raise NotFound `no_such_grant`."""

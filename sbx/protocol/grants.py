@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 GrantDuration = Literal["once", "hour", "conversation"]
 GRANT_DURATIONS: tuple[GrantDuration, ...] = get_args(GrantDuration)  # the shortest first
 AccessKind = Literal["network", "secret", "directory", "run_time"]
+ACCESS_KINDS: tuple[AccessKind, ...] = get_args(AccessKind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import pytest
 from command import COMMAND, environment
 from mcp import Client, MCPError, StdioServerParameters
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
+from web import ADDRESS, web
 
 PATIENCE_S = 120.0
 
@@ -164,3 +165,36 @@ async def test_templates_of_tasks_are_prompts(project: Path) -> None:
         for name in ("review", "nothing"):
             with pytest.raises(MCPError):
                 await client.get_prompt(name, {})
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_refused_access_is_asked_about(project: Path, mode: str) -> None:
+    policies = project.parent / "policies"
+    policies.mkdir()
+    with web() as site:
+        (policies / "granting.toml").write_text(
+            'schema = 1\nextends = "networked"\n'
+            f'[network]\nallow_private = ["{ADDRESS}"]\n[[grant]]\nnetwork = ["{site.host}"]\n'
+        )
+        person = Person("yes", "yes", "yes", "no")
+        # The name of curl marks a command that needs the network; it may be missing here.
+        code = f"import urllib.request as u; print(u.urlopen('{site.url}/menu').read().decode())"
+        fetch = {"command": f': curl; python -c "{code}"'}
+        options = ("--policy", "granting")
+        env = {"SBX_POLICY_DIRS": str(policies)}
+        async with connected(project, *options, person=person, mode=mode, **env) as client:
+            assert "request_access" in {tool.name for tool in (await client.list_tools()).tools}
+            first = await client.call_tool("execute_command", fetch)
+            assert "granted connections to" in text_of(first)
+            assert "hello" not in text_of(first)
+            assert site.asked == []
+            assert person.questions[1] == f"Grant connections to {site.host}, for the next run?"
+            second = await client.call_tool("execute_command", fetch)
+            assert "hello from /menu" in text_of(second)
+            asks = {"kind": "network", "target": site.host, "reason": "for\u202e the menu"}
+            refused = await client.call_tool("request_access", asks)
+            assert "denied" in text_of(refused)
+            assert person.questions[3].splitlines() == [
+                f"Grant connections to {site.host}, for the next run?",
+                "The model gives this reason: for\\u202e the menu",
+            ]

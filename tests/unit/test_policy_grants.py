@@ -294,3 +294,9 @@ async def test_a_grant_that_its_conversation_does_not_wait_for_leaves_nothing() 
     assert shown == []
     with pytest.raises(Closed):
         await grants.add("network", "b.example.net:443")
+
+
+@pytest.mark.parametrize(("kind", "duration"), [("printer", "once"), ("network", "day")])
+async def test_another_kind_or_duration_is_a_bad_request(kind: Any, duration: Any) -> None:
+    with pytest.raises(BadRequest, match="cannot be granted"):
+        await Grants(EVERY).add(kind, "b.example.net:443", duration)

@@ -11,13 +11,13 @@ The same question follows a call in which the proxy refused such access (sbx/age
 import json
 import secrets
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 from sbx.agent.messages import ToolCall
 from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolDefinition, ToolResult
 from sbx.errors import Conflict, Denied
 from sbx.policy.grants import Grants
-from sbx.protocol.grants import Access, AccessKind, GrantDuration
+from sbx.protocol.grants import ACCESS_KINDS, Access, GrantDuration
 
 NAME = "request_access"
 _REASON_MAX = 500
@@ -49,6 +49,13 @@ def question(grants: Grants, arguments: Arguments) -> dict[str, Any]:
     if reason := str(arguments.get("reason", ""))[:_REASON_MAX]:
         shown["reason"] = reason
     return shown
+
+
+def words(shown: Arguments) -> str:
+    """Return a question in words, for the next run. The reason of the model is its last line."""
+    text = f"Grant {_access(shown)}, for the next run?"
+    reason = shown.get("reason")
+    return f"{text}\nThe model gives this reason: {reason}" if reason else text
 
 
 def request_for(access: Access) -> ToolCall:
@@ -91,7 +98,7 @@ def access_tool(grants: Grants) -> Tool:
             {
                 "type": "object",
                 "properties": {
-                    "kind": {"type": "string", "enum": list(get_args(AccessKind))},
+                    "kind": {"type": "string", "enum": list(ACCESS_KINDS)},
                     "target": {
                         "type": "string",
                         "minLength": 1,

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sbx.agent.messages import ToolCall, carried
-from sbx.agent.tools.access import grants_of
+from sbx.agent.tools.access import NAME as REQUEST_ACCESS
+from sbx.agent.tools.access import access_tool, grants_of
 from sbx.agent.tools.arguments import nearest, parse_arguments
 from sbx.agent.tools.execution import EXECUTE_COMMAND, RUN_CODE, describe_run, unheard
 from sbx.agent.tools.files import EDIT_FILE, LIST_FILES, READ_FILE, WRITE_FILE
@@ -68,10 +69,12 @@ class Tools:
             raise Conflict(f"the tool {tool.name} already exists", code="tool_exists")
         self._tools[tool.name] = tool
 
-    def with_tool(self, tool: Tool) -> "Tools":
-        """Return these tools and another one, which takes the place of a tool of the same name."""
+    def with_access(self, sandbox: "ToolSandbox") -> "Tools":
+        """Return these tools, with `request_access` if the policy of the sandbox permits grants."""
+        if (grants := grants_of(sandbox)) is None:
+            return self
         more = copy(self)
-        more._tools = {**self._tools, tool.name: tool}
+        more._tools = {**self._tools, REQUEST_ACCESS: access_tool(grants)}
         return more
 
     def __iter__(self) -> Iterator[Tool]:

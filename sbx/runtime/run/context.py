@@ -130,7 +130,7 @@ class Context(RunExecutor, RunMethods[ActiveRun]):
         try:
             return checks.timeout_s(self.policy, timeout, self.grants.wall_time)
         except errors.BadRequest as error:
-            if error.code == "limit_widened" and timeout is not None:
+            if error.code == "limit_widened" and timeout is not None and math.isfinite(timeout):
                 self.grants.note_refused(Access("run_time", str(math.ceil(timeout))))
             raise
 

@@ -187,6 +187,7 @@ class ProjectConversation(Conversation):
             self._grace_s,
             disk=DiskLimit(self._policy.limits, self._disk),
             ends_with_command=True,
+            grants=self.grants,
         )
 
     def _alone(self, jail: Context, live: ActiveRun) -> ActiveRun:

@@ -45,6 +45,7 @@ class ProjectSession:
         self._conversation = conversation
         self.files: ProjectFiles = conversation.files
         self.uploads: ToolUploads = uploads if uploads is not None else conversation.uploads
+        self.grants = conversation.grants  # of commands in the project; the copy has no network
         self.commands_allowed = commands_allowed
         self.user_decides = False
         self._copied = True  # cells run on the working copy, as far as it can be made
