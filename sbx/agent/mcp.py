@@ -18,12 +18,13 @@ import os
 import posixpath
 import secrets
 from collections.abc import AsyncIterator, Mapping
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, cast
 from urllib.parse import quote, unquote, urlsplit
 
 from sbx import __version__
-from sbx.agent.mcp_project import ProjectApprovals, ProjectCalls, to_its_end
+from sbx.agent.mcp_project import McpApprovals, McpCalls, to_its_end
 from sbx.agent.messages import ToolCall, carried
 from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.task import TaskTemplate, fill
@@ -61,11 +62,14 @@ async def serve(
     sandbox: ToolSandbox,
     tools: Tools,
     templates: Mapping[str, TaskTemplate] = MappingProxyType({}),
-    project: ProjectApprovals | None = None,
+    project: McpApprovals | None = None,
 ) -> None:
     """Serve stdin and stdout of this process until the client closes them. Meanwhile all other
     writes to stdout go to stderr."""
-    server = make_server(sandbox, tools, templates, project)
+    calls = None
+    if project is not None:
+        calls = McpCalls(lambda: nullcontext(sandbox), tools, project, in_project=True)
+    server = make_server(sandbox, tools, templates, calls)
     # Use our own reader: the reader of the SDK blocks in a thread that no signal interrupts.
     async with stdio_server(stdin=cast("anyio.AsyncFile[str]", _lines(_STDIN))) as (reads, writes):
         await server.run(reads, writes, server.create_initialization_options())
@@ -75,12 +79,13 @@ async def serve_http(
     sandbox: ToolSandbox,
     tools: Tools,
     templates: Mapping[str, TaskTemplate],
+    calls: McpCalls,
     scope: Scope,
     receive: Receive,
     send: Send,
 ) -> None:
     """Serve one HTTP request of a client, by ASGI, and forget the client."""
-    server = make_server(sandbox, tools, templates)
+    server = make_server(sandbox, tools, templates, calls)
     manager = StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=_BODY_MAX)
     async with manager.run():
         await manager.handle_request(scope, receive, send)
@@ -90,13 +95,12 @@ def make_server(
     sandbox: ToolSandbox,
     tools: Tools,
     templates: Mapping[str, TaskTemplate] = MappingProxyType({}),
-    project: ProjectApprovals | None = None,
+    calls: McpCalls | None = None,
 ) -> Server[Any]:
-    """Return a server of these tools for one client. `templates` are its prompts. `project`: the
-    sandbox is over a directory of the user, and changes need approvals."""
-    if project is not None:  # whose user can be asked
+    """Return a server of these tools for one client. `templates` are its prompts. `calls` asks the
+    user of the client about calls that need an approval; without it, the user is not asked."""
+    if calls is not None:
         tools = tools.with_access(sandbox)
-    in_project = None if project is None else ProjectCalls(sandbox, tools, project)
 
     async def list_tools(
         context: Context, params: types.PaginatedRequestParams | None
@@ -114,8 +118,8 @@ def make_server(
         live = _Live(context.session)
         telling = asyncio.create_task(live.tell())
         try:
-            if in_project is not None:
-                result = await in_project.call(context.session, params, call, live)
+            if calls is not None:
+                result = await calls.call(context.session, params, call, live)
                 return result if isinstance(result, types.InputRequiredResult) else _result(result)
             return _result(await to_its_end(tools.call(call, sandbox, live)))
         finally:

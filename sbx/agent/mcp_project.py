@@ -1,4 +1,5 @@
-"""Calls of an MCP client in a project. The user of the client approves them, by elicitation.
+"""Calls of an MCP client that the user of the client may have to approve, by elicitation: changes
+and commands in a project, and requests for access.
 
 A connection of an older protocol gets a separate request for each question. In the protocol of
 2026-07-28 the question is the reply to the call: the client repeats the call with the answer and
@@ -8,14 +9,14 @@ with `request_state`, which names the call that waits here.
 import asyncio
 import json
 import secrets
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from sbx.agent.approvals import AgentContext, Approvals
-from sbx.agent.calls import AgentToolCalls
-from sbx.agent.changing import ReadSetting
+from sbx.agent.calls import AT_ONCE, HERE, AgentToolCalls, EmitEvent
+from sbx.agent.changing import ReadSetting, ask_always
 from sbx.agent.messages import ToolCall, carried
 from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.tools import access
@@ -35,6 +36,8 @@ with needs_extra("sbx mcp", "mcp"):
     from mcp.server.session import ServerSession
     from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+OpenedSandbox = Callable[[], AbstractAsyncContextManager[ToolSandbox]]
+PROJECT = Permissions("project")
 _ENDING_S = 5.0  # for a cancelled call
 _KEY = "approval"
 _QUESTION_MAX = 100_000  # characters
@@ -48,12 +51,14 @@ _FORM: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ProjectApprovals:
-    """The approvals of one project. `changes` reads the setting for changes of files."""
+class McpApprovals:
+    """The approvals of one client. `changes` reads the setting for changes of files in a
+    project."""
 
     approvals: Approvals
-    place: AgentContext
-    changes: ReadSetting
+    place: AgentContext = HERE
+    changes: ReadSetting = ask_always
+    permissions: Permissions = PROJECT
 
 
 @dataclass(slots=True)
@@ -63,18 +68,23 @@ class _Waiting:
 
     name: str
     arguments: Mapping[str, Any]
-    calling: "asyncio.Task[ToolResult]"
+    emit: Emit
     questions: "asyncio.Queue[ToolStart]"
+    calling: "asyncio.Task[ToolResult]" = field(init=False)
     question: ToolStart | None = None
 
 
-class ProjectCalls:
-    """The calls of one client. They are made one after another, so that each sees the changes of
-    the previous one."""
+class McpCalls:
+    """The calls of one client. In a project they are made one after another, so that each sees the
+    changes of the previous one."""
 
-    def __init__(self, sandbox: ToolSandbox, tools: Tools, project: ProjectApprovals) -> None:
-        self._sandbox, self._tools, self._project = sandbox, tools, project
-        self._turn = asyncio.Lock()
+    def __init__(
+        self, opened: OpenedSandbox, tools: Tools, asks: McpApprovals, *, in_project: bool
+    ) -> None:
+        """Create the calls. `opened` returns a context with the sandbox, which is open during each
+        call."""
+        self._opened, self._tools, self._asks = opened, tools, asks
+        self._turns = asyncio.Semaphore(1 if in_project else AT_ONCE)
         self._waiting: dict[str, _Waiting] = {}  # by `request_state`
 
     async def call(
@@ -89,6 +99,7 @@ class ProjectCalls:
             waiting = self._begin(session, params, call, emit)
         else:
             waiting = self._continued(params.request_state, params)
+            waiting.emit = emit
             await self._decide(waiting.question, (params.input_responses or {}).get(_KEY))
         try:
             return await self._followed(session, waiting)
@@ -103,28 +114,18 @@ class ProjectCalls:
         call: ToolCall,
         emit: Emit,
     ) -> _Waiting:
-        questions: asyncio.Queue[ToolStart] = asyncio.Queue()
+        waiting = _Waiting(*_identity(params), emit, asyncio.Queue())
 
         def on_event(event: AgentEvent) -> None:
             match event:
                 case ToolOutput():
-                    emit(event.stream, event.text)
+                    waiting.emit(event.stream, event.text)
                 case ToolStart(approval_required=True):
-                    questions.put_nowait(event)
+                    waiting.questions.put_nowait(event)
 
-        project = self._project
         can_ask = session.check_client_capability(_ELICITS)
-        calls = AgentToolCalls(
-            self._sandbox,
-            self._tools,
-            emit=on_event,
-            run_id=f"mcp-{secrets.token_hex(8)}",
-            permissions=Permissions("project"),
-            approvals=project.approvals if can_ask else None,
-            place=project.place,
-            changes=project.changes,
-        )
-        return _Waiting(*_identity(params), asyncio.create_task(self._make(calls, call)), questions)
+        waiting.calling = asyncio.create_task(self._make(call, on_event, can_ask=can_ask))
+        return waiting
 
     def _continued(self, state: str, params: types.CallToolRequestParams) -> _Waiting:
         waiting = self._waiting.get(state)
@@ -132,10 +133,26 @@ class ProjectCalls:
             raise MCPError(types.INVALID_PARAMS, "this call does not wait for an answer")
         return self._waiting.pop(state)
 
-    async def _make(self, calls: AgentToolCalls, call: ToolCall) -> ToolResult:
-        async with self._turn:
+    async def _make(self, call: ToolCall, emit: EmitEvent, *, can_ask: bool) -> ToolResult:
+        asks = self._asks
+        async with self._turns, self._opened() as sandbox:
+            calls = AgentToolCalls(
+                sandbox,
+                self._tools,
+                emit=emit,
+                run_id=f"mcp-{secrets.token_hex(8)}",
+                permissions=asks.permissions,
+                approvals=asks.approvals if can_ask else None,
+                place=asks.place,
+                changes=asks.changes,
+            )
             (result,) = await calls.make_all([call])
             return result
+
+    async def close(self) -> None:
+        """End the calls that wait for an answer."""
+        for waiting in self._waiting.values():
+            await _end(waiting.calling)
 
     async def _followed(
         self, session: ServerSession, waiting: _Waiting
@@ -176,9 +193,9 @@ class ProjectCalls:
             and (answer.content or {}).get("approve") is True
         )
         if question is not None:
-            scope = ApprovalScope(self._project.place.owner)
+            scope = ApprovalScope(self._asks.place.owner)
             with suppress(Conflict, NotFound):  # it is decided, by its time-out or its end
-                await self._project.approvals.decide(scope, question.tool_call_id, is_yes, by="you")
+                await self._asks.approvals.decide(scope, question.tool_call_id, is_yes, by="you")
 
 
 async def to_its_end(work: Coroutine[Any, Any, ToolResult]) -> ToolResult:

@@ -103,7 +103,7 @@ async def _serve_project(
     from platformdirs import user_data_path
 
     from sbx.agent.mcp import serve
-    from sbx.agent.mcp_project import ProjectApprovals
+    from sbx.agent.mcp_project import McpApprovals
     from sbx.agent.tools.registry import Tools
     from sbx.cli.chat import changes_mode
     from sbx.cli.chat_store import ChatSelection, opened
@@ -128,7 +128,7 @@ async def _serve_project(
             async def setting() -> "ChangesSetting":
                 return conversation.changes
 
-            approvals = ProjectApprovals(conversation.approvals, conversation.place, setting)
+            approvals = McpApprovals(conversation.approvals, conversation.place, setting)
             await serve(conversation.sandbox, Tools(), _templates(), approvals)
 
 

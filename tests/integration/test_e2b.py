@@ -287,8 +287,10 @@ async def test_a_background_command_is_listed_and_killed(box: Both) -> None:
     (shown,) = [each for each in await box.commands.list() if each.pid == handle.pid]
     assert (shown.cmd, shown.args) == ("/bin/bash", ["-l", "-c", "echo begun; sleep 1000"])
     assert shown.cwd == "/home/user"
-    inside = await box.commands.run(f"tr '\\0' ' ' < /proc/{handle.pid}/cmdline")
-    assert "sleep" in inside.stdout
+    # A process that is being executed has no command line for a moment.
+    shows = f"tr '\\0' ' ' < /proc/{handle.pid}/cmdline | grep sleep"
+    inside = await box.commands.run(f"until {shows}; do sleep 0.01; done")
+    assert "sleep 1000" in inside.stdout
     assert await handle.kill()
     with pytest.raises(CommandExitException) as raised:
         await handle.wait()

@@ -1,8 +1,9 @@
 """The tools of a conversation over streamable HTTP, by the SDK's own client."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -12,9 +13,17 @@ from bay_calls import made
 from live_app import Served, live
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import CallToolResult, TextContent
+from mcp_types import (
+    CallToolResult,
+    ElicitRequestParams,
+    ElicitResult,
+    InputRequiredResult,
+    TextContent,
+)
 from places import short_directory
 from test_mcp import TOOLS
+from test_mcp_project import Person
+from web import ADDRESS, Web, web
 
 from sbx.service.caller import Caller
 from sbx.service.models import SessionIdentity
@@ -23,13 +32,31 @@ MODES = ["auto", "legacy"]
 TASK = 'description = "Greet"\nprompt = "Greet ${name}."\n[parameters.name]\n'
 
 
+@pytest.fixture(scope="module")
+def site() -> Iterator[Web]:
+    with web() as site:
+        yield site
+
+
+def granting(top: Path, site: Web) -> Path:
+    """Write the policy `granting`, and return its directory."""
+    policies = top / "policies"
+    policies.mkdir()
+    (policies / "granting.toml").write_text(
+        'schema = 1\nextends = "networked"\n'
+        f'[network]\nallow_private = ["{ADDRESS}"]\n[[grant]]\nnetwork = ["{site.host}"]\n'
+    )
+    return policies
+
+
 @pytest_asyncio.fixture(scope="module")
-async def served() -> AsyncIterator[Served]:
+async def served(site: Web) -> AsyncIterator[Served]:
     with short_directory() as top:
         (top / "tasks").mkdir()
         (top / "tasks" / "greet.toml").write_text(TASK)
         (top / "tasks" / "broken.toml").write_text("nonsense")
-        async with live(top, tasks_dir=top / "tasks") as served:
+        directories = (granting(top, site),)
+        async with live(top, tasks_dir=top / "tasks", policy_dirs=directories) as served:
             yield served
 
 
@@ -48,7 +75,8 @@ async def connected(
         yield client
 
 
-def text(result: CallToolResult) -> str:
+def text(result: Any) -> str:
+    assert isinstance(result, CallToolResult)
     return "".join(one.text for one in result.content if isinstance(one, TextContent))
 
 
@@ -146,3 +174,77 @@ async def test_a_get_and_a_body_that_is_no_message_are_refused(served: Served) -
         )
         assert reply.status_code == 400
         assert (await client.post(url, json={})).status_code in (400, 406)
+
+
+def fetch(site: Web, path: str) -> dict[str, str]:
+    code = f"import urllib.request as u\nprint(u.urlopen('{site.url}{path}', timeout=50).read())"
+    return {"code": code}
+
+
+async def test_refused_access_is_asked_about(served: Served, site: Web) -> None:
+    box, person = await new(served, profile="granting"), Person("no", "yes", "cancel")
+    async with connected(served, box, elicitation_callback=person) as client:
+        assert "request_access" in {one.name for one in (await client.list_tools()).tools}
+        first = await client.call_tool("run_code", fetch(site, "/1"))
+        assert "denied" in text(first)
+        access = {"kind": "network", "target": site.host, "reason": "the menu"}
+        assert "granted connections" in text(await client.call_tool("request_access", access))
+        assert "hello from /2" in text(await client.call_tool("run_code", fetch(site, "/2")))
+        assert "denied" in text(await client.call_tool("request_access", access))
+    question = f"Grant connections to {site.host}, for the next run?"
+    reason = "The model gives this reason: the menu"
+    assert person.questions == [question, *[f"{question}\n{reason}"] * 2]
+    assert [path for path, _ in site.asked] == ["/2"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_client_that_cannot_ask_stays_refused(served: Served, site: Web, mode: str) -> None:
+    box, person = await new(served, profile="granting"), Person()
+    can_ask: dict[str, Any] = {"elicitation_callback": person} if mode == "legacy" else {}
+    async with connected(served, box, mode=mode, **can_ask) as client:
+        result = text(await client.call_tool("run_code", fetch(site, "/never")))
+        assert "refused by network.allow" in result
+        assert "granted" not in result
+    assert person.questions == []
+
+
+async def test_only_the_client_that_was_asked_can_answer(served: Served, site: Web) -> None:
+    """Another client of the same owner, with another key, does not continue the call."""
+    key = await served.key_of("carol")
+    async with served.client(key) as http:
+        box = str((await made(http, profile="granting"))["id"])
+
+    async def steal(_: Any, params: ElicitRequestParams) -> ElicitResult:
+        return ElicitResult(action="accept", content={"approve": True})
+
+    access = {"kind": "network", "target": site.host}
+    async with connected(served, box, key=key, elicitation_callback=steal) as client:
+        asked = await client.session.call_tool("request_access", access, allow_input_required=True)
+        assert isinstance(asked, InputRequiredResult)
+        state = asked.request_state
+    other = await served.key_of("carol")
+    answers: dict[str, Any] = {"approval": ElicitResult(action="accept", content={"approve": True})}
+    async with connected(served, box, key=other, elicitation_callback=steal) as client:
+        with pytest.raises(MCPError, match="does not wait"):
+            await client.session.call_tool(
+                "request_access", access, input_responses=answers, request_state=state
+            )
+    async with connected(served, box, key=key, elicitation_callback=steal) as client:
+        granted = await client.session.call_tool(
+            "request_access", access, input_responses=answers, request_state=state
+        )
+        assert "granted" in text(granted)
+
+
+async def test_a_call_that_waits_for_an_answer_ends_with_the_service(site: Web) -> None:
+    person = Person()
+    with short_directory() as top:
+        async with asyncio.timeout(60), live(top, policy_dirs=(granting(top, site),)) as served:
+            box = await new(served, profile="granting")
+            async with connected(served, box, elicitation_callback=person) as client:
+                access = {"kind": "network", "target": site.host}
+                asked = await client.session.call_tool(
+                    "request_access", access, allow_input_required=True
+                )
+                assert isinstance(asked, InputRequiredResult)
+    assert person.questions == []

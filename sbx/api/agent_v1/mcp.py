@@ -1,16 +1,24 @@
 """The tools of a conversation as an MCP server, over streamable HTTP.
 
 Each request is served by itself: the variables and files that one call leaves for the next are in
-the conversation. A client that disconnects interrupts its call.
+the conversation. A client that disconnects interrupts its call. A call that needs an approval waits
+here for the next request of its client, which has the answer of the user.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from typing import Any
+from weakref import WeakValueDictionary
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from sbx.agent.approvals import Approvals
 from sbx.agent.task import TaskTemplate
+from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolResult
 from sbx.aio import in_thread
@@ -22,12 +30,11 @@ from sbx.service.caller import Caller
 from sbx.service.external_tools import scope_of
 
 router = APIRouter(prefix=PREFIX, tags=["tools"])
-ServeHttp = Callable[..., Awaitable[None]]
 
 
 # Not in the OpenAPI document: MCP defines the bodies, and the SDK also replies with plain text.
 @router.post("/mcp", include_in_schema=False)
-async def mcp(target: TargetDep, agents: AgentsDep) -> Response:
+async def mcp(request: Request, target: TargetDep, agents: AgentsDep) -> Response:
     """Serve one message of the Model Context Protocol, whose SDK reads the body and writes the
     reply: JSON, or a stream of events. A token needs the scope of each tool that it calls."""
     templates = {
@@ -35,7 +42,7 @@ async def mcp(target: TargetDep, agents: AgentsDep) -> Response:
         for name, template in (await agents.tasks.templates()).items()
         if not isinstance(template, BadRequest)
     }
-    return _McpReply(target, agents.tools, templates)
+    return _McpReply(target, agents.tools, templates, _clients_of(request.app))
 
 
 class _McpReply(Response):
@@ -46,28 +53,66 @@ class _McpReply(Response):
         target: Target,
         tools: Tools,
         templates: Mapping[str, TaskTemplate],
+        clients: "_Clients",
     ) -> None:
         super().__init__()
         self._target = target
         self._tools = tools
         self._templates = templates
+        self._clients = clients
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        serve = await in_thread(_server_of_mcp)  # the import of the SDK takes long
+        # The import of the SDK takes long.
+        sdk: Any = await in_thread(import_module, "sbx.agent.mcp")
         target, caller = self._target, self._target.caller
         tools = Tools(_scoped(tool, caller) for tool in self._tools)
-        async with target.use("execute", creates=True) as conversation:
-            sandbox = AgentSandbox(target.service.runs, caller, target.view.id, conversation)
-            try:
-                await serve(sandbox, tools, self._templates, scope, receive, send)
-            finally:
-                await sandbox.close()
+        async with _opened(target) as sandbox:
+            calls = self._clients.calls_of(sdk, target, tools)
+            await sdk.serve_http(sandbox, tools, self._templates, calls, scope, receive, send)
 
 
-def _server_of_mcp() -> ServeHttp:
-    from sbx.agent.mcp import serve_http
+class _Clients:
+    """The calls that wait for an answer of a user, by their client: another one cannot answer. A
+    call keeps its entry here."""
 
-    return serve_http
+    def __init__(self) -> None:
+        self._calls: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
+
+    def calls_of(self, sdk: Any, target: Target, tools: Tools) -> Any:
+        caller = target.caller
+        client = (target.sandbox_id, target.name, caller.space, caller.via_id)
+        if (calls := self._calls.get(client)) is None:
+            asks = sdk.McpApprovals(Approvals(), permissions=Permissions())
+            opened = partial(_opened, target)
+            calls = sdk.McpCalls(opened, tools, asks, in_project=False)
+            self._calls[client] = calls
+        return calls
+
+    async def close(self) -> None:
+        for calls in list(self._calls.values()):
+            await calls.close()
+
+
+def _clients_of(app: FastAPI) -> _Clients:
+    """Return the clients of an app, created at the first request."""
+    state = app.state
+    if not hasattr(state, "mcp_clients"):
+        state.mcp_clients = _Clients()
+        state.service.on_close(state.mcp_clients.close)
+    clients: _Clients = state.mcp_clients
+    return clients
+
+
+@asynccontextmanager
+async def _opened(target: Target) -> AsyncIterator[AgentSandbox]:
+    """Yield the sandbox of a conversation, and hold its lease meanwhile."""
+    async with target.use("execute", creates=True) as conversation:
+        runs, caller = target.service.runs, target.caller
+        sandbox = AgentSandbox(runs, caller, target.view.id, conversation)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
 
 
 def _scoped(tool: Tool, caller: Caller) -> Tool:
