@@ -18,6 +18,7 @@ from sbx.guest.guarded_paths import ITEMS
 from sbx.policy import Policy, load
 from sbx.runtime.sandbox import AsyncSandbox
 
+USER_PATH = "/usr/local/bin:/usr/bin:/bin"
 OWNER = 4242 if os.geteuid() == 0 else os.geteuid()
 
 
@@ -37,7 +38,7 @@ class Place:
         home = self.directory.parent / "home"
         environment = {
             "HOME": str(home),
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "PATH": USER_PATH,
             "TERM": "dumb",
             "GIT_AUTHOR_NAME": "me",
             "GIT_AUTHOR_EMAIL": "me@example.org",

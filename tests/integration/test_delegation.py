@@ -2,12 +2,25 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest_asyncio
-from agent_calls import ANN, Desk, body, calls, desk, following, say
+from agent_calls import (
+    ANN,
+    Desk,
+    asked_for,
+    body,
+    calls,
+    decide,
+    desk,
+    following,
+    project,
+    say,
+    the_rest,
+)
 from model_server import Asked
 from places import short_directory
 from sessions_calls import API
@@ -219,3 +232,26 @@ async def test_an_agent_without_the_table_cannot_delegate(
     at.model.add(answer)
     await say(http, "plain", agent_id="plain")
     assert "delegate" not in names
+
+
+async def test_a_file_that_comes_back_to_a_project_is_approved_as_a_change(
+    at: Desk, http: httpx.AsyncClient
+) -> None:
+    directory = at.directory("delegated")
+    (directory / "in.txt").write_text("hello")
+    writes = code("open('in.txt', 'w').write('changed'); open('out.txt', 'w').write('HELLO')")
+    arguments = {"task": "Make it upper case", "files": ["in.txt"], "returns": ["out.txt"]}
+    project_id = await project(http, directory)
+    for approved in (False, True):
+        at.model.add(calls(("delegate", arguments)), writes, Response("done"), Response("ok"))
+        message = body("delegated", project_id=project_id)
+        async with asyncio.timeout(PATIENCE_S), aclosing(following(http, message)) as events:
+            start = await asked_for(events)
+            assert start["tool_name"] == "delegate"
+            (change,) = start["dry_run"]["changes"]
+            assert (change["path"], change["kind"]) == ("/workspace/out.txt", "added")
+            assert not (directory / "out.txt").exists()
+            assert (await decide(http, start["tool_call_id"], approved)).status_code == 200
+            await the_rest(events)
+        assert (directory / "out.txt").exists() == approved
+        assert (directory / "in.txt").read_text() == "hello"  # the other has its own copy

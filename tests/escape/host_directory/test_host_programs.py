@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from planting import Attack, Place, attacked, make_place
+from planting import USER_PATH, Attack, Place, attacked, make_place
 
 from sbx import Runtime
 from sbx.linux import mounts
@@ -395,7 +395,7 @@ def _skip_without(attack: Attack, place: Place) -> None:
         minor = "import sys; print(*sys.version_info[:2], sep='.')"
         if place.user("python3", "-c", minor).stdout.strip() != sysconfig.get_python_version():
             pytest.skip("python3 of the host does not run the nbconvert of the tests")
-    elif shutil.which(attack.needs) is None:
+    elif shutil.which(attack.needs, path=USER_PATH) is None:
         pytest.skip(f"{attack.needs} is not installed")
 
 

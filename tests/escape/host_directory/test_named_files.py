@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from planting import Attack, Place, attacked, make_place, sandbox
+from planting import USER_PATH, Attack, Place, attacked, make_place, sandbox
 
 from sbx import Runtime
 from tests.tiers import rows
@@ -191,7 +191,7 @@ def place(
 async def test_file_that_the_user_named_is_protected(
     runtime: Runtime, place: Place, attack: Attack
 ) -> None:
-    if shutil.which(attack.needs) is None:
+    if shutil.which(attack.needs, path=USER_PATH) is None:
         pytest.skip(f"{attack.needs} is not installed")
     text = await attacked(runtime, place, attack, "redirection", "protect")
     assert not place.executed, text
@@ -202,7 +202,7 @@ async def test_file_that_the_user_named_is_protected(
 async def test_control_shows_that_the_named_file_is_executed(
     runtime: Runtime, place: Place, attack: Attack
 ) -> None:
-    if shutil.which(attack.needs) is None:
+    if shutil.which(attack.needs, path=USER_PATH) is None:
         pytest.skip(f"{attack.needs} is not installed")
     text = await attacked(runtime, place, attack, "redirection", "allow")
     assert place.executed, text
