@@ -178,7 +178,7 @@ def data(own_temporary_directory: Path) -> Path:
     data = own_temporary_directory / secrets.token_hex(8) / "data"
     (data / "inner").mkdir(parents=True)
     (data / "a.txt").write_text("of the host")
-    for path in (own_temporary_directory, data.parent, data, data / "inner"):
+    for path in (data.parent, data, data / "inner"):
         path.chmod(0o755)
     return data
 
