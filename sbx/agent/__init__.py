@@ -17,7 +17,7 @@
     settings.py    the settings of the model and the sandbox
     chats.py       the agents of a service: one run per conversation, followed by clients
     profile.py     the profile of an agent; task.py: templates of tasks
-    mcp.py         the tools as an MCP server; mcp_project.py: its approvals in a project
+    mcp.py         the tools as an MCP server; mcp_calls.py: its calls and their approvals
 
 The package imports lower rows and never the runtime. It uses a sandbox in this process, a remote
 one and a fake in the same way (sandbox.py).

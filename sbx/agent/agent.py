@@ -128,7 +128,7 @@ class Agent:
         self.history = MemoryHistory() if history is None else history
         self._sandbox = one_of(sandbox)
         self._model = model
-        self._tools = (tools or Tools()).with_access(self._sandbox)
+        self._tools = tools or Tools()
         self._approvals = approvals
         self._permissions = permissions or Permissions()
         self._prompt = _fresh_prompt(system, self._sandbox, describe_files)
@@ -215,7 +215,7 @@ class Agent:
 
     async def _definitions(self) -> tuple[ToolDefinition, ...]:
         """Return the tools, without languages that this sandbox cannot run, if it reports them."""
-        definitions = self._tools.definitions()
+        definitions = self._tools.with_access(self._sandbox).definitions()
         box: Any = self._sandbox
         own = box.conversation("default") if hasattr(box, "conversation") else box
         languages = getattr(own, "languages", None)

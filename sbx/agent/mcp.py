@@ -17,14 +17,13 @@ import mimetypes
 import os
 import posixpath
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import nullcontext
-from types import MappingProxyType
 from typing import Any, cast
 from urllib.parse import quote, unquote, urlsplit
 
 from sbx import __version__
-from sbx.agent.mcp_project import McpApprovals, McpCalls, to_its_end
+from sbx.agent.mcp_calls import McpApprovals, McpCalls, to_its_end
 from sbx.agent.messages import ToolCall, carried
 from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.task import TaskTemplate, fill
@@ -56,12 +55,13 @@ _INSTRUCTIONS = (
     "files below /workspace are there for the next call."
 )
 Context = ServerRequestContext[Any, Any]
+ReadTemplates = Callable[[], Awaitable[Mapping[str, TaskTemplate]]]
 
 
 async def serve(
     sandbox: ToolSandbox,
     tools: Tools,
-    templates: Mapping[str, TaskTemplate] = MappingProxyType({}),
+    read_templates: ReadTemplates,
     project: McpApprovals | None = None,
 ) -> None:
     """Serve stdin and stdout of this process until the client closes them. Meanwhile all other
@@ -69,7 +69,7 @@ async def serve(
     calls = None
     if project is not None:
         calls = McpCalls(lambda: nullcontext(sandbox), tools, project, in_project=True)
-    server = make_server(sandbox, tools, templates, calls)
+    server = make_server(sandbox, tools, read_templates, calls)
     # Use our own reader: the reader of the SDK blocks in a thread that no signal interrupts.
     async with stdio_server(stdin=cast("anyio.AsyncFile[str]", _lines(_STDIN))) as (reads, writes):
         await server.run(reads, writes, server.create_initialization_options())
@@ -78,14 +78,14 @@ async def serve(
 async def serve_http(
     sandbox: ToolSandbox,
     tools: Tools,
-    templates: Mapping[str, TaskTemplate],
+    read_templates: ReadTemplates,
     calls: McpCalls,
     scope: Scope,
     receive: Receive,
     send: Send,
 ) -> None:
     """Serve one HTTP request of a client, by ASGI, and forget the client."""
-    server = make_server(sandbox, tools, templates, calls)
+    server = make_server(sandbox, tools, read_templates, calls)
     manager = StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=_BODY_MAX)
     async with manager.run():
         await manager.handle_request(scope, receive, send)
@@ -94,10 +94,11 @@ async def serve_http(
 def make_server(
     sandbox: ToolSandbox,
     tools: Tools,
-    templates: Mapping[str, TaskTemplate] = MappingProxyType({}),
+    read_templates: ReadTemplates,
     calls: McpCalls | None = None,
 ) -> Server[Any]:
-    """Return a server of these tools for one client. `templates` are its prompts. `calls` asks the
+    """Return a server of these tools for one client. `read_templates` reads its prompts
+    when a client asks for them. `calls` asks the
     user of the client about calls that need an approval; without it, the user is not asked."""
     if calls is not None:
         tools = tools.with_access(sandbox)
@@ -145,13 +146,13 @@ def make_server(
         context: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListPromptsResult:
         return types.ListPromptsResult(
-            prompts=[_prompt(name, template) for name, template in templates.items()]
+            prompts=[_prompt(name, template) for name, template in (await read_templates()).items()]
         )
 
     async def get_prompt(
         context: Context, params: types.GetPromptRequestParams
     ) -> types.GetPromptResult:
-        if (template := templates.get(params.name)) is None:
+        if (template := (await read_templates()).get(params.name)) is None:
             raise MCPError(types.INVALID_PARAMS, f"the prompt {params.name[:80]!r} does not exist")
         try:
             prompt = fill(template, params.arguments or {}).prompt

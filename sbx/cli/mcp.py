@@ -103,7 +103,7 @@ async def _serve_project(
     from platformdirs import user_data_path
 
     from sbx.agent.mcp import serve
-    from sbx.agent.mcp_project import McpApprovals
+    from sbx.agent.mcp_calls import McpApprovals
     from sbx.agent.tools.registry import Tools
     from sbx.cli.chat import changes_mode
     from sbx.cli.chat_store import ChatSelection, opened
@@ -129,10 +129,10 @@ async def _serve_project(
                 return conversation.changes
 
             approvals = McpApprovals(conversation.approvals, conversation.place, setting)
-            await serve(conversation.sandbox, Tools(), _templates(), approvals)
+            await serve(conversation.sandbox, Tools(), _templates, approvals)
 
 
-def _templates() -> "dict[str, TaskTemplate]":
+async def _templates() -> "dict[str, TaskTemplate]":
     """Return the templates of tasks that are valid."""
     from sbx.agent.task import read_tasks
     from sbx.runtime.settings import Settings
@@ -153,4 +153,4 @@ async def _serve(opened: "AbstractAsyncContextManager[ToolSandbox]") -> None:
 
     with CancelOnSignal():
         async with opened as sandbox:
-            await serve(sandbox, Tools(), _templates())
+            await serve(sandbox, Tools(), _templates)

@@ -44,6 +44,14 @@ class Tasks:
         """Return the templates by name, or the error of a file."""
         return await asyncio.to_thread(read_tasks, self._directory)
 
+    async def valid_templates(self) -> Mapping[str, TaskTemplate]:
+        """Return the templates by name, without files that have an error."""
+        return {
+            name: template
+            for name, template in (await self.templates()).items()
+            if not isinstance(template, BadRequest)
+        }
+
     async def template(self, name: str) -> TaskTemplate:
         """Raise NotFound `task_not_found`, Unavailable `invalid_task` for a file that is not
         valid."""

@@ -5,7 +5,7 @@ the conversation. A client that disconnects interrupts its call. A call that nee
 here for the next request of its client, which has the answer of the user.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,15 +17,15 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from sbx.agent.approvals import Approvals
-from sbx.agent.task import TaskTemplate
 from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolResult
 from sbx.aio import in_thread
 from sbx.api.agent_v1.dependencies import AgentsDep
 from sbx.api.v1.dependencies import PREFIX, Target, TargetDep
-from sbx.errors import BadRequest, Denied
+from sbx.errors import Denied
 from sbx.service.agent_runs import AgentSandbox
+from sbx.service.agents import Agents
 from sbx.service.caller import Caller
 from sbx.service.external_tools import scope_of
 
@@ -37,12 +37,7 @@ router = APIRouter(prefix=PREFIX, tags=["tools"])
 async def mcp(request: Request, target: TargetDep, agents: AgentsDep) -> Response:
     """Serve one message of the Model Context Protocol, whose SDK reads the body and writes the
     reply: JSON, or a stream of events. A token needs the scope of each tool that it calls."""
-    templates = {
-        name: template
-        for name, template in (await agents.tasks.templates()).items()
-        if not isinstance(template, BadRequest)
-    }
-    return _McpReply(target, agents.tools, templates, _clients_of(request.app))
+    return _McpReply(target, agents, _clients_of(request.app))
 
 
 class _McpReply(Response):
@@ -51,24 +46,24 @@ class _McpReply(Response):
     def __init__(
         self,
         target: Target,
-        tools: Tools,
-        templates: Mapping[str, TaskTemplate],
+        agents: Agents,
         clients: "_Clients",
     ) -> None:
         super().__init__()
         self._target = target
-        self._tools = tools
-        self._templates = templates
+        self._agents = agents
         self._clients = clients
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The import of the SDK takes long.
         sdk: Any = await in_thread(import_module, "sbx.agent.mcp")
         target, caller = self._target, self._target.caller
-        tools = Tools(_scoped(tool, caller) for tool in self._tools)
+        tools = Tools(_scoped(tool, caller) for tool in self._agents.tools)
         async with _opened(target) as sandbox:
             calls = self._clients.calls_of(sdk, target, tools)
-            await sdk.serve_http(sandbox, tools, self._templates, calls, scope, receive, send)
+            await sdk.serve_http(
+                sandbox, tools, self._agents.tasks.valid_templates, calls, scope, receive, send
+            )
 
 
 class _Clients:
