@@ -43,14 +43,13 @@ def list_commands(
     entries = _of(socket, key, sandbox_id, conversation, lambda commands: commands.list())
     if as_json:
         output.document({"commands": [to_json(entry) for entry in entries]})
-    elif not entries:
-        output.note("no background commands; start one with sbx exec --background")
     else:
         rows = [
             (entry.id, _state(entry), output.since(entry.started_at), _cut(entry.command))
             for entry in entries
         ]
-        output.print_table(("command", "state", "started", "what"), rows)
+        empty = "no background commands; start one with sbx exec --background"
+        output.print_table(("command", "state", "started", "what"), rows, empty=empty)
     return exits.Exit.OK
 
 

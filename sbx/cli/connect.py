@@ -202,12 +202,10 @@ def print_list(
     entries = ask(socket, key, lambda client: client.request("GET", path))["items"]
     if as_json:
         output.document({collection: entries})
-    elif entries:
+    else:
         shown = {**columns, "state": _state}
         rows = [tuple(column(entry) for column in shown.values()) for entry in entries]
-        output.print_table(tuple(shown), rows)
-    else:
-        output.note(f"no {collection} exist")
+        output.print_table(tuple(shown), rows, empty=f"no {collection} exist")
     return exits.Exit.OK
 
 

@@ -1,6 +1,5 @@
 """`sbx grant`: access of a conversation in a service beyond its policy."""
 
-from enum import StrEnum
 from time import localtime, strftime
 from typing import Annotated, Any
 
@@ -8,6 +7,7 @@ import typer
 
 from sbx.cli import connect, exits, output
 from sbx.cli.terminal import one_line
+from sbx.protocol.grants import AccessKind, GrantDuration
 
 app = typer.Typer(
     help="Grant, list and revoke access that a policy permits to grant ([[grant]]).",
@@ -15,23 +15,10 @@ app = typer.Typer(
 )
 
 
-class GrantKind(StrEnum):
-    NETWORK = "network"
-    SECRET = "secret"  # noqa: S105  # a word, not one
-    DIRECTORY = "directory"
-    RUN_TIME = "run_time"
-
-
-class HowLong(StrEnum):
-    ONCE = "once"
-    HOUR = "hour"
-    CONVERSATION = "conversation"
-
-
 @app.command("add")
 def add_grant(
     sandbox_id: connect.Id,
-    kind: Annotated[GrantKind, typer.Argument(help="The kind of access.")],
+    kind: Annotated[AccessKind, typer.Argument(help="The kind of access.")],
     target: Annotated[
         str,
         typer.Argument(
@@ -40,8 +27,9 @@ def add_grant(
         ),
     ],
     duration: Annotated[
-        HowLong, typer.Option("--for", help="For the next run, an hour, or the conversation.")
-    ] = HowLong.ONCE,
+        GrantDuration,
+        typer.Option("--for", help="For the next run, an hour, or the conversation."),
+    ] = "once",
     conversation: connect.Conversation = "default",
     as_json: connect.Json = False,
     socket: connect.Address = None,
@@ -49,10 +37,10 @@ def add_grant(
 ) -> int:
     """Grant access to one conversation, and print the id of the grant.
 
-    The policy decides what may be granted. The grant is in the receipt and the audit log.
+    The policy lists the access that it permits. The grant is in the receipt and the audit log.
     """
     path = connect.sandbox_path(sandbox_id, "conversations", conversation, "grants")
-    request = {"kind": kind.value, "target": target, "duration": duration.value}
+    request = {"kind": kind, "target": target, "duration": duration}
     reply = connect.ask(socket, key, lambda client: client.request("POST", path, json=request))
     output.outcome(reply, one_line(reply["id"]), as_json=as_json)
     return exits.Exit.OK
@@ -71,13 +59,12 @@ def list_grants(
     items = connect.ask(socket, key, lambda client: client.request("GET", path))["items"]
     if as_json:
         output.document({"grants": items})
-    elif items:
+    else:
         rows = [
             (each["id"], each["kind"], each["target"], each["by"], _end(each)) for each in items
         ]
-        output.print_table(("grant", "kind", "target", "by", "until"), rows)
-    else:
-        output.note("nothing is granted")
+        heads = ("grant", "kind", "target", "by", "until")
+        output.print_table(heads, rows, empty="nothing is granted")
     return exits.Exit.OK
 
 

@@ -65,12 +65,10 @@ def unmount(
 def _listed(items: list[dict[str, Any]], *, as_json: bool) -> int:
     if as_json:
         output.document({"mounts": items})
-    elif items:
+    else:
         rows = [
             (item["target"], item["source"], "read-only" if item["read_only"] else "writable")
             for item in items
         ]
-        output.print_table(("seen at", "directory", "access"), rows)
-    else:
-        output.note("nothing is mounted")
+        output.print_table(("seen at", "directory", "access"), rows, empty="nothing is mounted")
     return exits.Exit.OK

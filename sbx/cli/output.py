@@ -127,12 +127,17 @@ def _print(word: str, colour: str, message: str) -> None:
 # -- tables, times and sizes -----------------------------------------------------------------------
 
 
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+def print_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str | None = None
+) -> int:
     """Print a table: readable without colour, and with a fixed width outside a terminal. Return the
-    number of its lines.
+    number of its lines. `empty` is a note in place of a table without rows.
 
     On a terminal, the words found, missing, yes, no and weaker are coloured.
     """
+    if empty is not None and not rows:
+        note(empty)
+        return 0
     from rich.box import SIMPLE_HEAD  # a lazy import keeps `sbx --help` fast
     from rich.console import Console
     from rich.table import Table

@@ -8,7 +8,7 @@ import typer
 
 from sbx.cli import output, terminal
 from sbx.cli.exits import Exit
-from sbx.cli.run import CodeOption, FileArgument, LanguageOption, check_names, code_of
+from sbx.cli.run import CodeOption, FileArgument, LanguageOption, UploadOption, check_names, code_of
 from sbx.cli.script import PythonScript, language_for
 from sbx.errors import Conflict, NotFound, SbxError
 
@@ -110,10 +110,7 @@ def learn(
     policy: Annotated[
         str, typer.Option(help="The policy that the learned one extends.", metavar="POLICY")
     ] = "default",
-    upload: Annotated[
-        list[Path] | None,
-        typer.Option(help="Copy a file in, as sbx run does. Repeatable.", metavar="FILE"),
-    ] = None,
+    upload: UploadOption = None,
     allow_private: Annotated[
         bool,
         typer.Option(help="Also allow servers of this host and of private networks."),

@@ -78,7 +78,7 @@ def list_projects(
     projects = connect.ask(socket, key, every)
     if as_json:
         output.document({"projects": [asdict(project) for project in projects]})
-    elif projects:
+    else:
         rows = [
             (
                 project.id,
@@ -89,9 +89,9 @@ def list_projects(
             )
             for project in projects
         ]
-        output.print_table(("project", "name", "sandbox", "made", "directory"), rows)
-    else:
-        output.note("no projects exist; create one with sbx project create")
+        heads = ("project", "name", "sandbox", "made", "directory")
+        empty = "no projects exist; create one with sbx project create"
+        output.print_table(heads, rows, empty=empty)
     return exits.Exit.OK
 
 

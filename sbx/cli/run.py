@@ -53,6 +53,13 @@ LanguageOption = Annotated[
         metavar="NAME",
     ),
 ]
+UploadOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Copy a file in, read-only at /workspace/uploads/temparea. Repeatable.",
+        metavar="FILE",
+    ),
+]
 ScriptArguments = Annotated[
     list[str] | None,
     typer.Argument(help="An argument of the script; its options after --.", metavar="[ARG…]"),
@@ -69,13 +76,7 @@ def run(
         str, typer.Option(help="The name or the file of a policy.", metavar="POLICY")
     ] = "default",
     timeout: TimeoutOption = None,
-    upload: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Copy a file in, read-only at /workspace/uploads/temparea. Repeatable.",
-            metavar="FILE",
-        ),
-    ] = None,
+    upload: UploadOption = None,
     uploads: Annotated[
         Path | None,
         typer.Option(help="Mount a directory read-only as the uploads.", metavar="DIR"),
