@@ -49,6 +49,7 @@ from shared_services import (  # noqa: F401  # fixtures
     shared_application,
     shared_service,
 )
+from web import site  # noqa: F401  # a fixture
 
 from sbx import Runtime
 from sbx.isolation.broker import process as broker_process

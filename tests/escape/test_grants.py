@@ -13,7 +13,6 @@ from web import ADDRESS, Web, networked, web
 
 from sbx import Runtime
 from sbx.errors import BadRequest, Denied, SbxError
-from sbx.policy import Policy
 from sbx.protocol.grants import Access
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.sandbox import AsyncSandbox
@@ -32,12 +31,6 @@ REFUSED = "is not in the policy's network.allow"
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Web]:
-    with web() as site:
-        yield site
-
-
-@pytest.fixture(scope="module")
 def other_site() -> Iterator[Web]:
     with web() as site:
         yield site
@@ -46,10 +39,8 @@ def other_site() -> Iterator[Web]:
 @pytest_asyncio.fixture
 async def box(runtime: Runtime, site: Web, other_site: Web) -> Any:
     hosts = [site.host, other_site.host]
-    table = networked().model_dump(mode="json") | {
-        "grant": [{"network": hosts}, {"run_time": "2h"}],
-    }
-    async with await runtime.create(Policy.model_validate(table)) as box:
+    policy = networked(grant=[{"network": hosts}, {"run_time": "2h"}])
+    async with await runtime.create(policy) as box:
         yield box
 
 
@@ -185,8 +176,8 @@ def data(own_temporary_directory: Path) -> Path:
 
 @pytest_asyncio.fixture
 async def reader(runtime: Runtime, data: Path) -> Any:
-    table = networked().model_dump(mode="json") | {"grant": [{"directory": [str(data)]}]}
-    async with await runtime.create(Policy.model_validate(table)) as box:
+    policy = networked(grant=[{"directory": [str(data)]}])
+    async with await runtime.create(policy) as box:
         yield box
 
 

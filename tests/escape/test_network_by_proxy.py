@@ -8,7 +8,6 @@ import secrets
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,12 +39,6 @@ def asked(url):
         return f"{error.code} {error.reason}"
 """
 CONNECT = "sock = socket.create_connection({address!r}, timeout=5); sock.close()"
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Web]:
-    with web() as found:
-        yield found
 
 
 @pytest_asyncio.fixture(scope="module")

@@ -1,14 +1,14 @@
 """Refused access becomes a question to a person, and the answer opens one wall or none."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from agent_calls import calls as answer_with
-from web import Web, networked, web
+from web import Web, networked
 
 from sbx import Runtime
 from sbx.agent.agent import Agent
@@ -28,12 +28,6 @@ FETCH = "import urllib.request\nprint(urllib.request.urlopen({url!r}, timeout=50
 Decide = Callable[[ToolStart], dict[str, Any] | None]
 
 
-@pytest.fixture(scope="module")
-def site() -> Iterator[Web]:
-    with web() as site:
-        yield site
-
-
 @pytest_asyncio.fixture(scope="module")
 async def runtime() -> AsyncIterator[Runtime]:
     async with Runtime() as runtime:
@@ -42,13 +36,9 @@ async def runtime() -> AsyncIterator[Runtime]:
 
 @pytest_asyncio.fixture
 async def box(runtime: Runtime, site: Web) -> AsyncIterator[AsyncSandbox]:
-    async with await runtime.create(granting(site)) as box:
+    policy = networked(grant=[{"network": [site.host], "longest": "hour"}])
+    async with await runtime.create(policy) as box:
         yield box
-
-
-def granting(site: Web, longest: str = "hour") -> Policy:
-    entries = [{"network": [site.host], "longest": longest}]
-    return Policy.model_validate(networked().model_dump(mode="json") | {"grant": entries})
 
 
 def code(url: str) -> Response:
@@ -114,9 +104,8 @@ async def test_a_refusal_becomes_a_question_and_the_next_run_has_the_access(
 
 
 async def test_a_time_out_beyond_the_policy_becomes_a_question(runtime: Runtime) -> None:
-    table = networked().model_dump(mode="json") | {"grant": [{"run_time": "2h"}]}
     long = answer_with(("execute_command", {"command": "echo two", "timeout": 5000.5}))
-    async with await runtime.create(Policy.model_validate(table)) as box:
+    async with await runtime.create(networked(grant=[{"run_time": "2h"}])) as box:
         events, messages = await followed(box, [long, long], lambda _: {"remember": "conversation"})
         (question,) = (each for each in of_kind(events, ToolStart) if each.approval_required)
         asked = {"kind": "run_time", "target": "5001", "longest": "conversation"}

@@ -1,10 +1,9 @@
 """Over HTTP: an agent's code is refused, a person grants the access, and nobody else gets it."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import httpx
-import pytest
 import pytest_asyncio
 from agent_calls import (
     Desk,
@@ -21,28 +20,16 @@ from agent_calls import (
 )
 from places import short_directory
 from sessions_calls import code_of
-from web import Web, networked, web
+from web import Web, granting
 
 from sbx.agent.messages import Response
-from sbx.policy import describe
-from sbx.policy.tables import GrantPolicy
-from sbx.settings_files import to_toml
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Web]:
-    with web() as site:
-        yield site
 
 
 @pytest_asyncio.fixture(scope="module")
 async def at(site: Web) -> AsyncIterator[Desk]:
-    entry = GrantPolicy(network=(site.host,), longest="hour")
-    policy = describe(networked().model_copy(update={"grant": (entry,)}))
-    del policy["name"]
     with short_directory() as top:
         (top / "policies").mkdir()
-        (top / "policies" / "granting.toml").write_text(to_toml(policy))
+        (top / "policies" / "granting.toml").write_text(granting(site))
         directories = (top / "policies",)
         async with desk(top, policy_dirs=directories, sessions_policy="granting") as at:
             yield at

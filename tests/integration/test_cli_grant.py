@@ -5,15 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 from serving import Service, open_directory, service
-from web import ADDRESS, Web, web
+from web import Web, granting
 
 pytestmark = pytest.mark.needs("namespaces")
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Web]:
-    with web() as site:
-        yield site
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +15,7 @@ def served(site: Web) -> Iterator[Service]:
     with open_directory() as top:
         policies = top / "policies"
         policies.mkdir()
-        (policies / "granting.toml").write_text(
-            'schema = 1\nextends = "networked"\n'
-            f'[network]\nallow_private = ["{ADDRESS}"]\n'
-            f'[[grant]]\nnetwork = ["{site.host}"]\nlongest = "hour"\n'
-        )
+        (policies / "granting.toml").write_text(granting(site))
         with service("--policies", policies, top=top) as served:
             yield served
 

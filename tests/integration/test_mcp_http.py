@@ -1,7 +1,7 @@
 """The tools of a conversation over streamable HTTP, by the SDK's own client."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from mcp_types import (
 from places import short_directory
 from test_mcp import TOOLS
 from test_mcp_project import Person
-from web import ADDRESS, Web, web
+from web import Web, granting
 
 from sbx.service.caller import Caller
 from sbx.service.models import SessionIdentity
@@ -32,20 +32,11 @@ MODES = ["auto", "legacy"]
 TASK = 'description = "Greet"\nprompt = "Greet ${name}."\n[parameters.name]\n'
 
 
-@pytest.fixture(scope="module")
-def site() -> Iterator[Web]:
-    with web() as site:
-        yield site
-
-
-def granting(top: Path, site: Web) -> Path:
+def policies_of(top: Path, site: Web) -> Path:
     """Write the policy `granting`, and return its directory."""
     policies = top / "policies"
     policies.mkdir()
-    (policies / "granting.toml").write_text(
-        'schema = 1\nextends = "networked"\n'
-        f'[network]\nallow_private = ["{ADDRESS}"]\n[[grant]]\nnetwork = ["{site.host}"]\n'
-    )
+    (policies / "granting.toml").write_text(granting(site))
     return policies
 
 
@@ -55,7 +46,7 @@ async def served(site: Web) -> AsyncIterator[Served]:
         (top / "tasks").mkdir()
         (top / "tasks" / "greet.toml").write_text(TASK)
         (top / "tasks" / "broken.toml").write_text("nonsense")
-        directories = (granting(top, site),)
+        directories = (policies_of(top, site),)
         async with live(top, tasks_dir=top / "tasks", policy_dirs=directories) as served:
             yield served
 
@@ -239,7 +230,7 @@ async def test_only_the_client_that_was_asked_can_answer(served: Served, site: W
 async def test_a_call_that_waits_for_an_answer_ends_with_the_service(site: Web) -> None:
     person = Person()
     with short_directory() as top:
-        async with asyncio.timeout(60), live(top, policy_dirs=(granting(top, site),)) as served:
+        async with asyncio.timeout(60), live(top, policy_dirs=(policies_of(top, site),)) as served:
             box = await new(served, profile="granting")
             async with connected(served, box, elicitation_callback=person) as client:
                 access = {"kind": "network", "target": site.host}

@@ -10,7 +10,7 @@ import pytest
 from command import COMMAND, environment
 from mcp import Client, MCPError, StdioServerParameters
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
-from web import ADDRESS, web
+from web import granting, web
 
 PATIENCE_S = 120.0
 
@@ -172,10 +172,7 @@ async def test_refused_access_is_asked_about(project: Path, mode: str) -> None:
     policies = project.parent / "policies"
     policies.mkdir()
     with web() as site:
-        (policies / "granting.toml").write_text(
-            'schema = 1\nextends = "networked"\n'
-            f'[network]\nallow_private = ["{ADDRESS}"]\n[[grant]]\nnetwork = ["{site.host}"]\n'
-        )
+        (policies / "granting.toml").write_text(granting(site))
         person = Person("yes", "yes", "yes", "no")
         # The name of curl marks a command that needs the network; it may be missing here.
         code = f"import urllib.request as u; print(u.urlopen('{site.url}/menu').read().decode())"

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,6 @@ from sbx.runtime.sandbox import AsyncSandbox
 pytestmark = pytest.mark.core
 GET = "import urllib.request\nurllib.request.urlopen({url!r}, timeout=50).read().decode()"
 SECRET = "s3cr3t-of-the-tests"
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Web]:
-    with web() as found:
-        yield found
 
 
 @pytest_asyncio.fixture(scope="module")

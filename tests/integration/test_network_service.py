@@ -2,7 +2,7 @@
 root behind a broker that was told what jails may be made of."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,11 @@ from bay_calls import made
 from live_app import Served, live
 from places import short_directory
 from service_process import service
-from web import ADDRESS, Web, networked, web
+from web import ADDRESS, Web, granting, networked
 
 from sbx.client import Client
 from sbx.errors import Denied, NotFound
 from sbx.policy import describe
-from sbx.policy.tables import GrantPolicy
 from sbx.service.caller import Caller
 from sbx.service.models import SessionIdentity
 from sbx.settings_files import to_toml
@@ -34,12 +33,6 @@ def asked(url, **headers):
     except urllib.error.HTTPError as error:
         return error.read()
 """
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Web]:
-    with web() as found:
-        yield found
 
 
 def write_policy(
@@ -58,10 +51,7 @@ async def served(site: Web) -> AsyncIterator[Served]:
     with short_directory() as top, pytest.MonkeyPatch.context() as patch:
         patch.setenv("REAL_CRM", TOKEN)
         write_policy(top / "policies", site)
-        entry = GrantPolicy(network=(site.host,), longest="hour")
-        write_policy(
-            top / "policies", site, "granting", network=networked().network, grant=(entry,)
-        )
+        (top / "policies" / "granting.toml").write_text(granting(site))
         async with live(top, policy_dirs=(top / "policies",)) as found:
             yield found
 

@@ -6,10 +6,12 @@ It listens on 127.0.0.2, which is no loopback that programs go to without their 
 import http.server
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
 
 from sbx.policy import Policy, load
 
@@ -89,8 +91,29 @@ def web(
         serving.join()
 
 
-def networked(*allow: str, secrets: Mapping[str, Any] | None = None, **network: Any) -> Policy:
+@pytest.fixture(scope="module")
+def site() -> Iterator[Web]:
+    with web() as site:
+        yield site
+
+
+def granting(site: Web) -> str:
+    """The text of a policy in which a person may grant this site for an hour."""
+    return (
+        'schema = 1\nextends = "networked"\n'
+        f'[network]\nallow_private = ["{ADDRESS}"]\n'
+        f'[[grant]]\nnetwork = ["{site.host}"]\nlongest = "hour"\n'
+    )
+
+
+def networked(
+    *allow: str,
+    secrets: Mapping[str, Any] | None = None,
+    grant: Sequence[Mapping[str, Any]] = (),
+    **network: Any,
+) -> Policy:
     """The shipped policy, with these hosts; 127.0.0.2 may be reached although it is private."""
     table = load("networked").model_dump(mode="json")
     table["network"] |= {"allow": list(allow), "allow_private": [ADDRESS], **network}
-    return Policy.model_validate({**table, "name": "net", "secrets": dict(secrets or {})})
+    table |= {"name": "net", "secrets": dict(secrets or {}), "grant": list(grant)}
+    return Policy.model_validate(table)
