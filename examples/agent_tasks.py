@@ -108,7 +108,7 @@ async def suite(runtime: Runtime, model: Model, on_step: OnStep) -> list[AgentRu
         await box.files.write("test_cart.py", TESTS)
         agent = Agent(box, model, budget=BUDGET)
         task = "Some tests in test_cart.py fail. Repair cart.py, and leave the tests as they are."
-        # The task is done when the tests pass, whatever the model says about it.
+        # The exit code of the tests ends the task, and not the answer of the model.
         end = finished(
             await agent.run(task, check_command=COMMAND, max_steps=STEPS, on_step=on_step)
         )
@@ -118,7 +118,7 @@ async def suite(runtime: Runtime, model: Model, on_step: OnStep) -> list[AgentRu
     return [end]
 
 
-# -- a web site that nobody listed -------------------------------------------------------------
+# -- a web site that the policy does not list --------------------------------------------------
 
 PRICES = {"apples": "2.40", "pears": "3.10", "plums": "4.75"}
 ADDRESS = "127.0.0.2"  # a server on this host; a site of the Internet needs no allow_private

@@ -194,7 +194,7 @@ class AgentToolCalls:
         if call.call.name == access.NAME and self._grants is not None:
             call.arguments = access.question(self._grants, call.arguments)
             call.remember_as = AS_GRANT
-            return "ask"  # whatever rules and permissions say about the tool
+            return "ask"  # no rule and no permission answers this question
         tool = self._tools.get(call.call.name)
         ruling = self._permissions.of(tool, call.arguments)
         # "Always" has a meaning for commands, and for calls that are approved as a call. Others are

@@ -125,7 +125,7 @@ class Egress:
         return stop
 
     def end_forbidden(self) -> None:
-        """Close the connections whose request is no longer allowed, because a grant has ended."""
+        """Close the connections that only a grant allowed which has ended."""
         for task, connection in self._connections.items():
             if not connection.is_allowed:
                 connection.cut("the grant has ended")

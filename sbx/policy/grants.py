@@ -14,13 +14,12 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from sbx import errors
 from sbx.policy import destinations
 from sbx.policy.checks import is_within, plain_path
-from sbx.policy.destinations import Destination
 from sbx.policy.model import Policy
 from sbx.policy.tables import GrantPolicy
 from sbx.protocol.grants import (
@@ -51,9 +50,7 @@ def is_allowed(policy: Policy, access: Access) -> bool:
     """Return whether the policy allows this access without a grant."""
     match access.kind:
         case "network":
-            requested = _destination(access.target)
-            entries = map(destinations.parse, policy.network.allow)
-            return requested is not None and any(entry.covers(requested) for entry in entries)
+            return _is_listed(access.target, policy.network.allow)
         case "secret":
             return access.target in policy.secrets and not any(
                 access.target in grant.secret for grant in policy.grant
@@ -67,9 +64,7 @@ def is_allowed(policy: Policy, access: Access) -> bool:
 def _permits(grant: GrantPolicy, access: Access) -> bool:
     match access.kind:
         case "network":
-            requested = _destination(access.target)
-            entries = map(destinations.parse, grant.network)
-            return requested is not None and any(entry.covers(requested) for entry in entries)
+            return _is_listed(access.target, grant.network)
         case "secret":
             return access.target in grant.secret
         case "directory":
@@ -78,13 +73,16 @@ def _permits(grant: GrantPolicy, access: Access) -> bool:
             return 0 < _seconds(access.target) <= (grant.run_time or 0)
 
 
-def _destination(target: str) -> Destination | None:
-    """Return one host with one port. A pattern or a host without a port is not narrow enough."""
+def _is_listed(target: str, entries: Sequence[str]) -> bool:
+    """Return whether an entry covers this host and port. A pattern or a host without a port is not
+    narrow enough."""
     try:
-        parsed = destinations.parse(target)
+        requested = destinations.parse(target)
     except ValueError:
-        return None
-    return None if parsed.port is None or parsed.host.startswith("*.") else parsed
+        return False
+    if requested.port is None or requested.host.startswith("*."):
+        return False
+    return any(destinations.parse(entry).covers(requested) for entry in entries)
 
 
 def _is_plain(path: str) -> bool:
@@ -105,7 +103,7 @@ class _Active:
     grant: Grant
     until: float | None
     ends: asyncio.TimerHandle | None = None
-    run: object | None = field(default=None)
+    run: object | None = None
 
 
 class Grants:

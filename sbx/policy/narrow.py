@@ -44,6 +44,7 @@ from sbx.policy.tables import (
     UploadsPolicy,
     WallsPolicy,
 )
+from sbx.protocol.grants import GRANT_DURATIONS
 
 
 def narrow(policy: Policy, request: Mapping[str, Any]) -> Policy:
@@ -175,7 +176,7 @@ def _secret_covers(existing: SecretPolicy, secret: SecretPolicy) -> bool:
     )
 
 
-_shorter = _one_of("once", "hour", "conversation")
+_shorter = _one_of(*GRANT_DURATIONS)
 
 
 def _grants(requested: Sequence[GrantPolicy], allowed: Sequence[GrantPolicy]) -> bool:

@@ -195,10 +195,7 @@ class GrantPolicy(Table):
         AfterValidator(checks.sorted_set),
     ] = ()
     directory: Annotated[
-        tuple[
-            Annotated[HostPath, AfterValidator(checks.mount_source)],
-            ...,
-        ],
+        tuple[Annotated[HostPath, AfterValidator(checks.mount_source)], ...],
         Field(max_length=checks.MOST_ENTRIES),
         AfterValidator(checks.sorted_set),
     ] = ()
