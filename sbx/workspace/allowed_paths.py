@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from sbx.errors import BadRequest, Denied
@@ -228,6 +229,20 @@ class AllowedProjects:
             raise _invalid(name, "no file has such a name") from None
         self.check(real)
         return real
+
+    def names_in(self, name: str, limit: int) -> list[str]:
+        """Return the names of at most `limit` visible directories in one that may be a project; []
+        if it cannot be read."""
+        try:
+            with os.scandir(self.resolve(name)) as entries:
+                visible = (
+                    each.name
+                    for each in entries
+                    if each.is_dir(follow_symlinks=False) and not each.name.startswith(".")
+                )
+                return sorted(islice(visible, limit))
+        except OSError:
+            return []
 
     def check(self, directory: Path) -> None:
         """Check that the directory, named by its path without symlinks, may be a project now."""

@@ -80,7 +80,11 @@ def test_the_wheel_has_the_page_and_not_its_source(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "unprivileged", [False, pytest.param(True, marks=pytest.mark.needs("root"))]
+    "unprivileged",
+    [
+        pytest.param(False, marks=pytest.mark.full_tier),  # the other tests run as root
+        pytest.param(True, marks=pytest.mark.needs("root")),
+    ],
 )
 async def test_the_page_opens_by_the_link_of_the_command(
     top: Path, site: Path, browser: Browser, unprivileged: bool
@@ -93,7 +97,7 @@ async def test_the_page_opens_by_the_link_of_the_command(
         await page.goto(url)
         named = Named(page, "ja")
         await names.check_frame_and_lists(named)
-        if unprivileged:  # the other tests run as root
+        if unprivileged:
             await names.check_a_sandbox(named)
         await named.open("settings")
         await named.one("combobox", "settings.language").select_option("en")

@@ -91,6 +91,13 @@ async def test_its_rights_are_those_of_a_service_but_for_the_directories(
     assert (top / "data-projects").stat().st_uid == 1_899_999_998
 
 
+async def test_directories_for_projects_are_suggested(link: ProjectServerLink, top: Path) -> None:
+    assert await link.names_in(str(top / "work"), 9) == ["other", "root", "strange"]
+    assert len(await link.names_in(str(top / "work"), 1)) == 1
+    with pytest.raises(Denied):
+        await link.names_in(str(top / "elsewhere"), 9)
+
+
 @pytest.mark.parametrize(
     ("name", "uid"), rows([("root", 0), ("other", OWNER)], ci_tier=[("root", 0)])
 )

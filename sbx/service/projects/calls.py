@@ -5,7 +5,7 @@ typed message, and the server checks each field before it acts. A frame is the l
 four bytes, big-endian, and the body in MessagePack.
 
     Ping                               whether the server and its broker answer
-    Resolve, Look                      a directory, before it is a project
+    Resolve, Look, NamesIn             a directory, before it is a project
     Open, Allow, Close                 the sandbox of one conversation in a project
     Begin, Compare, Commit, Rollback   the changes of one tool call
     ReadFile ... SaveResult            files of a sandbox, or of the copy that a tool call acts on
@@ -44,6 +44,13 @@ class Resolve(_Request):
 
 class Look(_Request):
     directory: str
+
+
+class NamesIn(_Request):
+    """See `AllowedProjects.names_in`."""
+
+    directory: str
+    limit: int
 
 
 class Open(_Request):
@@ -176,7 +183,7 @@ class EndUpload(_Request):
 
 
 Request = (
-    Ping | Resolve | Look | Open | Allow | Close | Begin | Compare | Commit | Rollback
+    Ping | Resolve | Look | NamesIn | Open | Allow | Close | Begin | Compare | Commit | Rollback
     | ReadFile | WriteFile | ListFiles | Stat | MakeDirectory | Find | SaveResult
     | StartCall | Follow | GiveUp
     | ListUploads | DeleteUpload | BeginUpload | AddToUpload | EndUpload

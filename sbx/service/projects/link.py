@@ -92,6 +92,9 @@ class ProjectServerLink:
     async def resolve(self, path: str) -> Path:
         return Path(await self.call(calls.Resolve(path), str))
 
+    async def names_in(self, path: str, limit: int) -> list[str]:
+        return await self.call(calls.NamesIn(path, limit), list[str])
+
     async def look_at(self, directory: Path) -> None:
         await self.call(calls.Look(str(directory)), type(None))
 

@@ -5,13 +5,11 @@ An agent leases the sandbox of the project (sessions.py) by `using`.
 """
 
 import logging
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from sbx import errors
@@ -192,27 +190,11 @@ class Projects:
 
     async def directories_in(self, below: str, *, limit: int) -> tuple[Sequence[str], bool]:
         """Return the names of the visible directories in one that may be a project, and whether
-        there are more. A service without rights there has no names. Raise as `create`."""
-        directory = await self._directory(below)
+        there are more. Raise as `create`."""
         if self._server is not None:
-            return [], True
-
-        def read() -> Sequence[str]:
-            with os.scandir(directory) as entries:
-                visible = islice(
-                    (
-                        each.name
-                        for each in entries
-                        if each.is_dir(follow_symlinks=False) and not each.name.startswith(".")
-                    ),
-                    limit + 1,
-                )
-                return sorted(visible)
-
-        try:
-            names = await in_thread(read)
-        except OSError:
-            return [], True
+            names = await self._server.names_in(below, limit + 1)
+        else:
+            names = await in_thread(self._directories.names_in, below, limit + 1)
         return names[:limit], len(names) > limit
 
     # -- the quarantine ---------------------------------------------------------------------------

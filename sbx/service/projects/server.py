@@ -140,6 +140,8 @@ class ProjectServer:
                 return self._runtime.alive
             case calls.Resolve(directory):
                 return str(await in_thread(self._directories.resolve, directory))
+            case calls.NamesIn(directory, limit):
+                return await in_thread(self._directories.names_in, directory, limit)
             case calls.Look(directory):
                 return await in_thread(self._directories.check, Path(directory))
             case calls.Open():
