@@ -24,7 +24,8 @@ class RemoteGrants:
 
     async def add(self, kind: AccessKind, target: str, duration: GrantDuration = "once") -> Grant:
         """Grant access that the policy permits to grant: `target` is `host:port`, the name of a
-        secret, an absolute path of the host, or the seconds of a run. `once` is for the next run.
+        secret, an absolute path of the host, the seconds of a run, or the MiB of the sandbox.
+        `once` is for the next run.
 
         Raise Denied `not_grantable`, also for a duration that is too long, and `rule_not_permitted`
         for a token; Conflict `too_many_grants`.

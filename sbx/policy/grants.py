@@ -3,9 +3,9 @@
     longest_duration   decides whether a policy permits a grant, and for how long; pure
     Grants             the grants of one conversation: added, used by its walls, ended
 
-A grant is a narrow exception: one host and one port, one secret, one directory, or the time of a
-run. It is valid in its conversation only, and it lives in memory: the end of the sandbox ends it
-too.
+A grant is a narrow exception: one host and one port, one secret, one directory, the time of a run,
+or the memory of the sandbox. It is valid in its conversation only, and it is not stored: the end of
+the sandbox ends it too.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ from sbx import errors
 from sbx.policy import destinations
 from sbx.policy.checks import is_within, plain_path
 from sbx.policy.model import Policy
-from sbx.policy.tables import GrantPolicy
+from sbx.policy.tables import GrantPolicy, LimitsPolicy
+from sbx.policy.units import MIB
 from sbx.protocol.grants import (
     ACCESS_KINDS,
     GRANT_DURATIONS,
@@ -35,6 +36,7 @@ from sbx.telemetry.background import background_context
 _log = logging.getLogger(__name__)
 HOUR_S = 3600.0
 GRANTS_MAX = 100
+_APPLIED = ("directory", "memory")  # the walls read the other kinds themselves
 _REFUSED_MAX = 3  # questions to a person after one call; code inside chooses the hosts
 GrantChange = Literal["granted", "grant_ended"]
 
@@ -58,7 +60,9 @@ def is_allowed(policy: Policy, access: Access) -> bool:
         case "directory":
             return False
         case "run_time":
-            return 0 < _seconds(access.target) <= policy.limits.wall_time
+            return 0 < _number(access.target) <= policy.limits.wall_time
+        case "memory":
+            return 0 < _number(access.target) * MIB <= policy.limits.memory_max
 
 
 def _permits(grant: GrantPolicy, access: Access) -> bool:
@@ -70,7 +74,9 @@ def _permits(grant: GrantPolicy, access: Access) -> bool:
         case "directory":
             return _is_plain(access.target) and is_within(access.target, grant.directory)
         case "run_time":
-            return 0 < _seconds(access.target) <= (grant.run_time or 0)
+            return 0 < _number(access.target) <= (grant.run_time or 0)
+        case "memory":
+            return 0 < _number(access.target) * MIB <= (grant.memory or 0)
 
 
 def _is_listed(target: str, entries: Sequence[str]) -> bool:
@@ -92,7 +98,7 @@ def _is_plain(path: str) -> bool:
         return False
 
 
-def _seconds(target: str) -> int:
+def _number(target: str) -> int:
     return int(target) if target.isascii() and target.isdecimal() and len(target) < 10 else 0
 
 
@@ -120,18 +126,18 @@ class Grants:
         hour_s: float = HOUR_S,
         on_change: Callable[[GrantChange, Grant], None] = lambda *_: None,
         on_close: Callable[[], None] = lambda: None,
-        show: Callable[[str], Awaitable[str]] | None = None,
-        hide: Callable[[str], Awaitable[None]] | None = None,
+        apply: Callable[[Access], Awaitable[str | None]] | None = None,
+        undo: Callable[[Grant], Awaitable[None]] | None = None,
     ) -> None:
-        """`show` shows a directory of the host to the conversation, and returns its path inside;
-        `hide` takes that path."""
+        """`apply` is called before a grant of a directory or of memory begins, and returns the path
+        inside, if it has one; `undo` at its end."""
         self._policy = policy
         self._hour_s = hour_s
         self._on_change = on_change
         self._on_close = on_close
-        self._show = show
-        self._hide = hide
-        self._hiding: set[asyncio.Task[None]] = set()
+        self._apply = apply
+        self._undo = undo
+        self._undoing: set[asyncio.Task[None]] = set()
         self._closed = False
         self._active: dict[str, _Active] = {}
         self._refused: dict[Access, None] = {}
@@ -182,7 +188,8 @@ class Grants:
         by: str = "local",
     ) -> Grant:
         """Grant access that the policy permits to grant: `target` is `host:port`, the name of a
-        secret, an absolute path of the host, or the seconds of a run. `once` is for the next run.
+        secret, an absolute path of the host, the seconds of a run, or the MiB of the sandbox.
+        `once` is for the next run.
 
         Raise BadRequest for another kind or duration, Denied `not_grantable`, also for a duration
         that is too long, Conflict `too_many_grants`, and for a directory the errors of
@@ -199,12 +206,12 @@ class Grants:
     async def revoke(self, grant_id: str) -> None:
         """End a grant now, and close its connections. Raise NotFound `no_such_grant`."""
         self.end(grant_id)
-        await self._hidden()
+        await self._undone()
 
     async def grant(self, access: Access, duration: GrantDuration, by: str) -> Grant:
         """Grant this access. Raise Denied `not_grantable`, also for a duration that is too long,
-        Conflict `too_many_grants`, Closed, and for a directory the errors of
-        `LiveMounts.mount`."""
+        Conflict `too_many_grants`, Closed, Unavailable `memory_not_limited`, and for a directory
+        the errors of `LiveMounts.mount`."""
         longest = self.check(access)
         if GRANT_DURATIONS.index(duration) > GRANT_DURATIONS.index(longest):
             raise errors.Denied(
@@ -218,16 +225,12 @@ class Grants:
                 f"a conversation has at most {GRANTS_MAX} grants", code="too_many_grants"
             )
         inside = None
-        if access.kind == "directory":
-            if self._show is None:
+        if access.kind in _APPLIED:
+            if self._apply is None:
                 raise errors.Denied(
-                    "this conversation cannot be shown other directories", code="not_grantable"
+                    f"this conversation cannot be granted {access}"[:400], code="not_grantable"
                 )
-            inside = await self._show(access.target)
-        if self._closed:
-            if inside is not None and self._hide is not None:
-                await self._hide(inside)
-            raise errors.Closed("the conversation ended before the grant")
+            inside = await self._apply(access)
         lasts_s = None if duration == "conversation" else self._hour_s
         now = time.time()
         grant = Grant(
@@ -240,6 +243,10 @@ class Grants:
             expires_at=None if lasts_s is None else now + lasts_s,
             inside=inside,
         )
+        if self._closed:
+            if access.kind in _APPLIED and self._undo is not None:
+                await self._undo(grant)
+            raise errors.Closed("the conversation ended before the grant")
         active = _Active(grant, None if lasts_s is None else time.monotonic() + lasts_s)
         if lasts_s is not None:
             loop = asyncio.get_running_loop()
@@ -265,12 +272,12 @@ class Grants:
         for grant_id in list(self._active):
             self._end(grant_id)
         self._on_close()
-        await self._hidden()
+        await self._undone()
 
-    async def _hidden(self) -> None:
-        """Wait until the directories of ended grants are hidden."""
-        if self._hiding:
-            await asyncio.wait(set(self._hiding))
+    async def _undone(self) -> None:
+        """Wait until the directories of ended grants are hidden, and their memory is limited."""
+        if self._undoing:
+            await asyncio.wait(set(self._undoing))
 
     def take_refused(self) -> Sequence[Access]:
         """Return the access that was refused since the last call and may be granted. Each is
@@ -295,6 +302,23 @@ class Grants:
         times = map(float, self._targets("run_time"))
         return max(times, default=self._policy.limits.wall_time)
 
+    @property
+    def limits(self) -> LimitsPolicy:
+        """The limits of the policy, with the granted memory."""
+        granted = self._targets("memory")
+        limits = self._policy.limits
+        if not granted:
+            return limits
+        most = max(limits.memory_max, *(int(target) * MIB for target in granted))
+        return limits.model_copy(update={"memory_max": most})
+
+    def note_memory_ran_out(self) -> None:
+        """Note that a run was killed for its memory: twice as much may be what it needs."""
+        most = max((grant.memory or 0 for grant in self._policy.grant), default=0)
+        now = self.limits.memory_max
+        if now < most:
+            self.note_refused(Access("memory", str(min(2 * now, most) // MIB)))
+
     def note_refused(self, access: Access) -> None:
         """Note an access that a wall refused."""
         if len(self._refused) >= _REFUSED_MAX or access in self._questioned:
@@ -313,10 +337,10 @@ class Grants:
         for grant_id in [id for id, active in self._active.items() if active.run is run]:
             self._end(grant_id)
 
-    def _hiding_ended(self, hiding: "asyncio.Task[None]") -> None:
-        self._hiding.discard(hiding)
-        if not hiding.cancelled() and (error := hiding.exception()) is not None:
-            _log.error("the directory of an ended grant is still visible: %s", error)
+    def _undo_ended(self, undoing: "asyncio.Task[None]") -> None:
+        self._undoing.discard(undoing)
+        if not undoing.cancelled() and (error := undoing.exception()) is not None:
+            _log.error("an ended grant still has its effect", exc_info=error)
 
     def _targets(self, kind: str) -> Sequence[str]:
         if not self._active:  # the usual case, for each request and each run
@@ -327,9 +351,8 @@ class Grants:
         active = self._active.pop(grant_id)
         if active.ends is not None:
             active.ends.cancel()
-        inside = active.grant.inside
-        if inside is not None and self._hide is not None:
-            hiding = asyncio.ensure_future(self._hide(inside))
-            self._hiding.add(hiding)
-            hiding.add_done_callback(self._hiding_ended)
+        if active.grant.kind in _APPLIED and self._undo is not None:
+            undoing = asyncio.ensure_future(self._undo(active.grant))
+            self._undoing.add(undoing)
+            undoing.add_done_callback(self._undo_ended)
         self._on_change("grant_ended", active.grant)

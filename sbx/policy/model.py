@@ -175,6 +175,8 @@ class Policy(Table):
                 raise invalid(
                     f"grant[{index}].run_time must be above limits.wall_time, which every run has"
                 )
+            if grant.memory is not None and grant.memory <= self.limits.memory_max:
+                raise invalid(f"grant[{index}].memory must be above limits.memory_max")
         return self
 
 

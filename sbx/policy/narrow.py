@@ -190,6 +190,7 @@ def _grant_covers(existing: GrantPolicy, grant: GrantPolicy) -> bool:
         and _part(grant.secret, existing.secret)
         and all(checks.is_within(each, existing.directory) for each in grant.directory)
         and (grant.run_time or 0) <= (existing.run_time or 0)
+        and (grant.memory or 0) <= (existing.memory or 0)
     )
 
 
@@ -309,7 +310,8 @@ def _grants_left(grants: Sequence[GrantPolicy], table: dict[str, Any]) -> Iterat
     proxied = isinstance(network, dict) and network.get("mode") == "proxy"
     for grant in grants:
         names = [name for name in grant.secret if isinstance(secrets, dict) and name in secrets]
-        if grant.run_time is not None or grant.directory or (grant.network and proxied) or names:
+        local = grant.run_time is not None or grant.memory is not None or grant.directory
+        if local or (grant.network and proxied) or names:
             yield {**grant.model_dump(mode="json"), "secret": names}
 
 

@@ -176,10 +176,11 @@ class SecretPolicy(Table):
 class GrantPolicy(Table):
     """Access that the policy refuses, and that a person may grant to one conversation.
 
-    An entry has one of four kinds. `network`: code may reach these hosts, written as in
+    An entry has one of five kinds. `network`: code may reach these hosts, written as in
     `network.allow`; each grant is for one host and one port. `secret`: the proxy inserts these
     secrets only after a grant. `directory`: these directories of the host, and those below them,
     can be seen read-only. `run_time`: a run may take this long instead of `wall_time`.
+    `memory`: the sandbox may use so many bytes instead of `memory_max`.
     `longest` is the longest duration of a grant: for one run, for an hour, or until the
     conversation ends.
     """
@@ -200,13 +201,15 @@ class GrantPolicy(Table):
         AfterValidator(checks.sorted_set),
     ] = ()
     run_time: Annotated[Duration, AfterValidator(_some_time)] | None = None
+    memory: Size | None = None
     longest: GrantDuration = "conversation"
 
     @model_validator(mode="after")
     def _of_one_kind(self) -> "GrantPolicy":
-        kinds = (self.network, self.secret, self.directory, self.run_time)
+        kinds = (self.network, self.secret, self.directory, self.run_time, self.memory)
         if sum(map(bool, kinds)) != 1:
-            raise invalid("a grant has exactly one of network, secret, directory and run_time")
+            names = "network, secret, directory, run_time and memory"
+            raise invalid(f"a grant has exactly one of {names}")
         return self
 
 

@@ -5,14 +5,14 @@ from typing import Any, Literal, get_args
 
 GrantDuration = Literal["once", "hour", "conversation"]
 GRANT_DURATIONS: tuple[GrantDuration, ...] = get_args(GrantDuration)  # the shortest first
-AccessKind = Literal["network", "secret", "directory", "run_time"]
+AccessKind = Literal["network", "secret", "directory", "run_time", "memory"]
 ACCESS_KINDS: tuple[AccessKind, ...] = get_args(AccessKind)
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """`target` is `host:port` for `network`, a name for `secret`, an absolute path of the host for
-    `directory`, and seconds for `run_time`."""
+    `directory`, seconds for `run_time`, and MiB for `memory`."""
 
     kind: AccessKind
     target: str
@@ -27,6 +27,8 @@ class Access:
                 return f"reading the directory {self.target}"
             case "run_time":
                 return f"runs of up to {self.target} s"
+            case "memory":
+                return f"memory of up to {self.target} MiB"
 
 
 @dataclass(frozen=True, slots=True)

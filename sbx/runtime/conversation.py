@@ -182,7 +182,8 @@ class Conversation(ScriptMethods[ActiveRun]):
 
         async def make(run_id: str) -> Program:
             tool = await self.resolve_interpreter(script.language)
-            return plan_script(script, tool, self._policy, run_id)
+            policy = self._policy.model_copy(update={"limits": self.grants.limits})
+            return plan_script(script, tool, policy, run_id)
 
         return make
 

@@ -12,8 +12,10 @@ from chain import until
 from web import ADDRESS, Web, networked, web
 
 from sbx import Runtime
-from sbx.errors import BadRequest, Denied, SbxError
+from sbx.errors import BadRequest, Denied, SbxError, Unavailable
+from sbx.policy import Policy
 from sbx.protocol.grants import Access
+from sbx.protocol.runs import Cause
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.sandbox import AsyncSandbox
 
@@ -212,7 +214,7 @@ async def test_two_conversations_see_a_directory_of_one_name_each(
     await there.grants.add("directory", str(data), "once", by="ann")
     assert await value(there, LOOK) == [["a.txt", "inner"]]
     await until(lambda: not there.grants.active)
-    await there.grants._hidden()
+    await there.grants._undone()
     assert await value(there, LOOK) == []
     assert await value(here, LOOK) == [["a.txt", "inner"]]
 
@@ -227,3 +229,73 @@ async def test_a_directory_above_or_by_a_link_is_not_granted(
             await grants.add("directory", str(source), by="ann")
     assert grants.active == ()
     assert await value(reader.conversation("here"), LOOK) == []
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+HOLD = "held = bytearray(b'x') * ({} << 20); len(held) >> 20"
+
+
+async def small_in(runtime: Runtime) -> AsyncSandbox:
+    table = {"limits": {"memory_max": "160MiB"}, "grant": [{"memory": "512MiB"}]}
+    return await runtime.create(Policy.model_validate({"name": "small", **table}))
+
+
+@pytest_asyncio.fixture
+async def small(runtime: Runtime) -> Any:
+    async with await small_in(runtime) as box:
+        yield box
+
+
+@pytest.mark.needs("memory")
+async def test_memory_is_granted_and_at_the_end_what_uses_it_is_killed(small: AsyncSandbox) -> None:
+    here = small.conversation("here")
+    killed = await here.run(HOLD.format(240))
+    assert killed.cause is Cause.MEMORY
+    assert here.grants.take_refused() == (Access("memory", "320"),)
+    grant = await here.grants.add("memory", "320", "conversation", by="ann")
+    assert await value(here, HOLD.format(240)) == 240
+    assert (await here.usage()).memory_max == 320 << 20
+    beyond = await here.run(HOLD.format(400))
+    assert beyond.cause is Cause.MEMORY
+    assert beyond.error is not None
+    assert str(320 << 20) in beyond.error.value
+    assert await value(here, HOLD.format(240)) == 240
+    await here.grants.revoke(grant.id)
+    assert (await here.usage()).memory_max == 160 << 20
+    after = await here.run("held")
+    assert (after.state_lost, after.error and after.error.name) == (True, "NameError")
+    assert (await here.run(HOLD.format(240))).cause is Cause.MEMORY
+
+
+@pytest.mark.needs("memory")
+async def test_memory_for_one_run_stays_with_kernels_that_need_no_more(small: AsyncSandbox) -> None:
+    here = small.conversation("here")
+    await here.grants.add("memory", "400", by="ann")
+    assert await value(here, "kept = 7; len(bytearray(b'x') * (240 << 20)) >> 20") == 240
+    await until(lambda: not here.grants.active)
+    await here.grants._undone()
+    assert (await here.usage()).memory_max == 160 << 20
+    assert await value(here, "kept") == 7
+    assert (await here.run(HOLD.format(240))).cause is Cause.MEMORY
+
+
+@pytest.mark.needs("memory")
+async def test_the_largest_grant_of_a_sandbox_limits_its_memory(small: AsyncSandbox) -> None:
+    here, there = small.conversation("here"), small.conversation("there")
+    for size in ("513", "0", "-1", "9" * 40):
+        with pytest.raises(Denied):
+            await here.grants.add("memory", size, by="ann")
+    more = await here.grants.add("memory", "500", "conversation", by="ann")
+    await there.grants.add("memory", "200", "conversation", by="ann")
+    assert (await here.usage()).memory_max == (await there.usage()).memory_max == 500 << 20
+    await here.grants.revoke(more.id)
+    assert (await here.usage()).memory_max == 200 << 20
+
+
+async def test_without_a_cgroup_no_memory_is_granted(bare_runtime: Runtime) -> None:
+    async with await small_in(bare_runtime) as box:
+        with pytest.raises(Unavailable) as refused:
+            await box.grants.add("memory", "320", by="ann")
+        assert refused.value.code == "memory_not_limited"
+        assert box.grants.active == ()

@@ -116,6 +116,21 @@ async def test_a_time_out_beyond_the_policy_becomes_a_question(runtime: Runtime)
         assert "two" in second
 
 
+@pytest.mark.needs("memory")
+async def test_memory_that_ran_out_becomes_a_question(runtime: Runtime) -> None:
+    large = answer_with(("run_code", {"code": "len(bytearray(b'x') * (240 << 20))"}))
+    table = {"limits": {"memory_max": "160MiB"}, "grant": [{"memory": "300MiB"}]}
+    async with await runtime.create(Policy.model_validate({"name": "small", **table})) as box:
+        events, messages = await followed(box, [large, large, large], lambda _: {})
+        (question, *_) = (each for each in of_kind(events, ToolStart) if each.approval_required)
+        asked = {"kind": "memory", "target": "300", "longest": "conversation"}
+        assert dict(question.tool_args) == asked
+        first, second, third = results(messages)
+        assert "granted memory of up to 300 MiB for the next run" in first
+        assert str(240 << 20) in second
+        assert "used more memory than the limit" in third
+
+
 async def test_a_grant_for_an_hour_is_for_all_further_runs(box: AsyncSandbox, site: Web) -> None:
     events, messages = await followed(
         box, [code(site.url), code(site.url), code(site.url)], lambda _: {"remember": "hour"}

@@ -129,6 +129,29 @@ def test_jails_of_a_sandbox_share_its_memory(hierarchy: Hierarchy) -> None:
     ended(holder)
 
 
+def test_the_memory_limit_is_raised_and_returns(hierarchy: Hierarchy) -> None:
+    sandbox = hierarchy.make_sandbox("a", CgroupLimits(memory_max=50 * MIB))
+    jail = sandbox.make_jail("k")
+    sandbox.limit_memory(200 * MIB)
+    assert jail.limits().memory_max == 200 * MIB
+    assert run(jail, f"bytearray({100 * MIB})") == (0, "")
+    holder = start(jail, f"held = bytearray({100 * MIB})\nimport time; time.sleep(60)")
+    until(lambda: (jail.usage().memory or 0) > 100 * MIB)
+    if hierarchy.version == 1:
+        with pytest.raises(OSError, match="busy"):
+            sandbox.limit_memory(50 * MIB)
+        assert jail.limits().memory_max == 200 * MIB
+        holder.kill()
+        assert ended(holder) == -9
+        until(lambda: (jail.usage().memory or 0) < 50 * MIB)
+        sandbox.limit_memory(50 * MIB)
+    else:
+        sandbox.limit_memory(50 * MIB)  # Linux kills the process
+        assert ended(holder) == -9
+    assert jail.limits().memory_max == 50 * MIB
+    assert run(jail, f"bytearray({100 * MIB})") == (-9, "")
+
+
 def test_fork_above_tasks_max_is_refused_and_counts_for_its_own_jail(
     hierarchy: Hierarchy,
 ) -> None:

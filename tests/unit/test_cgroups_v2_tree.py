@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sbx.isolation.cgroups import CgroupEvents, CgroupLimits, IoLimit, controlfile
+from sbx.isolation.cgroups import CgroupEvents, CgroupLimits, IoLimit, controlfile, v2
 from sbx.isolation.cgroups.probe import LEAF, CgroupCapabilities
 from sbx.isolation.cgroups.v2 import V2Group, V2Hierarchy, V2Jail, V2Sandbox, open_v2
 
@@ -193,6 +193,14 @@ def test_quota_is_lifted_and_put_back(box: V2Sandbox) -> None:
     for on, text in ((False, "max"), (True, "50000 100000")):
         box.throttle(on)
         assert Path(f"{box.path}/cpu.max").read_text() == text
+
+
+def test_the_memory_limit_changes_and_no_other(box: V2Sandbox) -> None:
+    Path(f"{box.path}/pids.max").write_text("unchanged")
+    box.limit_memory(96 << 20)
+    texts = [Path(f"{box.path}/{name}").read_text() for name in ("memory.max", "memory.high")]
+    assert texts == [str(96 << 20), str(v2.memory_high(96 << 20))]
+    assert Path(f"{box.path}/pids.max").read_text() == "unchanged"
 
 
 @pytest.mark.parametrize("level", ["sandbox", "jail"])

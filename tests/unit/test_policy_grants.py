@@ -22,6 +22,7 @@ HOSTS = {"network": ["*.example.net", "api.example.org:8443"], "longest": "hour"
 NETWORK = policy(HOSTS, {"network": ["a.example.net"]})
 DATA = {"directory": ["/srv/data"]}
 EVERY = policy(HOSTS, {"secret": ["CRM"], "longest": "once"}, {"run_time": "2h"}, DATA)
+MEMORY = policy({"memory": "2GiB", "longest": "once"})
 
 
 @pytest.mark.parametrize(
@@ -84,12 +85,29 @@ def test_directories(target: str, expected: Any) -> None:
     assert not is_allowed(granting, Access("directory", target))
 
 
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("2048", "once"),
+        ("2049", None),
+        ("0", None),
+        ("-1", None),
+        ("2GiB", None),
+        ("9" * 400, None),
+    ],
+)
+def test_memory_in_mib(target: str, expected: Any) -> None:
+    assert longest_duration(MEMORY, Access("memory", target)) == expected
+
+
 def test_access_that_the_policy_allows_needs_no_grant() -> None:
     assert is_allowed(EVERY, Access("network", "pypi.example.org:443"))
     assert not is_allowed(EVERY, Access("network", "pypi.example.org:8080"))
     assert not is_allowed(EVERY, Access("network", "nonsense"))
     assert is_allowed(EVERY, Access("run_time", "3600"))
     assert not is_allowed(EVERY, Access("run_time", "3601"))
+    assert is_allowed(MEMORY, Access("memory", "1024"))
+    assert not is_allowed(MEMORY, Access("memory", "1025"))
     assert not is_allowed(EVERY, Access("secret", "CRM"))
     assert is_allowed(NETWORK, Access("secret", "CRM"))
 
@@ -105,6 +123,7 @@ def test_access_that_the_policy_allows_needs_no_grant() -> None:
         ({"directory": ["/proc"]}, {}, "cannot be shown"),
         ({"secret": ["OTHER"]}, {}, "is not in secrets"),
         ({"run_time": "1h"}, {}, "above limits.wall_time"),
+        ({"memory": "1GiB"}, {}, "above limits.memory_max"),
         ({"network": ["a.example.net"], "longest": "day"}, {}, "conversation"),
         ({"network": ["a.example.net"]}, {"network": {}, "secrets": {}}, 'mode = "proxy"'),
     ],
@@ -122,6 +141,10 @@ def test_a_request_may_permit_fewer_grants_and_no_others() -> None:
     assert narrow(EVERY, {"grant": [below]}).grant == policy(below).grant
     fewer = {"network": ["b.example.net:443"], "longest": "once"}
     assert narrow(EVERY, {"grant": [fewer]}).grant == policy(fewer).grant
+    assert narrow(MEMORY, {"grant": [{"memory": "1536MiB", "longest": "once"}]}).grant
+    with pytest.raises(BadRequest):
+        narrow(MEMORY, {"grant": [{"memory": "3GiB", "longest": "once"}]})
+    assert narrow(MEMORY, {"network": {"mode": "none"}, "secrets": {}}).grant == MEMORY.grant
     for wider in (
         {"network": ["b.example.com"]},
         {**HOSTS, "longest": "conversation"},
@@ -252,15 +275,15 @@ async def test_a_granted_run_time_lasts_as_long_as_its_grant() -> None:
 async def test_a_granted_directory_is_shown_until_the_end() -> None:
     shown: list[str] = []
 
-    async def show(source: str) -> str:
-        shown.append(source)
+    async def show(access: Access) -> str:
+        shown.append(access.target)
         return "/mnt/data"
 
-    async def hide(inside: str) -> None:
-        assert inside == "/mnt/data"
+    async def hide(grant: Grant) -> None:
+        assert grant.inside == "/mnt/data"
         shown.clear()
 
-    grants = Grants(EVERY, show=show, hide=hide)
+    grants = Grants(EVERY, apply=show, undo=hide)
     grant = await grants.add("directory", "/srv/data", "conversation", by="ann")
     assert (shown, grant.inside) == (["/srv/data"], "/mnt/data")
     await grants.revoke(grant.id)
@@ -276,15 +299,15 @@ async def test_a_grant_that_its_conversation_does_not_wait_for_leaves_nothing() 
     shown: list[str] = []
     closing = asyncio.Event()
 
-    async def show(source: str) -> str:
+    async def show(access: Access) -> str:
         await closing.wait()
-        shown.append(source)
+        shown.append(access.target)
         return "/mnt/data"
 
-    async def hide(_: str) -> None:
+    async def hide(_: Grant) -> None:
         shown.clear()
 
-    grants = Grants(EVERY, show=show, hide=hide)
+    grants = Grants(EVERY, apply=show, undo=hide)
     granting = asyncio.create_task(grants.add("directory", "/srv/data"))
     await asyncio.sleep(0)
     await grants.close()

@@ -17,6 +17,7 @@ from sbx.agent.messages import ToolCall
 from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolDefinition, ToolResult
 from sbx.errors import Conflict, Denied
 from sbx.policy.grants import Grants
+from sbx.policy.units import MIB
 from sbx.protocol.grants import ACCESS_KINDS, Access, GrantDuration
 
 NAME = "request_access"
@@ -76,6 +77,8 @@ def access_tool(grants: Grants) -> Tool:
         permitted += [f"{kind} {', '.join(targets)}" for kind, targets in lists.items() if targets]
         if entry.run_time is not None:
             permitted.append(f"run_time up to {entry.run_time:g} seconds")
+        if entry.memory is not None:
+            permitted.append(f"memory up to {entry.memory // MIB} MiB")
 
     async def act(call: ToolCallRequest, arguments: Arguments) -> ToolResult:
         decision = call.decision
@@ -104,7 +107,8 @@ def access_tool(grants: Grants) -> Tool:
                         "minLength": 1,
                         "maxLength": 300,
                         "description": "One host with its port, such as example.org:443; the name"
-                        " of a secret; an absolute path of the host; or the seconds of a run.",
+                        " of a secret; an absolute path of the host; the seconds of a run; or the"
+                        " MiB of memory.",
                     },
                     "reason": {"type": "string", "maxLength": _REASON_MAX},
                 },

@@ -80,6 +80,12 @@ class BrokerClient(BrokerConnection):
         reply = await self.order("charge", path=path, bytes_max=bytes_max, inodes_max=inodes_max)
         return bool(reply["charged"])
 
+    async def limit_memory(self, name: str, memory_max: int) -> None:
+        """Change the memory limit of all jails of a sandbox, in bytes. Raise Broken `memory_in_use`
+        if they use more and Linux kills none of them for it (cgroup v1)."""
+        if self.alive:
+            await self.order("limit_memory", sandbox=name, memory_max=memory_max)
+
     async def drop_sandbox(self, name: str) -> None:
         """Kill the jails of a sandbox and remove its cgroup, later if a jail takes long to die. A
         broker that ended did this already."""

@@ -3,6 +3,7 @@
 A jail is always in the cgroup of its sandbox. All jails of a sandbox have one host uid.
 """
 
+import errno
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -147,6 +148,17 @@ class BrokerSandboxes:
         sandbox.owners = userns.map_owner(
             order["source"], order["expected"], sandbox.become, order.get("shown")
         )
+        return {}
+
+    def limit_memory(self, order: dict[str, Any]) -> dict[str, Any]:
+        sandbox = self.by_name.get(order["sandbox"])
+        if sandbox is not None:
+            try:
+                sandbox.group.limit_memory(order["memory_max"])
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                raise Broken("the jails use more memory", code="memory_in_use") from None
         return {}
 
     def drop(self, name: str, is_used: Callable[[BrokerSandbox], bool]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ Its fd 0 is a SOCK_SEQPACKET socket: one JSON object per packet.
                                    ← {}; mounts that are `mapped` show the owner of the source as
                                      the sandbox's uid from then on: see `userns`
     → {"seq": n, "do": "drop_sandbox", "sandbox": id}                     ← {}
+    → {"seq": n, "do": "limit_memory", "sandbox": id, "memory_max": bytes} ← {}
     → {"seq": n, "do": "look_at_disk", "path": data directory}
                                               ← {"layer": {…}, "device": "MAJOR:MINOR"|null, …}
     → {"seq": n, "do": "charge", "path", "bytes_max", "inodes_max"}       ← {"charged": bool}
@@ -166,6 +167,8 @@ class BrokerServer:
                 return None
             case "map_owner":
                 return sandboxes.map_owner(order)
+            case "limit_memory":
+                return sandboxes.limit_memory(order)
             case "drop_sandbox":
                 return sandboxes.drop(order["sandbox"], jails.is_used)
             case "look_at_disk":

@@ -129,6 +129,9 @@ class NoSandbox(NoGroup):
     def watch_memory(self) -> int | None:
         return None
 
+    def limit_memory(self, memory_max: int) -> None:
+        pass
+
     def throttle(self, on: bool) -> None:
         pass
 

@@ -134,6 +134,13 @@ class SandboxGroup(Protocol):
         if Linux itself ends the jail as a whole (v2), or if nothing is limited.
         """
 
+    def limit_memory(self, memory_max: int) -> None:
+        """Change the limit of the memory of all its jails.
+
+        Raise OSError EBUSY if they use more and nothing can be reclaimed (v1). On v2, Linux kills a
+        jail then.
+        """
+
     def throttle(self, on: bool) -> None:
         """Lift the CPU quota, or set it again: lift it while a jail of this sandbox dies.
 

@@ -174,9 +174,8 @@ class V1Hierarchy:
             trees.pop("io", None)  # one tree less to enter
         sandbox = V1Sandbox(trees, self.own, limits)
         groups.make(sandbox.directories)
-        memsw = f"{sandbox.path}/memory.memsw.limit_in_bytes"
         try:
-            sandbox.apply(sandbox_settings(limits, counts_swap=os.path.exists(memsw)))
+            sandbox.apply(sandbox_settings(limits, counts_swap=sandbox.counts_swap))
         except OSError:
             sandbox.remove(0)
             raise
@@ -223,6 +222,19 @@ class V1Sandbox(V1Group):
             os.close(notices)
             raise
         return notices
+
+    @property
+    def counts_swap(self) -> bool:
+        return os.path.exists(f"{self.path}/memory.memsw.limit_in_bytes")
+
+    def limit_memory(self, memory_max: int) -> None:
+        if "memory" not in self.trees:
+            return
+        settings = sandbox_settings(CgroupLimits(memory_max), counts_swap=self.counts_swap)
+        if memory_max > (self._limits.memory_max or 0):
+            settings.reverse()
+        self.apply(settings)
+        self._limits = self._limits._replace(memory_max=memory_max)
 
     def throttle(self, on: bool) -> None:
         only_cpu = CgroupLimits(cpu_quota=self._limits.cpu_quota)

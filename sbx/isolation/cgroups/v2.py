@@ -279,6 +279,11 @@ class V2Sandbox(V2Group):
     def watch_memory(self) -> int | None:
         return None  # memory.oom.group of each jail
 
+    def limit_memory(self, memory_max: int) -> None:
+        self._limits = self._limits._replace(memory_max=memory_max)
+        only_memory = {"memory"}.intersection(self._controllers)
+        _apply(self.path, sandbox_settings(self._limits, only_memory))
+
     def throttle(self, on: bool) -> None:
         for setting in sandbox_settings(self._limits, {"cpu"}.intersection(self._controllers)):
             text = setting.text if on else "max"

@@ -30,11 +30,13 @@ _SOURCES: dict[int, Source] = {2: "cgroup2", 1: "cgroup1"}
 
 @dataclass(frozen=True, slots=True)
 class SandboxUsageSource:
-    """The sandbox of a conversation. `pids` are the processes of all its jails."""
+    """The sandbox of a conversation. `pids` are the processes of all its jails, and `memory_max`
+    their limit, in bytes."""
 
     id: str
     jails: Callable[[], Awaitable[JailsUsage]]
     pids: Callable[[], list[int]]
+    memory_max: Callable[[], int]
 
 
 class UsageReader:
@@ -83,7 +85,7 @@ class UsageReader:
             network_received=received,
             network_sent=sent,
             loopback=loopback,
-            memory_max=limits.memory_max,
+            memory_max=self._sandbox.memory_max(),
             pids_max=limits.tasks_max,
             cpu_quota=limits.cpu_quota,
             disk_max=limits.workspace_max,

@@ -250,11 +250,12 @@ class Commands:
         if record.stopped:
             return {"state": CommandState.STOPPED, "exit_code": code}
         if termination.was_killed(code) and (await kernel.jail.counters()).oom_kills > seen:
+            limits = self._context.grants.limits
             return {
                 "state": CommandState.KILLED,
                 "exit_code": code,
                 "cause": CommandCause.MEMORY,
-                "reason": f"more memory than {self._policy.limits.memory_max} bytes was used",
+                "reason": f"more memory than {limits.memory_max} bytes was used",
             }
         return {"state": CommandState.EXITED, "exit_code": code}
 

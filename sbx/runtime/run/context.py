@@ -125,8 +125,6 @@ class Context(RunExecutor, RunMethods[ActiveRun]):
 
     def timeout_s(self, timeout: float | None) -> float:
         """Return the time-out of a run in seconds. Raise BadRequest as `start_run`."""
-        if self.grants is None:
-            return checks.timeout_s(self.policy, timeout)
         try:
             return checks.timeout_s(self.policy, timeout, self.grants.wall_time)
         except errors.BadRequest as error:

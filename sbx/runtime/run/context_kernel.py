@@ -58,7 +58,7 @@ class ContextKernel:
     `opened` returns the files of the conversation, and `start_kernel` starts a kernel over them.
     `state_is_kept`: a kernel lives or lived, whose variables the caller may count on: if it ends
     without a request, the next run reports `state_lost`. `ends_with_command`: the jail is for one
-    command. `grants` are those of the conversation.
+    command. `grants` are those of the conversation; None: the policy permits none here.
     """
 
     name: str
@@ -71,9 +71,11 @@ class ContextKernel:
     disk: DiskLimit
     state_is_kept: bool = False
     ends_with_command: bool = False
-    grants: Grants | None = None
+    grants: Grants = None  # type: ignore[assignment]  # set below
 
     def __post_init__(self) -> None:
+        if self.grants is None:  # a dry run
+            self.grants = Grants(self.policy.model_copy(update={"grant": ()}))
         self.output_max = self.policy.limits.output_max  # bytes that one run may write
         self.used_at = time.monotonic()
         self.turn = asyncio.Lock()
@@ -99,8 +101,8 @@ class ContextKernel:
         if kernel is None or not kernel.alive:
             return None
         receipt = await kernel.read_receipt()
-        if receipt is None or self.grants is None:
-            return receipt
+        if receipt is None:
+            return None
         grants = tuple(grant.to_json() for grant in self.grants.active)
         return replace(receipt, grants=grants)
 
@@ -273,7 +275,7 @@ class ContextKernel:
         end = await kernel.ended()
         if kernel.left is not None:
             return kernel.left
-        return termination.end_of_kernel(kernel, end, self.policy.limits)
+        return termination.end_of_kernel(kernel, end, self.grants.limits)
 
     async def _drop_kernel(self, reason: RunError | None = None) -> None:
         kernel, self._kernel = self._kernel, None

@@ -65,7 +65,10 @@ class ActiveExecution:
 
     def _finish(self, ending: Ending, *, state_lost: bool, exit_code: int | None = None) -> Run:
         status, cause = ending
-        error = explanation(ending, self._context.policy.limits)
+        grants = self._context.grants
+        error = explanation(ending, grants.limits)
+        if cause is Cause.MEMORY:
+            grants.note_memory_ran_out()
         if status is Status.INTERRUPTED:
             error = self.live.halted or self._context.halting or error
         return self.live.finish(

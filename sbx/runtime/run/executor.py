@@ -66,15 +66,13 @@ class RunExecutor(ContextKernel):
     ) -> asyncio.Task[None]:
         task = asyncio.create_task(self._drive(live, drive))
         self._tasks[live] = task
-        if self.grants is not None:
-            self.grants.run_began(live)
+        self.grants.run_began(live)
         task.add_done_callback(lambda _: self._over(live))
         return task
 
     def _over(self, live: ActiveRun) -> None:
         del self._tasks[live]
-        if self.grants is not None:
-            self.grants.run_ended(live)
+        self.grants.run_ended(live)
         live.fail(self.closed("was closed before this ran"))  # if it has no result
 
     async def _drive(self, live: ActiveRun, drive: Callable[[ActiveRun], Awaitable[Run]]) -> None:
@@ -159,8 +157,7 @@ class RunExecutor(ContextKernel):
         self.check_open()
         await self.turn.acquire()
         rest = None
-        if self.grants is not None:
-            self.grants.run_began(live)
+        self.grants.run_began(live)
         try:
             live.restart_clock()
             cell = ActiveCell(self, live, kernel, timeout_s, self.grace_s)
@@ -187,8 +184,7 @@ class RunExecutor(ContextKernel):
         finally:
             if rest is None:
                 self.turn.release()
-                if self.grants is not None:
-                    self.grants.run_ended(live)
+                self.grants.run_ended(live)
 
     async def _send(self, cell: ActiveCell, sending: Awaitable[None]) -> None:
         self._cell = cell
