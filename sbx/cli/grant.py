@@ -22,7 +22,7 @@ def add_grant(
     target: Annotated[
         str,
         typer.Argument(
-            help="HOST:PORT, the name of a secret, a directory, the seconds of a run, or MiB.",
+            help="HOST:PORT, a secret, a directory, the seconds of a run, MiB, or a package.",
             metavar="TARGET",
         ),
     ],

@@ -5,6 +5,7 @@ configuration of pip. Therefore uv is the automatic choice only if pip has no pa
 configured, or uv has one.
 """
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -19,14 +20,16 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from sbx.aio import in_thread
-from sbx.environments.pythons import Python
+from sbx.environments.manifest import make_readable
+from sbx.environments.pythons import Python, find
 from sbx.environments.requirements import LockFile, lock_text, locked, parse_words
 from sbx.environments.step_runner import StepOutput, StepRunner
-from sbx.errors import Unavailable
+from sbx.errors import Conflict, Unavailable
 
 Choice = Literal["auto", "pip", "uv"]
 _OLDEST_PIP = Version("23.0")  # the first whose --report is stable; --python came with 22.3
 _LINES_REPORTED = 20
+_INSTALL_S = 600.0
 _REPORT_MAX = 64 << 20
 # The options that configure the package sources.
 _SOURCES = (
@@ -63,12 +66,15 @@ class Installer:
 
 
 class Pip(Installer):
-    async def lock(self, steps: StepRunner, python: Path, requirements_in: Path) -> str:
+    async def lock(
+        self, steps: StepRunner, python: Path, requirements_in: Path, *, missing: bool = False
+    ) -> str:
+        """`missing`: only the packages that are not installed there."""
         report = requirements_in.with_name("report.json")
         output = await steps.run(
             *self._in(python),
-            *("install", "--dry-run", "--ignore-installed", "--progress-bar", "off"),
-            *("--report", str(report)),
+            *("install", "--dry-run", "--progress-bar", "off", "--report", str(report)),
+            *(() if missing else ("--ignore-installed",)),
             *_no_builds(self.build),
             *("-r", str(requirements_in)),
         )
@@ -78,10 +84,14 @@ class Pip(Installer):
         except (ValueError, KeyError, TypeError) as error:
             raise _unlockable(f"the report of pip cannot be read: {error}") from error
 
-    async def install(self, steps: StepRunner, python: Path, lock: Path) -> None:
+    async def install(
+        self, steps: StepRunner, python: Path, lock: Path, *, target: Path | None = None
+    ) -> None:
+        """`target`: install into this directory instead of the environment."""
         output = await steps.run(
             *self._in(python),
             *("install", "--no-deps", "--require-hashes", "--progress-bar", "off"),
+            *(() if target is None else ("--target", str(target))),
             *_no_builds(self.build),
             *("-r", str(lock)),
         )
@@ -134,11 +144,40 @@ async def choose(choice: Choice, python: Python, steps: StepRunner, *, build: bo
         installer = pip if await _only_pip_is_configured(pip, steps) else uv
     if installer is not None:
         return installer
-    raise Unavailable(
-        f"{'pip or uv' if choice == 'auto' else choice}, which installs packages, was not found",
-        code="installer_unavailable",
-        hint=f"install one: {python.executable} -m ensurepip, or put uv on PATH",
-    )
+    raise _not_found("pip or uv" if choice == "auto" else choice)
+
+
+async def install_missing(package: str, executable: str, directory: Path) -> None:
+    """Install a package into a directory, with the dependencies that the environment of this Python
+    lacks: wheels only, by the hashes of one lock, and in ten minutes at most.
+
+    Raise Conflict `already_installed`, Unavailable `python_unavailable`, `installer_unavailable`,
+    `environment_unresolved`, `environment_not_installed` and `environment_timeout`, and BadRequest
+    `python_unsupported`.
+    """
+    until = asyncio.get_running_loop().time() + _INSTALL_S
+    steps = StepRunner(lambda _: None, until)
+    installer = _pip(await find(executable), build=False)
+    if installer is None:
+        raise _not_found("pip")
+    python, work = Path(executable), directory.parent
+    await in_thread((work / "requirements.in").write_text, f"{package}\n")
+    try:
+        lock = await installer.lock(steps, python, work / "requirements.in", missing=True)
+    except Unavailable as error:
+        if not (output := error.details.get("output")):
+            raise
+        hint = f"the last line of pip: {output[-1]}"
+        raise Unavailable(error.message, code=error.code, hint=hint) from error
+    if not lock:
+        raise Conflict(
+            f"the package {package} is in the environment already",
+            code="already_installed",
+            hint="import it; its module may have another name",
+        )
+    await in_thread((work / "requirements.lock").write_text, lock)
+    await installer.install(steps, python, work / "requirements.lock", target=directory)
+    await in_thread(make_readable, str(directory))
 
 
 def _pip(python: Python, build: bool) -> Pip | None:
@@ -178,6 +217,14 @@ async def _only_pip_is_configured(pip: Pip, steps: StepRunner) -> bool:
     output = await steps.run(*pip.command, "config", "list", keep=True)
     keys = [line.partition("=")[0] for line in output.out.decode(errors="replace").splitlines()]
     return any(key.rpartition(".")[2] in _SOURCES for key in keys)
+
+
+def _not_found(installer: str) -> Unavailable:
+    return Unavailable(
+        f"{installer}, which installs packages, was not found",
+        code="installer_unavailable",
+        hint="install one: python -m ensurepip, or put uv on PATH",
+    )
 
 
 def _no_builds(build: bool) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ _CHUNK = 1 << 16
 _LINE_MAX = 2000
 _LINES_KEPT = 200
 _OUTPUT_MAX = 64 << 20
-_UMASK = 0o022  # jails of a root runtime have other uids; see `manifest.make_readable`
 _LINES_REPORTED = 20
 # These would install packages at another place, or run another command.
 _NOT_HANDED_ON = (
@@ -64,7 +63,6 @@ class StepRunner:
                 stderr=asyncio.subprocess.PIPE,
                 env=_environment(),
                 cwd="/",
-                umask=_UMASK,
                 start_new_session=True,
                 pass_fds=tuple(self.inherited),
             )

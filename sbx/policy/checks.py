@@ -28,6 +28,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _METHOD = re.compile(r"[A-Z]{1,20}")
 _PATH_PATTERN = re.compile(r"/[!-)+-~]*\*?")
 _HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+_PACKAGE = re.compile(r"(?=.{1,60}\Z)[a-z0-9]+(-[a-z0-9]+)*")
 _SECRET_SOURCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:/[ -~]+")
 _FILE_TYPE = re.compile(r"[a-z0-9_+-]{1,16}(\.[a-z0-9_+-]{1,16})?")
 _MOST_SECRETS = 100
@@ -244,6 +245,13 @@ _NO_SECRETS_HEADER = frozenset(
         *("proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
     }
 )
+
+
+def package_name(value: str) -> str:
+    """Check the canonical name of a package."""
+    if not _PACKAGE.fullmatch(value):
+        raise invalid(f"{shown(value)} is not a package's name: a-z, 0-9, and single - between")
+    return value
 
 
 def secret_name(value: str) -> str:

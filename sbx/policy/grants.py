@@ -4,13 +4,14 @@
     Grants             the grants of one conversation: added, used by its walls, ended
 
 A grant is a narrow exception: one host and one port, one secret, one directory, the time of a run,
-or the memory of the sandbox. It is valid in its conversation only, and it is not stored: the end of
-the sandbox ends it too.
+the memory of the sandbox, or one package. It is valid in its conversation only, and it is not
+stored: the end of the sandbox ends it too.
 """
 
 import asyncio
 import builtins
 import logging
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,12 +32,14 @@ from sbx.protocol.grants import (
     Grant,
     GrantDuration,
 )
+from sbx.protocol.runs import Cause, Run
 from sbx.telemetry.background import background_context
 
 _log = logging.getLogger(__name__)
 HOUR_S = 3600.0
 GRANTS_MAX = 100
-_APPLIED = ("directory", "memory")  # the walls read the other kinds themselves
+_APPLIED = ("directory", "memory", "package")  # the walls read the other kinds themselves
+_MISSING = re.compile(r"No module named '([A-Za-z0-9_]{1,60})'")
 _REFUSED_MAX = 3  # questions to a person after one call; code inside chooses the hosts
 GrantChange = Literal["granted", "grant_ended"]
 
@@ -57,7 +60,7 @@ def is_allowed(policy: Policy, access: Access) -> bool:
             return access.target in policy.secrets and not any(
                 access.target in grant.secret for grant in policy.grant
             )
-        case "directory":
+        case "directory" | "package":
             return False
         case "run_time":
             return 0 < _number(access.target) <= policy.limits.wall_time
@@ -77,6 +80,8 @@ def _permits(grant: GrantPolicy, access: Access) -> bool:
             return 0 < _number(access.target) <= (grant.run_time or 0)
         case "memory":
             return 0 < _number(access.target) * MIB <= (grant.memory or 0)
+        case "package":
+            return access.target in grant.package
 
 
 def _is_listed(target: str, entries: Sequence[str]) -> bool:
@@ -129,8 +134,8 @@ class Grants:
         apply: Callable[[Access], Awaitable[str | None]] | None = None,
         undo: Callable[[Grant], Awaitable[None]] | None = None,
     ) -> None:
-        """`apply` is called before a grant of a directory or of memory begins, and returns the path
-        inside, if it has one; `undo` at its end."""
+        """`apply` is called before a grant of a directory, memory or a package begins, and returns
+        the path inside, if it has one; `undo` at its end."""
         self._policy = policy
         self._hour_s = hour_s
         self._on_change = on_change
@@ -188,8 +193,8 @@ class Grants:
         by: str = "local",
     ) -> Grant:
         """Grant access that the policy permits to grant: `target` is `host:port`, the name of a
-        secret, an absolute path of the host, the seconds of a run, or the MiB of the sandbox.
-        `once` is for the next run.
+        secret, an absolute path of the host, the seconds of a run, the MiB of the sandbox,
+        or the canonical name of a package. `once` is for the next run.
 
         Raise BadRequest for another kind or duration, Denied `not_grantable`, also for a duration
         that is too long, Conflict `too_many_grants`, and for a directory the errors of
@@ -210,8 +215,8 @@ class Grants:
 
     async def grant(self, access: Access, duration: GrantDuration, by: str) -> Grant:
         """Grant this access. Raise Denied `not_grantable`, also for a duration that is too long,
-        Conflict `too_many_grants`, Closed, Unavailable `memory_not_limited`, and for a directory
-        the errors of `LiveMounts.mount`."""
+        Conflict `too_many_grants`, Closed, Unavailable `memory_not_limited`, for a directory
+        the errors of `LiveMounts.mount`, and for a package those of `install_missing`."""
         longest = self.check(access)
         if GRANT_DURATIONS.index(duration) > GRANT_DURATIONS.index(longest):
             raise errors.Denied(
@@ -312,8 +317,16 @@ class Grants:
         most = max(limits.memory_max, *(int(target) * MIB for target in granted))
         return limits.model_copy(update={"memory_max": most})
 
-    def note_memory_ran_out(self) -> None:
-        """Note that a run was killed for its memory: twice as much may be what it needs."""
+    def note_end(self, run: Run) -> None:
+        """Note what a run lacked: memory, of which twice as much may be enough, or a package."""
+        if run.cause is Cause.MEMORY:
+            self._note_memory()
+        elif run.error is not None and run.error.name == "ModuleNotFoundError":
+            missing = _MISSING.fullmatch(run.error.value)
+            if missing is not None:  # most packages have the name of their module
+                self.note_refused(Access("package", missing[1].lower().replace("_", "-")))
+
+    def _note_memory(self) -> None:
         most = max((grant.memory or 0 for grant in self._policy.grant), default=0)
         now = self.limits.memory_max
         if now < most:

@@ -191,6 +191,7 @@ def _grant_covers(existing: GrantPolicy, grant: GrantPolicy) -> bool:
         and all(checks.is_within(each, existing.directory) for each in grant.directory)
         and (grant.run_time or 0) <= (existing.run_time or 0)
         and (grant.memory or 0) <= (existing.memory or 0)
+        and _part(grant.package, existing.package)
     )
 
 
@@ -310,7 +311,7 @@ def _grants_left(grants: Sequence[GrantPolicy], table: dict[str, Any]) -> Iterat
     proxied = isinstance(network, dict) and network.get("mode") == "proxy"
     for grant in grants:
         names = [name for name in grant.secret if isinstance(secrets, dict) and name in secrets]
-        local = grant.run_time is not None or grant.memory is not None or grant.directory
+        local = grant.run_time or grant.memory or grant.directory or grant.package
         if local or (grant.network and proxied) or names:
             yield {**grant.model_dump(mode="json"), "secret": names}
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, m
 from sbx.policy import checks
 from sbx.policy.problems import invalid
 from sbx.policy.units import GIB, KIB, MIB, Cpu, Duration, Rate, Size
-from sbx.protocol.grants import GrantDuration
+from sbx.protocol.grants import ACCESS_KINDS, GrantDuration
 
 MOST_IDLE = 256  # kernels; each uses about 10 MiB of private memory
 
@@ -176,11 +176,12 @@ class SecretPolicy(Table):
 class GrantPolicy(Table):
     """Access that the policy refuses, and that a person may grant to one conversation.
 
-    An entry has one of five kinds. `network`: code may reach these hosts, written as in
+    An entry has one of six kinds. `network`: code may reach these hosts, written as in
     `network.allow`; each grant is for one host and one port. `secret`: the proxy inserts these
     secrets only after a grant. `directory`: these directories of the host, and those below them,
     can be seen read-only. `run_time`: a run may take this long instead of `wall_time`.
-    `memory`: the sandbox may use so many bytes instead of `memory_max`.
+    `memory`: the sandbox may use so many bytes instead of `memory_max`. `package`: these packages,
+    with their dependencies, may be installed for the conversation.
     `longest` is the longest duration of a grant: for one run, for an hour, or until the
     conversation ends.
     """
@@ -202,14 +203,18 @@ class GrantPolicy(Table):
     ] = ()
     run_time: Annotated[Duration, AfterValidator(_some_time)] | None = None
     memory: Size | None = None
+    package: Annotated[
+        tuple[Annotated[str, AfterValidator(checks.package_name)], ...],
+        Field(max_length=checks.MOST_ENTRIES),
+        AfterValidator(checks.sorted_set),
+    ] = ()
     longest: GrantDuration = "conversation"
 
     @model_validator(mode="after")
     def _of_one_kind(self) -> "GrantPolicy":
-        kinds = (self.network, self.secret, self.directory, self.run_time, self.memory)
+        kinds = [getattr(self, kind) for kind in ACCESS_KINDS]
         if sum(map(bool, kinds)) != 1:
-            names = "network, secret, directory, run_time and memory"
-            raise invalid(f"a grant has exactly one of {names}")
+            raise invalid(f"a grant has exactly one of {', '.join(ACCESS_KINDS)}")
         return self
 
 

@@ -5,14 +5,15 @@ from typing import Any, Literal, get_args
 
 GrantDuration = Literal["once", "hour", "conversation"]
 GRANT_DURATIONS: tuple[GrantDuration, ...] = get_args(GrantDuration)  # the shortest first
-AccessKind = Literal["network", "secret", "directory", "run_time", "memory"]
+AccessKind = Literal["network", "secret", "directory", "run_time", "memory", "package"]
 ACCESS_KINDS: tuple[AccessKind, ...] = get_args(AccessKind)
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """`target` is `host:port` for `network`, a name for `secret`, an absolute path of the host for
-    `directory`, seconds for `run_time`, and MiB for `memory`."""
+    `directory`, seconds for `run_time`, MiB for `memory`, and the canonical name for `package`
+    (packaging.python.org, "Names and normalization")."""
 
     kind: AccessKind
     target: str
@@ -29,6 +30,8 @@ class Access:
                 return f"runs of up to {self.target} s"
             case "memory":
                 return f"memory of up to {self.target} MiB"
+            case "package":
+                return f"installation of the package {self.target}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from sbx.workspace.allowed_paths import Check, MountSources
 
 _log = logging.getLogger(__name__)
 TOP = "/mnt"
+PACKAGES = f"{TOP}/.package-"  # a prefix that `mount` does not take
 SHARED = "/workspace/shared"
 MOUNTS_MAX = 32
 _TARGET = re.compile(rf"(?:{TOP}|{SHARED})/[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
@@ -133,6 +134,16 @@ class LiveMounts:
         as `mount`."""
         mounted = await self.mount(source, conversation=conversation, sources=sources)
         return mounted.target
+
+    async def show_packages(self, conversation: str, top: Path, name: str) -> str:
+        """Mount a directory of installed packages, which sbx has made, read-only for one
+        conversation, and return its path inside. Raise as `mount`."""
+        if not self._possible:
+            raise refuse_without_namespaces()
+        identity = await in_thread(_identity, top, True, lambda *_: None, None)
+        mount = Mount(str(top), f"{PACKAGES}{name}", True)
+        await run_to_completion(self._mount(_Mounted(mount, identity, conversation)))
+        return mount.target
 
     async def hide_from(self, conversation: str, target: str) -> None:
         """Unmount the directory of one conversation. Raise as `unmount`."""

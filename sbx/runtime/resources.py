@@ -1,13 +1,10 @@
 """The parts that the sandboxes of a runtime share, and their requests for kernels."""
 
-import asyncio
 import math
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sbx.errors import Broken, Unavailable
 from sbx.isolation.broker.client import BrokerClient
 from sbx.isolation.launch_plan import GroupLimits, Interpreter, Paths, WayOut
 from sbx.isolation.plan import Filters, plan, slows_io
@@ -22,7 +19,6 @@ from sbx.workspace.allowed_paths import OwnPaths
 from sbx.workspace.quarantine import HostProtection
 
 _MIME_MAX = 8 << 20
-_FREED_LOOK_S = 0.01  # Linux frees memory a moment after its last process has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,66 +99,6 @@ class RuntimeResources:
         return GroupLimits(limits.memory_max, limits.tasks_max, limits.cpu_quota, io)
 
 
-class MemoryLimit:
-    """The memory limit of the jails of one sandbox: that of the policy, or the largest grant."""
-
-    def __init__(
-        self,
-        broker: BrokerClient,
-        group: str,
-        memory_max: int,
-        end_kernels: Callable[[], Awaitable[None]],
-        *,
-        enforced: bool,
-    ) -> None:
-        """`end_kernels` is called if they use more than the limit to which they return. `enforced`:
-        whether the group has a limit of memory."""
-        self._enforced = enforced
-        self._broker = broker
-        self._group = group
-        self._memory_max = self._in_force = memory_max
-        self._end_kernels = end_kernels
-        self._granted: list[int] = []
-        self._changing = asyncio.Lock()
-
-    @property
-    def bytes(self) -> int:
-        return max([self._memory_max, *self._granted])
-
-    async def grant(self, memory: int) -> None:
-        """Raise the limit to this, if it is lower. Raise Unavailable `memory_not_limited`."""
-        if not self._enforced:
-            raise Unavailable(
-                "this host has no cgroup that limits the memory of a sandbox",
-                code="memory_not_limited",
-                hint="sbx doctor lists what the host lacks",
-            )
-        self._granted.append(memory)
-        try:
-            await self._change()
-        except BaseException:
-            self._granted.remove(memory)
-            raise
-
-    async def end(self, memory: int) -> None:
-        """Return to the limit without this grant. Kernels that use more are ended."""
-        self._granted.remove(memory)
-        await self._change()
-
-    async def _change(self) -> None:
-        async with self._changing:
-            while self._in_force != (memory := self.bytes):
-                try:
-                    await self._broker.limit_memory(self._group, memory)
-                except Broken as error:
-                    if error.code != "memory_in_use":
-                        raise
-                    await self._end_kernels()
-                    await asyncio.sleep(_FREED_LOOK_S)
-                else:
-                    self._in_force = memory
-
-
 def _config(policy: Policy, home: str) -> dict[str, Any]:
     rules = policy.imports
     return {
@@ -171,6 +107,7 @@ def _config(policy: Policy, home: str) -> dict[str, Any]:
             "allow": None if rules.allow == "any" else list(rules.allow),
             "forbid": list(rules.forbid),
         },
+        "packages": any(grant.package for grant in policy.grant),
         "processes": policy.processes,
         "user": policy.user,
         "home": home,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbx import errors
-from sbx.aio import in_thread, run_to_completion
+from sbx.aio import in_thread
 from sbx.egress.unix_socket import EgressSocket
 from sbx.environments.directory import check_there
 from sbx.isolation import masking
@@ -25,18 +25,18 @@ from sbx.kernels.memory_watcher import Watcher
 from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy
 from sbx.policy.grants import GrantChange, Grants
-from sbx.policy.units import MIB
-from sbx.protocol.grants import Access, Grant
+from sbx.protocol.grants import Grant
 from sbx.protocol.runs import Cause
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.disk_limit import limited, refused
 from sbx.runtime.files.open_files import OpenFiles, open_files
 from sbx.runtime.files.usage import SandboxUsageSource
+from sbx.runtime.granted import GrantedAccess, MemoryLimit
 from sbx.runtime.honeytokens import Honeytokens, TokenTriggered
 from sbx.runtime.live_mounts import LiveMounts
 from sbx.runtime.prewarm import PrewarmedSandbox
 from sbx.runtime.processes.languages import Languages
-from sbx.runtime.resources import MemoryLimit, RuntimeResources
+from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.run.context import Context
 from sbx.runtime.snapshots.dry_run import is_dry_run, offline
 from sbx.runtime.snapshots.snapshots import Snapshots
@@ -82,6 +82,7 @@ class SandboxKernels:
         self._conversations: dict[str, Conversation] = {}
         self._watcher: Watcher | None = None
         self._memory: MemoryLimit
+        self._granted: GrantedAccess
         self.honeytokens: Honeytokens | None = None
         if policy.honeytoken.enabled:
             key = resources.data.path / "tripwire_key"  # another name would give other tokens
@@ -129,6 +130,9 @@ class SandboxKernels:
             self.policy.limits.memory_max,
             self._end_kernels_for_memory,
             enforced=not walls["memory"].weaker,
+        )
+        self._granted = GrantedAccess(
+            self._resources, self.policy, self._interpreter.executable, self._mounts, self._memory
         )
         if walls["memory"].weaker or not capabilities.root:
             self._watcher = Watcher(
@@ -186,7 +190,7 @@ class SandboxKernels:
             self.id,
             lambda: self._resources.broker.usage(self._group),
             self._pids,
-            lambda: self._memory.bytes,
+            self._memory,
         )
 
     def _pids(self) -> list[int]:
@@ -202,23 +206,9 @@ class SandboxKernels:
             self.policy,
             on_change=partial(self._grant_changed, conversation),
             on_close=partial(outlet.leave, conversation) if outlet is not None else lambda: None,
-            apply=partial(self._apply_grant, conversation),
-            undo=partial(self._undo_grant, conversation),
+            apply=partial(self._granted.apply, conversation),
+            undo=partial(self._granted.undo, conversation),
         )
-
-    async def _apply_grant(self, conversation: str, access: Access) -> str | None:
-        if access.kind == "memory":
-            await run_to_completion(self._memory.grant(int(access.target) * MIB))
-            return None
-        directories = [Path(each) for grant in self.policy.grant for each in grant.directory]
-        sources = allowed_paths.MountSources(directories, writable=False)
-        return await self._mounts.show_to(conversation, sources, access.target)
-
-    async def _undo_grant(self, conversation: str, grant: Grant) -> None:
-        if grant.inside is not None:
-            await self._mounts.hide_from(conversation, grant.inside)
-        else:
-            await self._memory.end(int(grant.target) * MIB)
 
     async def _end_kernels_for_memory(self) -> None:
         """End the kernels, because they use more memory than a grant that has ended allowed."""

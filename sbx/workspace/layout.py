@@ -232,6 +232,18 @@ class DataDirectory:
         """Finish earlier removals, and return whether nothing remains."""
         return empty_directory(self._removed, deadline_s)
 
+    def make_packages(self, name: str) -> Path:
+        """Create a directory for installed packages. It is marked, and removed, like that of a
+        temporary sandbox."""
+        self.mark_temporary(name)
+        path = self.path / "sandboxes" / name / "packages"
+        with (
+            translated(str(path)),
+            closing(_directory(self._sandboxes, name, self._parent_mode)) as parent,
+        ):
+            os.close(_directory(parent, path.name, self._parent_mode))
+        return path
+
     def mark_temporary(self, sandbox: str) -> None:
         """Create the directory of a sandbox that ends with this process, and mark it."""
         with (

@@ -2,6 +2,7 @@
 
 import ast
 import secrets
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import pytest_asyncio
 from chain import until
 from web import ADDRESS, Web, networked, web
+from wheelhouse import use_only, wheel
 
 from sbx import Runtime
 from sbx.errors import BadRequest, Denied, SbxError, Unavailable
@@ -299,3 +301,86 @@ async def test_without_a_cgroup_no_memory_is_granted(bare_runtime: Runtime) -> N
             await box.grants.add("memory", "320", by="ann")
         assert refused.value.code == "memory_not_limited"
         assert box.grants.active == ()
+
+
+# -- packages --------------------------------------------------------------------------------------
+
+SHADOW = "VALUE = 'hidden'"
+
+
+@pytest.fixture
+def index(own_temporary_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of wheels, as the only source of pip."""
+    index = own_temporary_directory / secrets.token_hex(8)
+    index.mkdir()
+    files = {"sbx_tiny.py": "import sbx_other\nVALUE = sbx_other.VALUE * 2", "json.py": SHADOW}
+    files["on_the_host.pth"] = f"import os; os.mkdir({str(index / 'ran')!r})\n"
+    wheel(index, "sbx-tiny", "1.0", files, needs="sbx-other")
+    wheel(index, "sbx-other", "1.0", {"sbx_other.py": "VALUE = 21"}, needs="traitlets")
+    setup = index / "setup.py"
+    setup.write_text(f"import os; os.mkdir({str(index / 'ran')!r})")
+    with tarfile.open(index / "sbx_source-1.0.tar.gz", "w:gz") as archive:
+        archive.add(setup, "sbx_source-1.0/setup.py")
+    use_only(index, monkeypatch)
+    return index
+
+
+@pytest_asyncio.fixture
+async def installing(runtime: Runtime) -> Any:
+    packages = ["sbx-tiny", "sbx-source", "sbx-absent", "traitlets"]
+    grant = {"package": packages}
+    policy = Policy.model_validate({"name": "installing", "grant": [grant]})
+    async with await runtime.create(policy) as box:
+        yield box
+    await until(lambda: not list(runtime.data.path.glob("sandboxes/*/packages")))
+
+
+@pytest.mark.unprivileged
+async def test_a_granted_package_is_imported_by_one_conversation_until_the_end(
+    installing: AsyncSandbox, index: Path
+) -> None:
+    here, there = installing.conversation("here"), installing.conversation("there")
+    missing = await here.run("import sbx_tiny")
+    assert missing.error is not None
+    assert here.grants.take_refused() == (Access("package", "sbx-tiny"),)
+    grant = await here.grants.add("package", "sbx-tiny", "conversation", by="ann")
+    assert grant.inside is not None
+    assert await value(here, "import sbx_tiny; sbx_tiny.VALUE") == 42
+    version = "import importlib.metadata; importlib.metadata.version('sbx-tiny')"
+    assert await value(here, version) == "1.0"
+    assert await value(here, "import json; hasattr(json, 'VALUE')") is False
+    ran = await here.shell("python3 -c 'import sbx_tiny; print(sbx_tiny.VALUE)'")
+    assert ran.stdout == "42\n"
+    written = await here.shell(f"touch {grant.inside}/x || rm {grant.inside}/sbx_tiny.py")
+    assert "Read-only" in written.stderr
+    assert not (index / "ran").exists()
+    assert (await there.run("import sbx_tiny")).error is not None
+    assert await value(there, "import os; os.path.exists('/mnt/.package-sbx-tiny')") is False
+    late = await here.contexts.create("late")
+    assert (await late.run("import sbx_other; sbx_other.VALUE")).result == "21"
+    await here.grants.revoke(grant.id)
+    assert await value(here, "import os; os.listdir('/mnt')") == []
+    assert (await late.run("import sbx_tiny")).error is not None
+
+
+@pytest.mark.parametrize(
+    ("package", "code"),
+    [
+        ("sbx-other", "not_grantable"),  # a dependency of a package that may be granted
+        ("sbx-tiny==1.0", "not_grantable"),
+        ("sbx-source", "environment_unresolved"),  # its setup.py would run on the host
+        ("sbx-absent", "environment_unresolved"),
+        ("traitlets", "already_installed"),
+    ],
+)
+async def test_another_package_is_not_installed(
+    installing: AsyncSandbox, index: Path, package: str, code: str
+) -> None:
+    with pytest.raises(SbxError) as refused:
+        await installing.grants.add("package", package, by="ann")
+    assert refused.value.code == code
+    assert refused.value.hint is not None
+    assert (code == "environment_unresolved") == ("the last line of pip:" in refused.value.hint)
+    assert installing.grants.active == ()
+    assert not (index / "ran").exists()
+    assert not list(installing._resources.data.path.glob("sandboxes/*/packages"))

@@ -1,14 +1,17 @@
 """Refused access becomes a question to a person, and the answer opens one wall or none."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from agent_calls import calls as answer_with
 from web import Web, networked
+from wheelhouse import use_only, wheel
 
 from sbx import Runtime
 from sbx.agent.agent import Agent
@@ -114,6 +117,24 @@ async def test_a_time_out_beyond_the_policy_becomes_a_question(runtime: Runtime)
         assert "limit_widened" in first
         assert "granted runs of up to 5001 s" in first
         assert "two" in second
+
+
+async def test_a_missing_package_becomes_a_question(
+    runtime: Runtime, own_temporary_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = own_temporary_directory / secrets.token_hex(8)
+    index.mkdir()
+    wheel(index, "sbx-tiny", "1.0", {"sbx_tiny.py": "VALUE = 42"})
+    use_only(index, monkeypatch)
+    uses = answer_with(("run_code", {"code": "import sbx_tiny; print(sbx_tiny.VALUE)"}))
+    table = {"grant": [{"package": ["sbx-tiny"]}]}
+    async with await runtime.create(Policy.model_validate({"name": "installs", **table})) as box:
+        events, messages = await followed(box, [uses, uses], lambda _: {"remember": "hour"})
+        (question,) = (each for each in of_kind(events, ToolStart) if each.approval_required)
+        assert dict(question.tool_args)["target"] == "sbx-tiny"
+        first, second = results(messages)
+        assert "granted installation of the package sbx-tiny for an hour" in first
+        assert "42" in second
 
 
 @pytest.mark.needs("memory")

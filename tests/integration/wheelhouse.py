@@ -8,11 +8,13 @@ quick to make.
 import base64
 import hashlib
 import importlib.metadata
+import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 _LEFT_EMPTY = {
@@ -45,6 +47,13 @@ def wheels_of_the_kernel(directory: Path) -> None:
             continue
         _repack(directory, found)
         waiting += _needs(found)
+
+
+def use_only(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pip find the wheels of this directory, and no others."""
+    sources = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(directory)}
+    for name, value in {"PIP_CONFIG_FILE": os.devnull, **sources}.items():
+        monkeypatch.setenv(name, value)
 
 
 def _needs(found: importlib.metadata.Distribution) -> Iterator[str]:

@@ -10,6 +10,7 @@ from sbx.errors import BadRequest, Closed, Conflict, Denied, NotFound
 from sbx.policy import Policy, narrow
 from sbx.policy.grants import GRANTS_MAX, Grants, is_allowed, longest_duration
 from sbx.protocol.grants import Access, Grant
+from sbx.protocol.runs import Run, RunError, Status
 
 
 def policy(*grants: dict[str, Any], **more: Any) -> Policy:
@@ -22,6 +23,7 @@ HOSTS = {"network": ["*.example.net", "api.example.org:8443"], "longest": "hour"
 NETWORK = policy(HOSTS, {"network": ["a.example.net"]})
 DATA = {"directory": ["/srv/data"]}
 EVERY = policy(HOSTS, {"secret": ["CRM"], "longest": "once"}, {"run_time": "2h"}, DATA)
+PACKAGE = policy({"package": ["humanize", "scikit-learn"]})
 MEMORY = policy({"memory": "2GiB", "longest": "once"})
 
 
@@ -100,6 +102,40 @@ def test_memory_in_mib(target: str, expected: Any) -> None:
     assert longest_duration(MEMORY, Access("memory", target)) == expected
 
 
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("scikit-learn", "conversation"),
+        ("scikit_learn", None),  # not canonical
+        ("Humanize", None),
+        ("humanize==4.0", None),
+        ("humanize other", None),
+        ("pandas", None),
+    ],
+)
+def test_packages(target: str, expected: Any) -> None:
+    assert longest_duration(PACKAGE, Access("package", target)) == expected
+    assert not is_allowed(PACKAGE, Access("package", target))
+
+
+@pytest.mark.parametrize(
+    ("message", "noted"),
+    [
+        ("No module named 'humanize'", ["humanize"]),
+        ("No module named 'scikit_learn'", ["scikit-learn"]),
+        ("No module named 'pandas'", []),
+        ("No module named 'humanize.time'", []),
+        ("No module named 'humanize'; 'x' is not a package", []),
+        ("No module named 'humanize' (approved by the operator)", []),
+    ],
+)
+def test_a_missing_module_may_be_a_package_of_this_name(message: str, noted: list[str]) -> None:
+    grants = Grants(PACKAGE)
+    error = RunError("ModuleNotFoundError", message, "")
+    grants.note_end(Run("run-1", Status.ERROR, error=error))
+    assert [access.target for access in grants.take_refused()] == noted
+
+
 def test_access_that_the_policy_allows_needs_no_grant() -> None:
     assert is_allowed(EVERY, Access("network", "pypi.example.org:443"))
     assert not is_allowed(EVERY, Access("network", "pypi.example.org:8080"))
@@ -123,6 +159,8 @@ def test_access_that_the_policy_allows_needs_no_grant() -> None:
         ({"directory": ["/proc"]}, {}, "cannot be shown"),
         ({"secret": ["OTHER"]}, {}, "is not in secrets"),
         ({"run_time": "1h"}, {}, "above limits.wall_time"),
+        ({"package": ["Humanize"]}, {}, "not a package's name"),
+        ({"package": ["humanize --index x"]}, {}, "not a package's name"),
         ({"memory": "1GiB"}, {}, "above limits.memory_max"),
         ({"network": ["a.example.net"], "longest": "day"}, {}, "conversation"),
         ({"network": ["a.example.net"]}, {"network": {}, "secrets": {}}, 'mode = "proxy"'),
@@ -141,6 +179,9 @@ def test_a_request_may_permit_fewer_grants_and_no_others() -> None:
     assert narrow(EVERY, {"grant": [below]}).grant == policy(below).grant
     fewer = {"network": ["b.example.net:443"], "longest": "once"}
     assert narrow(EVERY, {"grant": [fewer]}).grant == policy(fewer).grant
+    assert narrow(PACKAGE, {"grant": [{"package": ["humanize"]}]}).grant
+    with pytest.raises(BadRequest):
+        narrow(PACKAGE, {"grant": [{"package": ["pandas"]}]})
     assert narrow(MEMORY, {"grant": [{"memory": "1536MiB", "longest": "once"}]}).grant
     with pytest.raises(BadRequest):
         narrow(MEMORY, {"grant": [{"memory": "3GiB", "longest": "once"}]})

@@ -73,7 +73,9 @@ def access_tool(grants: Grants) -> Tool:
     """Return the tool for a conversation. Its description lists the permitted access."""
     permitted = []
     for entry in grants.permitted:
-        lists = {"network": entry.network, "secret": entry.secret, "directory": entry.directory}
+        lists = {
+            kind: getattr(entry, kind) for kind in ("network", "secret", "directory", "package")
+        }
         permitted += [f"{kind} {', '.join(targets)}" for kind, targets in lists.items() if targets]
         if entry.run_time is not None:
             permitted.append(f"run_time up to {entry.run_time:g} seconds")
@@ -107,8 +109,8 @@ def access_tool(grants: Grants) -> Tool:
                         "minLength": 1,
                         "maxLength": 300,
                         "description": "One host with its port, such as example.org:443; the name"
-                        " of a secret; an absolute path of the host; the seconds of a run; or the"
-                        " MiB of memory.",
+                        " of a secret; an absolute path of the host; the seconds of a run; the MiB"
+                        " of memory; or the name of a package.",
                     },
                     "reason": {"type": "string", "maxLength": _REASON_MAX},
                 },

@@ -37,7 +37,8 @@ class ReceiptBody(BaseModel):
 
 class NewGrant(RequestBody):
     """`target`: `host:port` for `network`, a name for `secret`, an absolute path for `directory`,
-    seconds for `run_time`, and MiB for `memory`. `once` is for the next run."""
+    seconds for `run_time`, MiB for `memory`, and a canonical name for `package`. `once` is for
+    the next run."""
 
     kind: AccessKind
     target: Annotated[str, StringConstraints(min_length=1, max_length=4095)]

@@ -13,6 +13,8 @@ class KernelConfig:
     """Modules to import before the first cell; `ready` names those that fail."""
     import_rules: Mapping[str, Any] | None = None
     """`{"allow": [names] or None, "forbid": [names]}`; see `sbx.guest.import_rules`."""
+    packages: bool = False
+    """Whether directories of packages may appear while the kernel lives."""
     processes: bool = True
     walls: bool = True
     """Whether to explain an error by the walls around the kernel."""

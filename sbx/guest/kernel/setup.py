@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from sbx.guest.granted_packages import GrantedPackages
 from sbx.guest.kernel.config import KernelConfig as KernelConfig
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def start(idle: WaitingKernel, config: KernelConfig) -> NoReturn:
     sys.dont_write_bytecode = True  # -I ignores PYTHONDONTWRITEBYTECODE, which the others obey
     # The last step: from here on, and not before, a file in the workspace may shadow a module.
     sys.path.insert(0, "")
+    if config.packages:
+        sys.meta_path.append(GrantedPackages)
     gc.enable()
     idle.kernel.run(config, idle.missing)
 

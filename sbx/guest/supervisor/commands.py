@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from sbx.guest import granted_packages
 from sbx.guest.frames import RawFrame
 from sbx.guest.start import lockdown
 from sbx.guest.supervisor import children
@@ -324,7 +325,8 @@ def _become_command(
         lockdown.close_all_but(())
         script_files.write(content.get("files", ()))
         os.chdir(content["cwd"])
-        os.execvpe(content["argv"][0], content["argv"], {**os.environ, **content["env"]})  # noqa: S606
+        variables = {**granted_packages.variables(), **os.environ, **content["env"]}
+        os.execvpe(content["argv"][0], content["argv"], variables)  # noqa: S606
     except BaseException as error:  # noqa: BLE001  # a forked child never returns into PID 1
         os.write(2, f"{content['argv'][0]}: {error}\n".encode(errors="replace"))
     finally:

@@ -19,6 +19,7 @@ from sbx.linux import procfs
 from sbx.policy import Policy
 from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S, SandboxUsage, Source
 from sbx.runtime.files.files import OpenFiles
+from sbx.runtime.granted import MemoryLimit
 from sbx.workspace import DiskUsage as Measured
 
 _ENTRIES = 200_000
@@ -30,13 +31,12 @@ _SOURCES: dict[int, Source] = {2: "cgroup2", 1: "cgroup1"}
 
 @dataclass(frozen=True, slots=True)
 class SandboxUsageSource:
-    """The sandbox of a conversation. `pids` are the processes of all its jails, and `memory_max`
-    their limit, in bytes."""
+    """The sandbox of a conversation. `pids` are the processes of all its jails."""
 
     id: str
     jails: Callable[[], Awaitable[JailsUsage]]
     pids: Callable[[], list[int]]
-    memory_max: Callable[[], int]
+    memory: MemoryLimit
 
 
 class UsageReader:
@@ -85,7 +85,7 @@ class UsageReader:
             network_received=received,
             network_sent=sent,
             loopback=loopback,
-            memory_max=self._sandbox.memory_max(),
+            memory_max=self._sandbox.memory.bytes,
             pids_max=limits.tasks_max,
             cpu_quota=limits.cpu_quota,
             disk_max=limits.workspace_max,

@@ -67,13 +67,13 @@ class ActiveExecution:
         status, cause = ending
         grants = self._context.grants
         error = explanation(ending, grants.limits)
-        if cause is Cause.MEMORY:
-            grants.note_memory_ran_out()
         if status is Status.INTERRUPTED:
             error = self.live.halted or self._context.halting or error
-        return self.live.finish(
+        run = self.live.finish(
             status, cause=cause, error=error, state_lost=state_lost, exit_code=exit_code
         )
+        grants.note_end(run)
+        return run
 
     async def _finish_without_kernel(self) -> Run:
         """Return the result of a run during which the kernel ended."""

@@ -155,7 +155,7 @@ export function Question({ execution }: { execution: ToolExecution }): JSX.Eleme
 }
 
 const DURATIONS = ["once", "hour", "conversation"]; // the shortest first
-const KINDS = ["network", "secret", "directory", "run_time", "memory"];
+const KINDS = ["network", "secret", "directory", "run_time", "memory", "package"];
 
 /** The access in the words of sbx, and then the reason, which a model wrote. */
 function RequestedAccess({ asked }: { asked: Record<string, unknown> }): JSX.Element {
