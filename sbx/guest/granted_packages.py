@@ -21,8 +21,8 @@ def directories() -> list[str]:
 
 def variables() -> dict[str, str]:
     """Return the variables by which a Python that starts now finds them."""
-    found = directories()
-    return {"PYTHONPATH": ":".join(found)} if found else {}
+    granted = directories()
+    return {"PYTHONPATH": ":".join(granted)} if granted else {}
 
 
 class GrantedPackages:
