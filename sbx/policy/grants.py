@@ -14,7 +14,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -120,8 +120,8 @@ class _Active:
 class Grants:
     """The grants of one conversation. Call the methods from one event loop.
 
-    `on_change` is called when a grant begins or ends, so that the proxy closes the connections of
-    an ended one. `on_close` is called at the end of the conversation.
+    `on_change`, and each of `listeners`, is called when a grant begins or ends, so that the proxy
+    closes the connections of an ended one. `on_close` is called at the end of the conversation.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Grants:
         the path inside, if it has one; `undo` at its end."""
         self._policy = policy
         self._hour_s = hour_s
-        self._on_change = on_change
+        self.listeners = [on_change]
         self._on_close = on_close
         self._apply = apply
         self._undo = undo
@@ -225,7 +225,7 @@ class Grants:
                 hint=f"grant it for {longest}",
                 details={"longest": longest},
             )
-        if len(self._active) >= GRANTS_MAX:
+        if len(self.active) >= GRANTS_MAX:
             raise errors.Conflict(
                 f"a conversation has at most {GRANTS_MAX} grants", code="too_many_grants"
             )
@@ -252,16 +252,27 @@ class Grants:
             if access.kind in _APPLIED and self._undo is not None:
                 await self._undo(grant)
             raise errors.Closed("the conversation ended before the grant")
-        active = _Active(grant, None if lasts_s is None else time.monotonic() + lasts_s)
-        if lasts_s is not None:
+        self.begin(grant)
+        return grant
+
+    def begin(self, grant: Grant) -> None:
+        """Let a grant be valid from now on."""
+        active = _Active(grant, None)
+        if grant.expires_at is not None:
+            lasts_s = grant.expires_at - grant.granted_at
+            active.until = time.monotonic() + lasts_s
             loop = asyncio.get_running_loop()
             end = self._end
             active.ends = background_context().run(loop.call_later, lasts_s, end, grant.id)
         self._active[grant.id] = active
-        self._refused.pop(access, None)
-        self._questioned.discard(access)
-        self._on_change("granted", grant)
-        return grant
+        self._refused.pop(grant.access, None)
+        self._questioned.discard(grant.access)
+        self._changed("granted", grant)
+
+    def keep(self, grant_ids: Collection[str]) -> None:
+        """End all grants but these."""
+        for grant_id in self._active.keys() - set(grant_ids):
+            self._end(grant_id)
 
     def end(self, grant_id: str) -> None:
         """End a grant now. Raise NotFound `no_such_grant`."""
@@ -368,4 +379,8 @@ class Grants:
             undoing = asyncio.ensure_future(self._undo(active.grant))
             self._undoing.add(undoing)
             undoing.add_done_callback(self._undo_ended)
-        self._on_change("grant_ended", active.grant)
+        self._changed("grant_ended", active.grant)
+
+    def _changed(self, change: GrantChange, grant: Grant) -> None:
+        for listener in self.listeners:
+            listener(change, grant)

@@ -35,6 +35,8 @@ from sbx.workspace import allowed_paths
 LATEST = 253_402_300_799.0  # the last second of the year 9999
 _MIB = 1 << 20
 
+AUDITED_AS: Mapping[GrantChange, str] = {"granted": "grant.added", "grant_ended": "grant.ended"}
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceDependencies:
@@ -162,8 +164,7 @@ class SandboxRecord:
         details: dict[str, Any] = {"conversation": conversation, "grant": grant.to_json()}
         self.emit(change, **details)
         if (audit := self.dependencies.audit) is not None:
-            event = "grant.added" if change == "granted" else "grant.ended"
-            audit.note(grant.by, event, self.id, owner=self.row.owner, **details)
+            audit.note(grant.by, AUDITED_AS[change], self.id, owner=self.row.owner, **details)
 
     def end_freeze(self) -> bool:
         """Let kernels start again; False if it was not frozen."""

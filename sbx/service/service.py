@@ -201,7 +201,9 @@ class Service:
         if self._project_process is not None:
             link = ProjectServerLink(self._project_process)
             self._project_server = await stack.enter_async_context(link)
-        self.projects = Projects(self.store, clock, self.runtime, settings, self._project_server)
+        self.projects = Projects(
+            self.store, clock, self.runtime, settings, self._project_server, self.audit
+        )
         stack.push_async_callback(self.projects.close)
         self.reaper = Reaper(
             self.sandboxes, clock, settings, self.garbage, self.projects, reserve=reserve

@@ -1,5 +1,6 @@
 """Over HTTP: an agent's code is refused, a person grants the access, and nobody else gets it."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -15,6 +16,7 @@ from agent_calls import (
     following,
     messages,
     pending,
+    project,
     say,
     the_rest,
 )
@@ -29,7 +31,9 @@ from sbx.agent.messages import Response
 async def at(site: Web) -> AsyncIterator[Desk]:
     with short_directory() as top:
         (top / "policies").mkdir()
-        (top / "policies" / "granting.toml").write_text(granting(site))
+        (top / "policies" / "granting.toml").write_text(
+            granting(site) + '[[grant]]\nrun_time = "2h"\n'
+        )
         directories = (top / "policies",)
         async with desk(top, policy_dirs=directories, sessions_policy="granting") as at:
             yield at
@@ -91,6 +95,27 @@ async def test_a_person_grants_access_for_an_hour_to_one_conversation(
     assert "HTTPError" in refused
     assert "hello" not in refused
     assert [path for path, _ in site.asked] == ["/second"]
+
+
+async def test_a_person_grants_access_in_a_project(at: Desk, client: httpx.AsyncClient) -> None:
+    made = await project(client, at.directory("granting"))
+    long = calls(("execute_command", {"command": "echo ran", "timeout": 5000}))
+    at.model.add(long, long, Response("done"))
+    async with aclosing(following(client, body("within", project_id=made))) as events:
+        question = await asked_for(events)
+        asked = {"kind": "run_time", "target": "5000", "longest": "conversation"}
+        assert question["tool_args"] == asked
+        reply = await decide(client, question["tool_call_id"], True, remember="hour")
+        assert reply.status_code == 200
+        await the_rest(events)
+    refused, ran = await results(client, "within")
+    assert "granted runs of up to 5000 s for an hour" in refused
+    assert "ran" in ran
+    await at.served.service.audit.record("test", "end", "test")  # then the notes are written
+    lines = (at.served.service.data_dir / "audit.jsonl").read_text().splitlines()
+    entries = [line for line in map(json.loads, lines) if line["what"] == "grant.added"]
+    details = entries[-1]["details"]
+    assert (details["project"], details["grant"]["target"]) == (made, "5000")
 
 
 async def test_the_model_gets_the_tool_with_the_permitted_access(

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,14 @@ from serving import Service, open_directory, service
 from test_agent_http_service import environment, read
 
 from sbx.agent.messages import Response
+from sbx.agent.tools.access import grants_of
 from sbx.api.server import privileges, project_process
 from sbx.api.server.settings import ServiceSettings
 from sbx.errors import BadRequest, Closed, Denied, InvalidPath, NotFound, TooLarge, Unavailable
 from sbx.isolation.broker import pulse
 from sbx.protocol.changes import ChangesSetting
+from sbx.protocol.grants import Access
+from sbx.protocol.runs import Cause, Run
 from sbx.runtime.runtime import Runtime
 from sbx.service import service as services
 from sbx.service.projects import calls as project_calls
@@ -32,12 +35,24 @@ from sbx.service.projects.client import RemoteSession
 from sbx.service.projects.link import ProjectServerLink
 from tests.tiers import rows
 
+GRANTING = """
+schema = 1
+extends = "default"
+[limits]
+memory_max = "160MiB"
+[[grant]]
+memory = "300MiB"
+[[grant]]
+run_time = "2h"
+"""
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")
 
 
 @pytest.fixture(scope="module")
 def top() -> Iterator[Path]:
     with project_directories() as top:
+        (top / "policies").mkdir()
+        (top / "policies" / "granting.toml").write_text(GRANTING)
         yield top
 
 
@@ -47,6 +62,7 @@ def settings_of(top: Path) -> ServiceSettings:
         socket=top / "run" / "s",
         project_dirs=(top / "work",),
         project_owners=(0, OWNER),
+        policy_dirs=(top / "policies",),
     )
 
 
@@ -65,9 +81,57 @@ async def box(link: ProjectServerLink, top: Path) -> AsyncIterator[RemoteSession
     await box.close()
 
 
-async def opened(link: ProjectServerLink, directory: Path, **words: Any) -> RemoteSession:
+async def opened(
+    link: ProjectServerLink, directory: Path, policy: str = "default", **words: Any
+) -> RemoteSession:
     words = {"commands_allowed": False, "lost": False, "narrower": {}, "env": {}, **words}
-    return await RemoteSession.open(link, "default", directory, **words)
+    return await RemoteSession.open(link, policy, directory, **words)
+
+
+@pytest.mark.needs("memory")
+@pytest.mark.parametrize("allowed", [False, True], ids=["on the copy", "in the project"])
+async def test_grants_begin_and_end_in_the_server(
+    link: ProjectServerLink, top: Path, allowed: bool
+) -> None:
+    box = await opened(link, top / "work/root", "granting", commands_allowed=allowed)
+    grants, changes = box.grants, list[str]()
+    assert grants is not None
+    grants.listeners.append(lambda change, grant: changes.append(f"{change} {grant.target}"))
+    ended = await ran(box)
+    assert ended.cause is Cause.MEMORY
+    assert grants.take_refused() == (Access("memory", "300"),)
+    await grants.grant(Access("memory", "300"), "once", "ann")
+    ended = await ran(box)
+    assert ended.ok, ended.error
+    await eventually_async(box, lambda: not grants.active)
+    assert changes == ["granted 300", "grant_ended 300"]
+    assert (await ran(box)).cause is Cause.MEMORY
+    assert grants.take_refused() == (Access("memory", "300"),)
+    with pytest.raises(BadRequest, match="wall_time"):
+        await ran(box, timeout=5000)
+    assert grants.take_refused() == (Access("run_time", "5000"),)
+    await grants.grant(Access("run_time", "5000"), "conversation", "ann")
+    assert (await box.start_run("1", timeout=5000).result()).ok
+    with pytest.raises(Denied):
+        await grants.grant(Access("run_time", "9000"), "once", "ann")
+    assert [grant.target for grant in grants.active] == ["5000"]
+    await box.close()
+
+
+async def test_a_policy_without_grants_has_none_there(box: RemoteSession) -> None:
+    assert box.grants is not None
+    assert not box.grants.permitted
+    assert grants_of(box) is None
+
+
+async def ran(box: RemoteSession, timeout: float | None = None) -> Run:
+    return await box.start_run("len(bytearray(b'x') * (240 << 20))", timeout=timeout).result()
+
+
+async def eventually_async(box: RemoteSession, condition: Callable[[], bool]) -> None:
+    """Each call brings the state of the sandbox."""
+    while not condition():
+        await box.files.list()
 
 
 def status_of(pid: int) -> dict[str, str]:

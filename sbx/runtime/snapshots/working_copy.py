@@ -23,6 +23,7 @@ from dataclasses import replace
 from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.policy import Policy
+from sbx.policy.grants import Grants
 from sbx.protocol.changes import ChangeBudget
 from sbx.protocol.dry_runs import FileChange
 from sbx.protocol.runs import Run, RunError
@@ -73,9 +74,11 @@ class WorkingCopy:
         *,
         python: str,
         had_kernel: bool,
+        grants: Grants,
     ) -> None:
         """`policy` is that of commands, `python_policy` that of cells; `python` is the name of
         their context."""
+        self._grants = grants
         self._conversation = conversation
         self._policy = offline(policy)
         self._opened = opened
@@ -101,6 +104,7 @@ class WorkingCopy:
             grace_s,
             disk=DiskLimit(python_policy.limits),
             state_is_kept=had_kernel,
+            grants=grants,
         )
 
     @property
@@ -181,6 +185,7 @@ class WorkingCopy:
             self._start,
             self._grace_s,
             disk=DiskLimit(self._policy.limits),
+            grants=self._grants,
         )
         self._jails.add(context)
         return context

@@ -7,6 +7,7 @@ four bytes, big-endian, and the body in MessagePack.
     Ping                               whether the server and its broker answer
     Resolve, Look, NamesIn             a directory, before it is a project
     Open, Allow, Close                 the sandbox of one conversation in a project
+    ReadPolicy, AddGrant               the access that a person grants there
     Begin, Compare, Commit, Rollback   the changes of one tool call
     ReadFile ... SaveResult            files of a sandbox, or of the copy that a tool call acts on
     Start, Follow, GiveUp              a run
@@ -23,6 +24,7 @@ import msgspec
 from sbx import errors
 from sbx.protocol.dry_runs import FileChange
 from sbx.protocol.files import FileEntry, Kind
+from sbx.protocol.grants import Access, GrantDuration
 from sbx.workspace.snapshots.manifest import FileNode, PlannedChange
 
 FRAME_MAX = 1 << 30  # bytes: a file of the largest `file_size_max` that a shipped policy has
@@ -64,6 +66,21 @@ class Open(_Request):
 
 class Allow(_Request):
     of: int
+
+
+class ReadPolicy(_Request):
+    """The answer is the policy of the sandbox as JSON data."""
+
+    of: int
+
+
+class AddGrant(_Request):
+    """See `Grants.grant`."""
+
+    of: int
+    access: Access
+    duration: GrantDuration
+    by: str
 
 
 class Close(_Request):
@@ -184,6 +201,7 @@ class EndUpload(_Request):
 
 Request = (
     Ping | Resolve | Look | NamesIn | Open | Allow | Close | Begin | Compare | Commit | Rollback
+    | ReadPolicy | AddGrant
     | ReadFile | WriteFile | ListFiles | Stat | MakeDirectory | Find | SaveResult
     | StartCall | Follow | GiveUp
     | ListUploads | DeleteUpload | BeginUpload | AddToUpload | EndUpload
@@ -202,14 +220,18 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class CallReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`stateful`: whether Python in the sandbox of the request has, or had, variables. The reply
-    with the number 0 reports that the server is ready, or why it is not."""
+    """`stateful`: whether Python in the sandbox of the request has, or had, variables. `grants` are
+    the ids of the grants that are valid there, and `refused` the access that was refused since the
+    last reply; None: its policy permits none. The reply with the number 0 reports that the server
+    is ready, or why it is not."""
 
     id: int
     result: msgspec.Raw = msgspec.Raw(b"\xc0")
     error: dict[str, Any] | None = None
     kind: str = ""
     stateful: bool = False
+    grants: list[str] | None = None
+    refused: list[Access] = []
 
 
 class FoundReply(msgspec.Struct, frozen=True):

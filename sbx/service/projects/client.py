@@ -13,10 +13,13 @@ from typing import Any, Literal, Self, TypeVar
 from sbx import errors
 from sbx.agent.sandbox import ToolUploads
 from sbx.aio import in_thread, run_to_completion
+from sbx.policy import Policy
+from sbx.policy.grants import Grants
 from sbx.protocol.changes import ChangeBudget
 from sbx.protocol.dry_runs import FileChange
 from sbx.protocol.events import event_from_json, run_from_json
 from sbx.protocol.files import FileEntry, Kind, Listing, Upload
+from sbx.protocol.grants import Access, Grant, GrantDuration
 from sbx.protocol.runs import Event, Run, RunEnd
 from sbx.service.projects import calls
 from sbx.service.projects.link import ProjectServerLink
@@ -75,8 +78,12 @@ class _Remote:
         self._session: _Remote = session or self
 
     async def call(self, request: calls.Request, result_type: type[T]) -> T:
-        result, self._session.stateful = await self.link.ask(request, result_type)
-        return result
+        return await self.link.ask(request, result_type, self._session.note)
+
+    def note(self, reply: calls.CallReply) -> None:
+        """Keep what a reply reports about the sandbox."""
+        if reply.error is None:
+            self.stateful = reply.stateful
 
     def start_run(self, code: str, *, timeout: float | None = None) -> ProjectRun:
         return ProjectRun(self, calls.StartCall(self.number, code, None, timeout, None))
@@ -96,9 +103,26 @@ class _Remote:
         return await self.call(calls.SaveResult(self.number, name, content), str)
 
 
+class RemoteGrants(Grants):
+    """The grants of a sandbox in the project server, which applies them and reports their end."""
+
+    def __init__(self, policy: Policy, session: "RemoteSession") -> None:
+        super().__init__(policy)
+        self._session = session
+
+    async def grant(self, access: Access, duration: GrantDuration, by: str) -> Grant:
+        request = calls.AddGrant(self._session.number, access, duration, by)
+        grant = await self._session.call(request, Grant)
+        self.begin(grant)
+        return grant
+
+
 class RemoteSession(_Remote):
     """The methods of `ProjectSession`, called in the project process. `shown` are the uploads of
-    the conversation; its `uploads` without them are those of the sandbox itself."""
+    the conversation; its `uploads` without them are those of the sandbox itself. `grants` are set
+    by `open`."""
+
+    grants: RemoteGrants | None = None
 
     def __init__(self, link: ProjectServerLink, number: int, *, commands_allowed: bool) -> None:
         super().__init__(link, number)
@@ -124,7 +148,21 @@ class RemoteSession(_Remote):
             str(directory), policy, dict(narrower), dict(env), commands_allowed, lost
         )
         number = await link.obtain(link.call(request, int), calls.Close)
-        return cls(link, number, commands_allowed=commands_allowed)
+        session = cls(link, number, commands_allowed=commands_allowed)
+        try:
+            content = await session.call(calls.ReadPolicy(number), dict[str, Any])
+        except BaseException:
+            await run_to_completion(session.close())
+            raise
+        session.grants = RemoteGrants(Policy.model_validate(content), session)
+        return session
+
+    def note(self, reply: calls.CallReply) -> None:
+        super().note(reply)
+        if self.grants is not None and reply.grants is not None:
+            self.grants.keep(reply.grants)
+            for access in reply.refused:
+                self.grants.note_refused(access)
 
     @property
     def uploads(self) -> ToolUploads:

@@ -86,8 +86,7 @@ class ProjectServerLink:
 
     async def call(self, request: calls.Request, result_type: type[T]) -> T:
         """Return the result of a request. Raise the error of the server."""
-        result, _ = await self.ask(request, result_type)
-        return result
+        return await self.ask(request, result_type, lambda _: None)
 
     async def resolve(self, path: str) -> Path:
         return Path(await self.call(calls.Resolve(path), str))
@@ -113,8 +112,13 @@ class ProjectServerLink:
             reply.add_done_callback(give_back)
             raise
 
-    async def ask(self, request: calls.Request, result_type: type[T]) -> tuple[T, bool]:
-        """Return the result, and whether Python in the sandbox of the request has variables."""
+    async def ask(
+        self,
+        request: calls.Request,
+        result_type: type[T],
+        note: Callable[[calls.CallReply], None],
+    ) -> T:
+        """Return the result of a request. `note` gets each reply, also one with an error."""
         number = next(self._ids)
         if (failure := self.failure) is not None:
             raise failure
@@ -130,9 +134,10 @@ class ProjectServerLink:
             raise
         finally:
             del self._waiting[number]
+        note(reply)
         if reply.error is not None:
             raise calls.revived(reply)
-        return msgspec.msgpack.decode(reply.result, type=result_type), reply.stateful
+        return msgspec.msgpack.decode(reply.result, type=result_type)
 
     def _send(self, message: calls.Call | calls.Cancel) -> None:
         assert self._writer is not None

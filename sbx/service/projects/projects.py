@@ -23,6 +23,7 @@ from sbx.service.projects.sessions import OpenSession, ProjectSessions, SessionW
 from sbx.store import Store
 from sbx.store import projects as rows
 from sbx.store.projects import ProjectRow as Project
+from sbx.telemetry.audit import Audit
 from sbx.workspace import quarantine
 from sbx.workspace.allowed_paths import AllowedProjects
 from sbx.workspace.quarantine import QuarantineItem
@@ -47,6 +48,7 @@ class Projects:
         runtime: Runtime,
         settings: Settings,
         server: ProjectServerLink | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """`server`: the process that has the directories, of a service that was started as root."""
         self._store = store
@@ -59,7 +61,7 @@ class Projects:
             settings.project_dirs, settings.own_paths, settings.project_owners
         )
         self._directories = directories
-        self._sessions = ProjectSessions(runtime, clock, settings, directories, server)
+        self._sessions = ProjectSessions(runtime, clock, settings, directories, server, audit)
         if settings.project_dirs and (why := self._refusal(True)) is not None:
             _log.warning("project_dirs are of no use here: %s", why.message)
 

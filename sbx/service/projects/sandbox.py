@@ -214,6 +214,7 @@ class ProjectConversation(Conversation):
             self._grace_s,
             python=COMPUTING,
             had_kernel=self._lost(COMPUTING),
+            grants=self.grants,
         )
 
     async def opened_in_place(self) -> OpenFiles:

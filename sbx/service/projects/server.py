@@ -97,11 +97,11 @@ class ProjectServer:
         opened = self._opened.get(getattr(call.request, "of", 0))
         try:
             result = await self._act(call.request, opened)
-            stateful = opened is not None and opened.session.stateful
             raw = msgspec.Raw(calls.ENCODER.encode(result))
-            reply = calls.framed(calls.CallReply(call.id, raw, stateful=stateful))
+            reply = calls.framed(calls.CallReply(call.id, raw, **_state(opened)))
         except errors.SbxError as error:
-            reply = calls.framed(calls.CallReply(call.id, **calls.error_of(error)))
+            described = calls.error_of(error)
+            reply = calls.framed(calls.CallReply(call.id, **described, **_state(opened)))
         except Exception as error:  # noqa: BLE001  # the border to the service
             _log.error("a call of the service failed", exc_info=error)
             broken = errors.Broken("the project server failed in a call: see its log")
@@ -154,6 +154,10 @@ class ProjectServer:
                 return await _end(opened)
             case calls.StartCall() | calls.Follow() | calls.GiveUp():
                 return await self._act_on_run(request, opened)
+            case calls.ReadPolicy():
+                return opened.session.sandbox.policy.model_dump(mode="json")
+            case calls.AddGrant(_, access, duration, by):
+                return await opened.session.grants.grant(access, duration, by)
             case calls.Allow() | calls.Begin() | calls.Compare() | calls.Commit():
                 return await self._act_on_changes(request, opened)
             case calls.Rollback():
@@ -270,6 +274,21 @@ async def _act_on_files(request: calls.Request, opened: _Opened) -> Any:
         case calls.SaveResult(_, name, content):
             return await opened.session.save_result(name, content)
     raise _not_there()
+
+
+def _state(opened: _Opened | None) -> dict[str, Any]:
+    """Return the fields of a reply that describe the sandbox; {} if it is closed."""
+    if opened is None:
+        return {}
+    session = opened.session
+    try:
+        state: dict[str, Any] = {"stateful": session.stateful}
+    except errors.Closed:
+        return {}
+    if session.grants.permitted:
+        state["grants"] = [grant.id for grant in session.grants.active]
+        state["refused"] = list(session.grants.take_refused())
+    return state
 
 
 def _found(listing: Listing) -> calls.FoundReply:

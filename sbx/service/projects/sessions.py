@@ -11,12 +11,15 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sbx import errors
 from sbx.aio import Clock, in_thread, run_to_completion
+from sbx.policy.grants import GrantChange
 from sbx.protocol.files import Upload
+from sbx.protocol.grants import Grant
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.files import WorkspaceUploads
 from sbx.runtime.runtime import Runtime
@@ -26,7 +29,9 @@ from sbx.service.projects.host_mode import HostSession
 from sbx.service.projects.link import ProjectServerLink
 from sbx.service.projects.sandbox import open_project
 from sbx.service.projects.session import ProjectSession, python_in
+from sbx.service.record import AUDITED_AS
 from sbx.store.projects import ProjectRow
+from sbx.telemetry.audit import Audit
 from sbx.workspace import UploadLimits
 from sbx.workspace.allowed_paths import AllowedProjects
 from sbx.workspace.paths import UPLOADS_APART
@@ -156,8 +161,10 @@ class ProjectSessions:
         settings: Settings,
         directories: AllowedProjects,
         server: ProjectServerLink | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """`server`: where another process has the directories."""
+        self._audit = audit
         self._runtime = runtime
         self._server = server
         self._clock = clock
@@ -268,7 +275,7 @@ class ProjectSessions:
             await self._shut_for_another(state)
         if state.session is None:
             await self._make_room(key[0])
-            await run_to_completion(self._make(state, spec, uploads))
+            await run_to_completion(self._make(key, state, spec, uploads))
         assert state.session is not None
         if state.uploads is not None:
             await state.uploads.refresh()
@@ -280,7 +287,7 @@ class ProjectSessions:
         await state.shut()
 
     async def _make(
-        self, state: SessionState, spec: SessionSpec, uploads: Conversation | None
+        self, key: Key, state: SessionState, spec: SessionSpec, uploads: Conversation | None
     ) -> None:
         directory, grace_s = Path(spec.directory), self._settings.interrupt_grace
         state.uploads = None
@@ -292,7 +299,17 @@ class ProjectSessions:
             state.session = HostSession(directory, state.uploads, grace_s, lost=state.lost)
         else:
             state.session = await self._sandboxed(state, spec, uploads)
+            if state.session.grants is not None:
+                state.session.grants.listeners.append(
+                    partial(self._note_grant, key, spec.project_id)
+                )
         state.spec, state.lost = spec, False
+
+    def _note_grant(self, key: Key, project: str, change: GrantChange, grant: Grant) -> None:
+        owner, conversation = key
+        if self._audit is not None:
+            details = {"owner": owner, "project": project, "grant": grant.to_json()}
+            self._audit.note(grant.by, AUDITED_AS[change], conversation, **details)
 
     async def _sandboxed(
         self, state: SessionState, spec: SessionSpec, uploads: Conversation | None
