@@ -35,8 +35,6 @@ from sbx.workspace import allowed_paths
 LATEST = 253_402_300_799.0  # the last second of the year 9999
 _MIB = 1 << 20
 
-AUDITED_AS: Mapping[GrantChange, str] = {"granted": "grant.added", "grant_ended": "grant.ended"}
-
 
 @dataclass(frozen=True, slots=True)
 class ServiceDependencies:
@@ -161,10 +159,10 @@ class SandboxRecord:
 
     def note_grant(self, conversation: str, change: GrantChange, grant: Grant) -> None:
         """Record the begin or the end of a grant in the events and the audit log."""
-        details: dict[str, Any] = {"conversation": conversation, "grant": grant.to_json()}
-        self.emit(change, **details)
+        self.emit(change, conversation=conversation, grant=grant.to_json())
         if (audit := self.dependencies.audit) is not None:
-            audit.note(grant.by, AUDITED_AS[change], self.id, owner=self.row.owner, **details)
+            who = {"owner": self.row.owner, "conversation": conversation}
+            audit_grant(audit, self.id, who, change, grant)
 
     def end_freeze(self) -> bool:
         """Let kernels start again; False if it was not frozen."""
@@ -314,3 +312,11 @@ def _within_workspace(policy: Policy, workspace: WorkspaceRow) -> Policy:
     limit = min(policy.limits.workspace_max, workspace.size_limit_mb * _MIB)
     limits = policy.limits.model_copy(update={"workspace_max": limit})
     return policy.model_copy(update={"limits": limits})
+
+
+def audit_grant(
+    audit: Audit, object: str, details: Mapping[str, str], change: GrantChange, grant: Grant
+) -> None:
+    """Note the begin or the end of a grant in the audit log."""
+    event = "grant.added" if change == "granted" else "grant.ended"
+    audit.note(grant.by, event, object, **details, grant=grant.to_json())

@@ -103,7 +103,7 @@ class _Remote:
         return await self.call(calls.SaveResult(self.number, name, content), str)
 
 
-class RemoteGrants(Grants):
+class ProjectGrants(Grants):
     """The grants of a sandbox in the project server, which applies them and reports their end."""
 
     def __init__(self, policy: Policy, session: "RemoteSession") -> None:
@@ -122,7 +122,7 @@ class RemoteSession(_Remote):
     the conversation; its `uploads` without them are those of the sandbox itself. `grants` are set
     by `open`."""
 
-    grants: RemoteGrants | None = None
+    grants: ProjectGrants | None = None
 
     def __init__(self, link: ProjectServerLink, number: int, *, commands_allowed: bool) -> None:
         super().__init__(link, number)
@@ -154,7 +154,7 @@ class RemoteSession(_Remote):
         except BaseException:
             await run_to_completion(session.close())
             raise
-        session.grants = RemoteGrants(Policy.model_validate(content), session)
+        session.grants = ProjectGrants(Policy.model_validate(content), session)
         return session
 
     def note(self, reply: calls.CallReply) -> None:

@@ -229,3 +229,13 @@ def _upload(path: Path) -> Upload:
         digest = file_digest(file, "sha256").hexdigest()
     status = path.stat()
     return Upload(path.name, status.st_size, digest, str(path), status.st_mtime)
+
+
+def demand_of_root(directory: Path) -> None:
+    """In host mode everything runs as the user who runs sbx, which has to own the directory."""
+    if (uid := directory.stat().st_uid) != 0:
+        raise errors.Denied(
+            f"{directory} belongs to uid {uid}, and without a sandbox sbx would work in it as root",
+            code="host_mode_refused",
+            hint="run sbx as the owner of the directory, or turn the sandbox of the project on",
+        )

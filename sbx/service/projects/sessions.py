@@ -17,19 +17,17 @@ from typing import Any
 
 from sbx import errors
 from sbx.aio import Clock, in_thread, run_to_completion
-from sbx.policy.grants import GrantChange
 from sbx.protocol.files import Upload
-from sbx.protocol.grants import Grant
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.files import WorkspaceUploads
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service.projects.client import ProjectRemoteUploads, RemoteSession
-from sbx.service.projects.host_mode import HostSession
+from sbx.service.projects.host_mode import HostSession, demand_of_root
 from sbx.service.projects.link import ProjectServerLink
 from sbx.service.projects.sandbox import open_project
 from sbx.service.projects.session import ProjectSession, python_in
-from sbx.service.record import AUDITED_AS
+from sbx.service.record import audit_grant
 from sbx.store.projects import ProjectRow
 from sbx.telemetry.audit import Audit
 from sbx.workspace import UploadLimits
@@ -295,21 +293,14 @@ class ProjectSessions:
             if uploads is not None:
                 state.uploads = ProjectUploads(uploads.uploads, view=str(spec.uploads))
             if self._runtime.as_root:
-                await in_thread(_demand_of_root, directory)
+                await in_thread(demand_of_root, directory)
             state.session = HostSession(directory, state.uploads, grace_s, lost=state.lost)
         else:
             state.session = await self._sandboxed(state, spec, uploads)
-            if state.session.grants is not None:
-                state.session.grants.listeners.append(
-                    partial(self._note_grant, key, spec.project_id)
-                )
+            if (grants := state.session.grants) is not None and self._audit is not None:
+                details = {"owner": key[0], "project": spec.project_id}
+                grants.listeners.append(partial(audit_grant, self._audit, key[1], details))
         state.spec, state.lost = spec, False
-
-    def _note_grant(self, key: Key, project: str, change: GrantChange, grant: Grant) -> None:
-        owner, conversation = key
-        if self._audit is not None:
-            details = {"owner": owner, "project": project, "grant": grant.to_json()}
-            self._audit.note(grant.by, AUDITED_AS[change], conversation, **details)
 
     async def _sandboxed(
         self, state: SessionState, spec: SessionSpec, uploads: Conversation | None
@@ -379,16 +370,6 @@ class ProjectSessions:
     async def _end(self, state: SessionState) -> None:
         async with state.lock:
             await state.shut()
-
-
-def _demand_of_root(directory: Path) -> None:
-    """In host mode everything runs as the user who runs sbx, which has to own the directory."""
-    if (uid := directory.stat().st_uid) != 0:
-        raise errors.Denied(
-            f"{directory} belongs to uid {uid}, and without a sandbox sbx would work in it as root",
-            code="host_mode_refused",
-            hint="run sbx as the owner of the directory, or turn the sandbox of the project on",
-        )
 
 
 async def _all(ends: Iterable[Awaitable[None]]) -> None:
