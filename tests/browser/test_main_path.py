@@ -50,6 +50,9 @@ async def test_from_a_link_to_a_changed_file_and_the_end(desk: Desk, page: Page)
     await drop(page, "data.csv", "a,b\n1,2\n")
     files = page.get_by_role("table", name="Uploaded files")
     await expect(files.get_by_role("link", name="Download data.csv")).to_be_visible()
+    stored = page.get_by_role("status").filter(has_text="data.csv is uploaded")
+    await expect(stored).to_have_count(1)  # screen readers speak it
+    await expect(page.get_by_role("main", name="Conversations")).to_be_visible()
 
     desk.model.add(
         calls(("run_code", {"code": SVG}), text="I look at it."),

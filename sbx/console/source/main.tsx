@@ -102,7 +102,7 @@ function App(): JSX.Element {
           </button>
         </p>
       )}
-      <main ref={main} id="main" tabIndex={-1}>
+      <main ref={main} id="main" tabIndex={-1} aria-label={t(`nav.${PAGES.find((page) => page === current) ?? "conversations"}`)}>
         <Page />
       </main>
       {keys.value && (

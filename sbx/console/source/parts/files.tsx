@@ -10,7 +10,7 @@ import { me, onNotice } from "../shell/state";
 import { Action, Ask, DataTable, Failure, Loaded, Name, Tabs, safe, useLoaded } from "./common";
 import { Figure } from "./output";
 import { TextPreview } from "./preview";
-import { remove, retry, sendings, upload, type Target } from "./uploads";
+import { remove, retry, sendings, stored, upload, type Target } from "./uploads";
 
 const IMAGES: Record<string, string> = { png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", gif: "image/gif", webp: "image/webp", svg: "image/svg+xml" };
 const PREVIEW_MOST = 1 << 20; // bytes
@@ -82,6 +82,9 @@ function Uploads({ target }: { target: Target }): JSX.Element {
         {t("files.choose")}
       </button>
       <Sendings target={target} />
+      <span class="hidden" role="status">
+        {stored.value && t("files.stored", { name: safe(stored.value) })}
+      </span>
       {failure.value && <p role="alert" class="failure">{failure.value}</p>}
       {list.error && list.error.code !== "offline" && (
         <p role="alert" class="failure">

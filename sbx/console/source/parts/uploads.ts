@@ -27,6 +27,8 @@ const PARTIAL_FROM = 16 << 20; // bytes
 const PART = 8 << 20;
 
 export const sendings = signal<Sending[]>([]);
+/** The name of the last file that was stored, for screen readers. */
+export const stored = signal("");
 let nextId = 1;
 let active = 0;
 
@@ -73,6 +75,7 @@ function pump(target: Target): void {
     .then(
       () => {
         sendings.value = sendings.value.filter((each) => each.id !== next.id);
+        stored.value = next.name;
         target.done();
       },
       (problem: unknown) => change(next.id, { state: "failed", problem: problem as ApiError }),
