@@ -44,15 +44,23 @@ class BrokerConnection:
 
     @classmethod
     async def start(
-        cls, *, bwrap: str | None = None, uids: tuple[int, int], groups: bool = True
+        cls,
+        *,
+        bwrap: str | None = None,
+        uids: tuple[int, int],
+        groups: bool = True,
+        on_open: Callable[[], object] = lambda: None,
     ) -> Self:
-        """Start the process, which probes the host. `uids`: (first, count)."""
+        """Start the process, which probes the host. `uids`: (first, count). `on_open` is called
+        when the process has its order to probe."""
         words = await in_thread(process.scope) if groups else []
         while True:
             broker = cls()
             try:
                 await broker._open(words)
-                raw = await broker.order("hello", **process.hello(bwrap, uids, groups))
+                greeting = process.hello(bwrap, uids, groups)
+                asyncio.get_running_loop().call_soon(on_open)
+                raw = await broker.order("hello", **greeting)
             except BaseException as error:
                 await broker.close()
                 if words and getattr(error, "code", "") in ("broker_died", "broker_silent"):
