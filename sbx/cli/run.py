@@ -240,10 +240,10 @@ async def _run_once(
 
 def _note_about(box: "AsyncSandbox") -> None:
     """Report what the code inside may not have seen: requests that the policy refused, and modules
-    that could not be preloaded."""
+    that were not preloaded."""
     if (receipt := box.receipt) is not None:
         for module, reason in receipt.preload_failed.items():
-            output.note(f"preload: {module} could not be imported: {reason}")
+            output.note(f"preload: {module} was not imported: {reason}")
     refused = [decision for decision in box.network_log if not decision.allowed]
     for decision in refused[:_REFUSED_SHOWN]:
         output.note(f"a request was refused by {decision.rule}: {decision.reason}")

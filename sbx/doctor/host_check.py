@@ -7,13 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from sbx import errors
+from sbx.doctor.resources import HostResources
 from sbx.environments.directory import Environments
 from sbx.isolation.plan import decide_walls
 from sbx.isolation.probe import Capabilities, Layer
@@ -27,8 +26,6 @@ from sbx.runtime.settings import Settings
 
 _GUEST_NEEDS = ("IPython", "ipykernel", "comm", "matplotlib_inline")
 _LIVE_POLICY = "default"
-_MEMORY_MIN = 512 << 20  # bytes
-_LOAD_MAX = 4.0  # for each CPU
 # In this order, no check pays for the zygote of another.
 _PATHS: Mapping[str, Mapping[str, Any]] = {
     "cold": {"pool": {"start": "cold"}},
@@ -39,7 +36,9 @@ _PATHS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class PolicyCheck:
-    """Whether one shipped policy can run here. `weaker` has pairs (wall, the weaker means)."""
+    """Whether one shipped policy can run here. `weaker` has pairs (wall, the weaker means).
+    `not_forked` is the reason why its kernels start cold, and `preload_failed` has the modules that
+    they do not have at the start, with the reasons; both of a kernel that was started."""
 
     policy: str
     runs: bool
@@ -47,6 +46,8 @@ class PolicyCheck:
     lacks: tuple[str, ...] = ()
     cause: str | None = None
     remedy: str | None = None
+    not_forked: str | None = None
+    preload_failed: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -56,6 +57,8 @@ class PolicyCheck:
             "lacks": list(self.lacks),
             "cause": self.cause,
             "remedy": self.remedy,
+            "not_forked": self.not_forked,
+            "preload_failed": dict(self.preload_failed),
         }
 
 
@@ -113,38 +116,6 @@ class CheckResult:
             "path": self.path,
             "remedy": self.remedy,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class HostResources:
-    """`cpus` that this process may use, memory in bytes, and the load of the last minute."""
-
-    cpus: int
-    memory_total: int
-    memory_available: int
-    load: float
-
-    @classmethod
-    def read(cls) -> "HostResources":
-        memory = psutil.virtual_memory()
-        cpus = len(psutil.Process().cpu_affinity() or ()) or 1
-        return cls(cpus, memory.total, memory.available, psutil.getloadavg()[0])
-
-    def sentence(self) -> str:
-        available, total = self.memory_available / (1 << 30), self.memory_total / (1 << 30)
-        memory = f"{available:.1f} of {total:.1f} GiB of memory available"
-        return f"{self.cpus} CPUs, {memory}, load {self.load:.1f}"
-
-    def hints(self) -> list[tuple[str, str]]:
-        """Return the shortages, each with a label."""
-        hints = []
-        if self.memory_available < _MEMORY_MIN:
-            text = "less than 512 MiB of memory is available: kernels may be killed"
-            hints.append(("memory", text))
-        if self.load > _LOAD_MAX * self.cpus:
-            text = f"the load is {self.load:.0f} on {self.cpus} CPUs: starts and runs take longer"
-            hints.append(("load", text))
-        return hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +212,13 @@ class HostCheck:
             if verdict.lacks:
                 lacks = ", ".join(verdict.lacks)
                 hints.append(("note", f"{verdict.policy} preloads {lacks}: not installed"))
+            if verdict.not_forked:
+                hints.append(("slow", f"{verdict.policy} starts cold: {verdict.not_forked}"))
+            hints += [
+                ("slow", f"{verdict.policy} does not preload {module}: {why}")
+                for module, why in verdict.preload_failed.items()
+                if module.partition(".")[0] not in verdict.lacks
+            ]
         hints += [
             (f"no {language.language}", language.remedy)
             for language in self.languages
@@ -266,11 +244,24 @@ async def examine() -> HostCheck:
             machine=capabilities.machine,
             root=capabilities.root,
             layers=(*capabilities.layers, *_other_layers(capabilities, settings)),
-            verdicts=tuple(verdict(policy, capabilities) for policy in shipped()),
+            verdicts=tuple([await _check(runtime, policy) for policy in shipped()]),
             paths=tuple([await _live(runtime, path) for path in _PATHS]),
             languages=await asyncio.to_thread(_languages, Environments(settings.environments)),
             resources=HostResources.read(),
         )
+
+
+async def _check(runtime: Runtime, policy: Policy) -> PolicyCheck:
+    """Return the verdict on a policy. If it preloads modules, start a kernel."""
+    check = verdict(policy, runtime.capabilities)
+    if not check.runs or not policy.preload:
+        return check
+    async with await runtime.create(policy) as box:
+        await box.run("")
+        receipt = box.receipt
+    if receipt is None:
+        return check
+    return replace(check, not_forked=receipt.fallback, preload_failed=receipt.preload_failed)
 
 
 def _languages(environments: Environments) -> tuple[CheckResult, ...]:

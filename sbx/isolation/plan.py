@@ -346,6 +346,10 @@ def _environment(
         # BLAS would start one thread for each cpu of the host, whatever the quota of the jail
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
+        # The allocators of pyarrow and of programs in Rust would start a thread at import, and a
+        # zygote with a thread cannot be forked: measured with pyarrow 26 and polars 2.1
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",
+        "_RJEM_MALLOC_CONF": "background_thread:false",
     }
     return tuple({**ours, **_way_to_the_proxy(policy, way_out), **policy.env}.items())
 

@@ -133,7 +133,7 @@ class Kernel(Guest):
                 preload_failed=ready.preload_failed,
             )
             for module, why in ready.preload_failed.items():
-                _log.warning("the policy preloads %r, which cannot be imported: %r", module, why)
+                _log.warning("the policy preloads %r, which is not imported: %r", module, why)
         except BaseException as error:
             await run_to_completion(self.kill())
             if isinstance(error, TimeoutError):

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,22 @@ from sbx.runtime.settings import Settings
 
 _BY_PIP = ("--installer", "pip")
 _BY_UV = ("--installer", "uv")
+_UNFIT = {
+    "sbx_fit.py": "VALUE = 1",
+    "sbx_threaded.py": "import threading\nVALUE = 2\n"
+    "threading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+    "sbx_opened.py": "VALUE = 4\nFILE = open('/dev/null')\n",
+}
+# The most-used packages for data, without those that need a GPU or a service.
+_DATA = {  # package: its module
+    **{name: name for name in ("numpy", "pandas", "scipy", "pyarrow", "polars", "duckdb")},
+    **{name: name for name in ("seaborn", "openpyxl", "sqlalchemy", "networkx")},
+    "scikit-learn": "sklearn",
+    "matplotlib": "matplotlib.pyplot",
+    "statsmodels": "statsmodels.api",
+    "plotly": "plotly.express",
+    "pillow": "PIL",
+}
 _TINY = "HERE = 'in the environment'\n\ndef double(number):\n    return 2 * number\n"
 
 
@@ -107,10 +123,12 @@ class WheelsHost:
         """By pip, one in which kernels run."""
         return self.quick("create", name, *words, *_BY_PIP)
 
-    def policy(self, name: str, environment: str, *, start: str = "fork") -> str:
+    def policy(
+        self, name: str, environment: str, *, start: str = "fork", preload: Sequence[str] = ()
+    ) -> str:
         (self.policies / f"{name}.toml").write_text(
             f'schema = 1\nextends = "default"\ninterpreter = "env:{environment}"\n'
-            f'[pool]\nstart = "{start}"\nmin_idle = 0\n'
+            f'preload = {json.dumps(preload)}\n[pool]\nstart = "{start}"\nmin_idle = 0\n'
         )
         return name
 
@@ -650,3 +668,64 @@ def test_a_service_that_gave_up_root_uses_those_that_were_there_at_its_start(
         (wheels_host.policies / "late.toml").unlink()
         assert wheels_host.quick("remove", "later").returncode == 0
         assert answer("early") == "42"
+
+
+# -- preloaded -------------------------------------------------------------------------------------
+
+
+async def test_a_module_that_cannot_be_forked_is_left_to_the_code(wheels_host: WheelsHost) -> None:
+    wheel(wheels_host.wheels, "unfit", "1.0", _UNFIT)
+    done = await asyncio.to_thread(wheels_host.env, "create", "unfit", "unfit", *_BY_PIP)
+    assert done.returncode == 0, done.stderr
+    modules = [name.removesuffix(".py") for name in _UNFIT]
+    policy = wheels_host.policy("unfit", "unfit", preload=modules)
+    async with Runtime(wheels_host.settings()) as runtime, await runtime.create(policy) as box:
+        run = await box.run(f"import sys; [name in sys.modules for name in {modules}]")
+        assert run.result == "[True, False, False]"
+        receipt = box.receipt
+        assert receipt is not None
+        assert (receipt.path, receipt.fallback) == ("fork", "")
+        threaded, opened = (receipt.preload_failed[name] for name in modules[1:])
+        assert "starts threads, which a fork does not copy (" in threaded
+        assert "leaves 1 files open" in opened
+        run = await box.run(
+            "import sbx_threaded, sbx_opened; sbx_threaded.VALUE + sbx_opened.VALUE"
+        )
+        assert run.result == "6"
+
+
+@pytest.fixture
+def data_environments(own_temporary_directory: Path) -> Path:
+    """The directory of an environment with the packages of `_DATA`, from the package index."""
+    top = Path(tempfile.mkdtemp(prefix="data-", dir=own_temporary_directory))
+    top.chmod(0o755)
+    made = subprocess.run(
+        [*COMMAND, "env", "create", "data", *_DATA, "--json", "--timeout", "900"],
+        env={**os.environ, "SBX_ENVIRONMENTS": str(top)},
+        capture_output=True,
+        text=True,
+        timeout=960,
+        check=False,
+    )
+    if "environment_unresolved" in made.stdout:
+        pytest.skip(f"the package index was not reached: {made.stdout[-300:]}")
+    assert made.returncode == 0, made.stderr
+    return top
+
+
+@pytest.mark.full_tier
+@pytest.mark.timeout(1200)
+async def test_the_packages_that_people_use_are_forked(data_environments: Path) -> None:
+    policy = Policy.model_validate(
+        {"name": "data", "interpreter": "env:data", "preload": list(_DATA.values())}
+    )
+    settings = Settings(environments=data_environments, start_timeout=300)
+    async with Runtime(settings) as runtime:
+        await runtime.warm(policy)
+        async with await runtime.create(policy) as box:
+            receipt = await box.start()
+            assert receipt.path == "pool"
+            # polars 2 starts a thread, and statsmodels imports it.
+            assert set(receipt.preload_failed) <= {"polars", "statsmodels.api"}
+            used = "import polars, pyarrow, duckdb; duckdb.sql('select 42').fetchall()"
+            assert (await box.run(used)).result == "[(42,)]"

@@ -185,7 +185,7 @@ def test_the_check_of_a_policy_names_what_this_host_lacks(tmp_path: Path) -> Non
     assert "preload: polars_nope is not installed here" in ended.stderr
     ended = in_process("run", "--policy", preload, "-c", "print(1)")
     assert (ended.returncode, ended.stdout) == (0, "1\n")
-    assert "note: preload: polars_nope could not be imported" in ended.stderr
+    assert "note: preload: polars_nope was not imported" in ended.stderr
 
 
 def test_the_hint_for_a_policy_does_not_list_the_files_next_to_it(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 import os
 
-from sbx.doctor.host_check import HostResources, host_ids, verdict
+from sbx.doctor.host_check import host_ids, verdict
+from sbx.doctor.resources import HostResources
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.policy import load
 

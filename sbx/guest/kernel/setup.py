@@ -8,7 +8,7 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -34,8 +34,11 @@ class WaitingKernel(NamedTuple):
     missing: dict[str, str]
 
 
-def prepare(preload: Sequence[str] = ()) -> ImportedKernel:
+def prepare(
+    preload: Sequence[str] = (), imported: Callable[[str], None] = lambda _: None
+) -> ImportedKernel:
     """Import IPython and `preload`, and build the shell. Start no thread and write no file.
+    `imported` is called after each module.
 
     `serve` does this itself; a zygote does it once, before it forks.
     """
@@ -51,6 +54,7 @@ def prepare(preload: Sequence[str] = ()) -> ImportedKernel:
                 __import__(name)
             except Exception as error:  # noqa: BLE001 - foreign code; the kernel works without it
                 missing[name] = f"{type(error).__name__}: {error}"
+            imported(name)
     return ImportedKernel(built, missing)
 
 

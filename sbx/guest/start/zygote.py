@@ -12,6 +12,8 @@ keeper passes the zygote's part on:
 
     → {"preload": [module, …], "tmpfs": [[path, size, mode], …], "kept": [path, …], "walls": {…}}
     ← {"ready": {"python": version, "missing": {module: why}}}  or  {"refused": sentence}
+      A module that makes the zygote unfit for forks (it starts a thread) is `missing`: the keeper
+      starts another zygote without it, and each kernel imports it when its code does.
     and from then on, for each jail:
     → a number for it, with three fds: setup, control, kernel     see `sbx.guest.start.fork_child`
       or the number and " now": a caller waits, so no work is done ahead
@@ -48,6 +50,7 @@ from sbx.guest.start import fork_child, lockdown, memory_layout
 from sbx.linux import namespaces
 
 _PACKET_MAX = 1 << 17
+_UNFIT = b'{"unfit":'
 _FDS_SPACE = socket.CMSG_SPACE(3 * 4)
 
 
@@ -65,55 +68,67 @@ def main() -> NoReturn:
     memory_layout.fill()
     gc.freeze()  # as below, for supervisors
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit statuses are not used: Linux reaps jails
-    keeper_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    zygote_pid = os.fork()
-    if zygote_pid == 0:
-        orders.close()
-        keeper_end.close()
-        _be_zygote(zygote_end, description)
-    zygote_end.close()
-    zygote_fd = os.pidfd_open(zygote_pid)
-    _Keeper(orders, keeper_end, zygote_fd, fork_child.MountView.from_json(description)).serve()
+    _Keeper(orders, description).serve()
 
 
 class _Keeper:
     """PID 1: takes the orders, and forks supervisors."""
 
-    def __init__(
-        self,
-        orders: socket.socket,
-        zygote: socket.socket,
-        zygote_fd: int,
-        view: fork_child.MountView,
-    ) -> None:
+    def __init__(self, orders: socket.socket, description: dict[str, Any]) -> None:
         self._orders = orders
-        self._zygote = zygote
-        self._zygote_fd = zygote_fd
-        self._view = view
+        self._description = {**description, "left_out": {}}
+        self._view = fork_child.MountView.from_json(description)
         self._own = _own_pid_namespace()
         self._has_forked = False
         self._supervisors: dict[bytes, int] = {}
+        self._start_zygote()
 
     def serve(self) -> NoReturn:
-        poll = select.poll()
-        poll.register(self._orders, select.POLLIN)
-        poll.register(self._zygote, select.POLLIN)
-        # A process that the imports have started may keep the zygote's socket open.
-        poll.register(self._zygote_fd, select.POLLIN)
         # No error here may end PID 1, because all jails would end with it.
         with contextlib.suppress(Exception):
             while True:
-                for fd, _ in poll.poll():
-                    self._handle(fd)
+                for fd, _ in self._poll.poll():
+                    if self._handle(fd):
+                        break
         self._retire()
 
-    def _handle(self, fd: int) -> None:
+    def _start_zygote(self) -> None:
+        keeper_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        zygote_pid = os.fork()
+        if zygote_pid == 0:
+            self._orders.close()
+            keeper_end.close()
+            os.close(self._own)
+            _be_zygote(zygote_end, self._description)
+        zygote_end.close()
+        self._zygote, self._zygote_fd = keeper_end, os.pidfd_open(zygote_pid)
+        self._poll = select.poll()
+        self._poll.register(self._orders, select.POLLIN)
+        self._poll.register(self._zygote, select.POLLIN)
+        # A process that the imports have started may keep the zygote's socket open.
+        self._poll.register(self._zygote_fd, select.POLLIN)
+
+    def _handle(self, fd: int) -> bool:
+        """Handle what can be read. Return whether the zygote is another one now."""
         if fd == self._orders.fileno():
             self._obey()
         elif fd == self._zygote.fileno():
-            self._hand_on()
+            return self._hand_on()
         else:
             self._retire()  # the zygote has ended
+        return False
+
+    def _replace_zygote(self, unfit: dict[str, str]) -> None:
+        """Start another zygote without these modules, before any jail was forked."""
+        self._zygote.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)  # also the processes that the imports have started
+        os.close(self._zygote_fd)
+        self._description["left_out"] |= unfit
+        left_out = self._description["left_out"]
+        preload = [name for name in self._description["preload"] if name not in left_out]
+        self._description["preload"] = preload
+        self._start_zygote()
 
     def _obey(self) -> None:
         order, fds = _receive(self._orders)
@@ -150,15 +165,19 @@ class _Keeper:
             supervisor_end.close()
             kernel_end.close()
 
-    def _hand_on(self) -> None:
+    def _hand_on(self) -> bool:
         packet, fds = _receive(self._zygote)
         if not packet:
             self._retire()
+        if packet.startswith(_UNFIT):
+            self._replace_zygote(json.loads(packet)["unfit"])
+            return True
         supervisor = self._supervisors.pop(packet.partition(b" ")[0], None)
         fds = (supervisor, *fds) if supervisor is not None else fds
         _send(self._orders, packet, fds if len(fds) == 2 else ())
         for fd in fds:
             os.close(fd)
+        return False
 
     def _retire(self) -> NoReturn:
         self._orders.close()
@@ -188,21 +207,32 @@ def _serve(keeper: socket.socket, description: dict[str, Any]) -> NoReturn:
     # Import everything that a kernel needs here, once for all forks.
     from sbx.guest.kernel import loop, setup  # noqa: F401  # the loop is for the forks
 
-    prepared = setup.prepare(description["preload"])
-    _rehearse(prepared.shell)
-    memory_layout.gather(lambda: _rehearse(prepared.shell))
-    _rehearse(prepared.shell)
+    unfit: dict[str, str] = {}
+    reasons = [""]
+
+    def note(module: str) -> None:
+        reason = _unfit(keeper.fileno()) or ""
+        if reason not in ("", reasons[-1]):
+            unfit[module] = f"it {reason}, so that code inside has to import it"
+        reasons.append(reason)
+
+    prepared = setup.prepare(description["preload"], note)
+    if unfit:
+        keeper.send(json.dumps({"unfit": unfit}).encode())
+        os._exit(0)
+    prepared.missing.update(description["left_out"])
+    _rehearse(prepared.shell, failing=False)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a module may have changed it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if (refusal := _unfit(keeper.fileno())) is not None:
-        keeper.send(json.dumps({"refused": refusal}).encode())
+        keeper.send(json.dumps({"refused": f"a module that it imports {refusal}"}).encode())
         os._exit(0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a module may have changed it
     own = _own_pid_namespace()
-    gc.collect()
-    memory_layout.fill()
     gc.freeze()  # a collection in a jail would write to every page of this process, and so copy it
-    memory_layout.collapse()
+    # A caller waits for the first kernel, which comes 70 ms earlier so. It has a little more memory
+    # of its own, and its first error takes 15 ms longer.
+    arranged = False
     version = ".".join(map(str, sys.version_info[:3]))
     keeper.send(json.dumps({"ready": {"python": version, "missing": prepared.missing}}).encode())
     while True:
@@ -230,15 +260,30 @@ def _serve(keeper: socket.socket, description: dict[str, Any]) -> NoReturn:
             os.close(pidfd)
         for fd in fds:
             os.close(fd)
+        if not arranged:
+            _arrange(prepared.shell)
+            arranged = True
 
 
-def _rehearse(shell: Any) -> None:
+def _arrange(shell: Any) -> None:
+    """Arrange the memory for the kernels that are forked from now on."""
+    gc.unfreeze()
+    _rehearse(shell)
+    memory_layout.gather(lambda: _rehearse(shell))
+    _rehearse(shell)
+    gc.collect()
+    memory_layout.fill()
+    gc.freeze()
+    memory_layout.collapse()
+
+
+def _rehearse(shell: Any, *, failing: bool = True) -> None:
     """Do the first work of each kernel, and leave no trace here."""
     import asyncio
 
     from sbx.guest.start import warmup
 
-    warmup.warm(shell, failing=True)
+    warmup.warm(shell, failing=failing)
     loop = asyncio.new_event_loop()
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
@@ -264,14 +309,23 @@ def _unfit(keeper_fd: int) -> str | None:
     _fork_and_reap()
     with contextlib.suppress(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
-        return "the modules it preloads leave a child process behind"
-    threads = len(os.listdir("/proc/self/task"))
-    if threads > 1:
-        return f"the modules it preloads start {threads - 1} threads, which a fork does not copy"
+        return "leaves a child process behind"
+    if threads := _threads():
+        return f"starts threads, which a fork does not copy ({threads})"
     # A kernel closes its inherited files: a module would then use a number of another file.
     if open_files := _open_files() - {0, 1, 2, keeper_fd}:
-        return f"the modules it preloads leave {len(open_files)} files open"
+        return f"leaves {len(open_files)} files open"
     return None
+
+
+def _threads() -> str:
+    """Return the names of the other threads of this process."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        if task != str(os.getpid()):
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as comm:
+                names.append(comm.read().strip())
+    return ", ".join(sorted(names))
 
 
 def _open_files() -> set[int]:
