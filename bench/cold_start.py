@@ -1,14 +1,35 @@
-"""From nothing to the result of 1+1, without pandas: sandbox made, every process started anew.
+"""From nothing to the result of 1+1, without pandas, with new processes.
 
-The broker, one per process, runs before the clock starts. What bwrap alone takes is shown beside.
+    cold_start   a sandbox by the cold path; the broker, one per process, runs already
+    first_use    a new Python process: `import sbx`, `Sandbox()`, `run("1+1")`, until it prints
+    cli_run      `sbx run -c "print(1)"`, until it has ended
+
+What bwrap alone takes is shown for comparison.
 """
 
+import asyncio
+import sys
 import time
+from collections.abc import Sequence
 from statistics import median
 
 from bench import baseline, paths
-from bench.samples import Bench, Progress, Samples, in_turn
+from bench.samples import Bench, NotMeasured, Progress, Samples, in_turn
 from sbx import Runtime, Settings
+
+_FIRST_USE = """
+from sbx import Sandbox
+with Sandbox() as box:
+    print(box.run("1+1").result, flush=True)
+"""
+_IPYKERNEL = """
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel()
+client.execute_interactive("print(2)", timeout=60)
+client.stop_channels()
+manager.shutdown_kernel(now=True)
+"""
+_IPYKERNEL_NAME = "a new process: ipykernel by jupyter_client, 1+1"
 
 
 async def _cold_start(rounds: int, progress: Progress) -> Samples:
@@ -31,4 +52,46 @@ async def _cold_start(rounds: int, progress: Progress) -> Samples:
     return Samples(measured, compared, name, {"plain bwrap, true": median(bwrap)})
 
 
-BENCHES = (Bench("cold_start", "ms", 400.0, _cold_start, 15, 3, usual=baseline.KERNEL_MS),)
+async def _first_use(rounds: int, progress: Progress) -> Samples:
+    def of(code: str) -> Sequence[str]:
+        return (sys.executable, "-c", code)
+
+    measured, compared = await in_turn(
+        rounds,
+        lambda: _answer_ms(of(_FIRST_USE), "2"),
+        lambda: _answer_ms(of(_IPYKERNEL), "2"),
+        progress,
+    )
+    return Samples(measured, compared, _IPYKERNEL_NAME)
+
+
+async def _cli_run(rounds: int, progress: Progress) -> Samples:
+    command = (sys.executable, "-m", "sbx", "run", "-c", "print(1)")
+    measured, compared = await in_turn(
+        rounds,
+        lambda: _answer_ms(command, "1", ended=True),
+        lambda: _answer_ms((sys.executable, "-c", _IPYKERNEL), "2", ended=True),
+        progress,
+    )
+    return Samples(measured, compared, f"{_IPYKERNEL_NAME}, and its end")
+
+
+async def _answer_ms(command: Sequence[str], answer: str, *, ended: bool = False) -> float:
+    """Return the time until a command has printed this line, or until it has `ended`."""
+    began = time.perf_counter()
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=null)
+    assert process.stdout is not None
+    line = (await process.stdout.readline()).decode().strip()
+    answered = time.perf_counter()
+    code = await process.wait()
+    if line != answer or code != 0:
+        raise NotMeasured(f"{command[-1]} printed {line!r} and ended with {code}")
+    return ((time.perf_counter() if ended else answered) - began) * 1000
+
+
+BENCHES = (
+    Bench("cold_start", "ms", 400.0, _cold_start, 15, 3, usual=baseline.KERNEL_MS),
+    Bench("first_use", "ms", 300.0, _first_use, 15, 3),
+    Bench("cli_run", "ms", 350.0, _cli_run, 15, 3),
+)

@@ -312,8 +312,9 @@ def test_what_a_thread_prints_later_belongs_to_the_cell_that_started_it(client: 
     client.shown_by(name)
     client.answered("complete_request", {"code": "o", "cursor_pos": 1})
     client.answered("execute_request", {"code": "os.write(w, b'x')", "silent": True})
-    while "late" not in printed([client.shown()]):
-        pass
+    shown = ""
+    while "late\n" not in shown:  # print writes the end of the line apart, and the next cell waits
+        shown += printed([client.shown()])
 
 
 @pytest.mark.parametrize("kind", ["create", "delete", "list"])
