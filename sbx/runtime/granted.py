@@ -6,10 +6,11 @@ MemoryLimit     the memory limit of a sandbox, which a grant raises
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 from sbx.aio import in_thread, run_to_completion
-from sbx.errors import Broken, Unavailable, needs_extra
+from sbx.errors import Broken, SbxError, Unavailable, needs_extra
 from sbx.isolation.broker.client import BrokerClient
 from sbx.policy import Policy
 from sbx.policy.units import MIB
@@ -48,7 +49,8 @@ class MemoryLimit:
         return max([self._memory_max, *self._granted])
 
     async def grant(self, memory: int) -> None:
-        """Raise the limit to this, if it is lower. Raise Unavailable `memory_not_limited`."""
+        """Raise the limit to this, if it is lower. A cancelled call changes nothing. Raise
+        Unavailable `memory_not_limited`."""
         if not self._enforced:
             raise Unavailable(
                 "this host has no cgroup that limits the memory of a sandbox",
@@ -60,6 +62,9 @@ class MemoryLimit:
             await self._change()
         except BaseException:
             self._granted.remove(memory)
+            self._in_force = 0  # the broker may have raised it
+            with suppress(SbxError):
+                await run_to_completion(self._change())
             raise
 
     async def end(self, memory: int) -> None:
@@ -103,12 +108,13 @@ class GrantedAccess:
 
     async def apply(self, conversation: str, access: Access) -> str | None:
         """Give the kernels of a conversation this access, and return its path inside, if it has
-        one. Raise as `Grants.grant`; then nothing has changed."""
+        one. Raise as `Grants.grant`; then, and if the call is cancelled, nothing has changed."""
         match access.kind:
             case "memory":
-                await run_to_completion(self._memory.grant(int(access.target) * MIB))
+                await self._memory.grant(int(access.target) * MIB)
             case "directory":
-                return await self._mounts.show_to(conversation, self._directories, access.target)
+                mount = self._mounts.show_to(conversation, self._directories, access.target)
+                return await self._shown(conversation, mount)
             case "package":
                 return await self._install(conversation, access.target)
         return None
@@ -117,9 +123,22 @@ class GrantedAccess:
         if grant.kind == "memory":
             await self._memory.end(int(grant.target) * MIB)
         elif grant.inside is not None:
-            await self._mounts.hide_from(conversation, grant.inside)
-            if directory := self._packages.pop((conversation, grant.inside), None):
-                await self._remove(directory)
+            try:
+                await self._mounts.hide_from(conversation, grant.inside)
+            finally:
+                if directory := self._packages.pop((conversation, grant.inside), None):
+                    await self._remove(directory)
+
+    async def _shown(self, conversation: str, mounting: Awaitable[str]) -> str:
+        """Wait for a mount, and return its path inside. If the call is cancelled, unmount it."""
+        task = asyncio.ensure_future(mounting)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await run_to_completion(asyncio.wait([task]))
+            if not task.cancelled() and task.exception() is None:
+                await run_to_completion(self._mounts.hide_from(conversation, task.result()))
+            raise
 
     async def _install(self, conversation: str, package: str) -> str:
         resources, data = self._resources, self._resources.data
@@ -136,7 +155,8 @@ class GrantedAccess:
         try:
             top = await in_thread(data.make_packages, directory)
             await install_missing(package, self._python, top)
-            inside = await self._mounts.show_packages(conversation, top, package)
+            mount = self._mounts.show_packages(conversation, top, package)
+            inside = await self._shown(conversation, mount)
         except BaseException:
             await run_to_completion(self._remove(directory))
             raise

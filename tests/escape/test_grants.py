@@ -1,6 +1,7 @@
 """A grant opens one wall for one conversation, and for nothing and nobody else."""
 
 import ast
+import asyncio
 import secrets
 import tarfile
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ from wheelhouse import use_only, wheel
 
 from sbx import Runtime
 from sbx.errors import BadRequest, Denied, SbxError, Unavailable
+from sbx.isolation.broker.client import BrokerClient
 from sbx.policy import Policy
 from sbx.protocol.grants import Access
 from sbx.protocol.runs import Cause
 from sbx.runtime.conversation import Conversation
+from sbx.runtime.live_mounts import LiveMounts
 from sbx.runtime.sandbox import AsyncSandbox
 
 pytestmark = pytest.mark.core
@@ -280,6 +283,59 @@ async def test_memory_for_one_run_stays_with_kernels_that_need_no_more(small: As
     assert (await here.usage()).memory_max == 160 << 20
     assert await value(here, "kept") == 7
     assert (await here.run(HOLD.format(240))).cause is Cause.MEMORY
+
+
+@pytest.mark.needs("memory")
+async def test_a_grant_whose_request_was_cancelled_changes_nothing(
+    small: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = small.conversation("here")
+    raised = asyncio.Event()
+    limit_memory = BrokerClient.limit_memory
+
+    async def slow(broker: BrokerClient, name: str, memory_max: int) -> None:
+        await limit_memory(broker, name, memory_max)
+        if not raised.is_set():
+            raised.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(BrokerClient, "limit_memory", slow)
+    granting = asyncio.create_task(here.grants.add("memory", "400", "hour", by="ann"))
+    await raised.wait()
+    granting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await granting
+    assert here.grants.active == ()
+    assert (await here.usage()).memory_max == 160 << 20
+    assert (await here.run(HOLD.format(240))).cause is Cause.MEMORY
+
+
+async def test_a_directory_whose_request_was_cancelled_is_not_shown(
+    reader: AsyncSandbox, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = reader.conversation("here")
+    assert await value(here, LOOK) == []
+    mounting, goes_on = asyncio.Event(), asyncio.Event()
+    show_to = LiveMounts.show_to
+
+    async def slow(*words: Any) -> str:
+        inside = await show_to(*words)
+        mounting.set()
+        await goes_on.wait()
+        return inside
+
+    monkeypatch.setattr(LiveMounts, "show_to", slow)
+    granting = asyncio.create_task(here.grants.add("directory", str(data), "hour", by="ann"))
+    await mounting.wait()
+    granting.cancel()
+    await asyncio.sleep(0)
+    goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await granting
+    assert await value(here, LOOK) == []
+    monkeypatch.undo()
+    await here.grants.add("directory", str(data), "hour", by="ann")
+    assert await value(here, LOOK) == [["a.txt", "inner"]]
 
 
 @pytest.mark.needs("memory")

@@ -178,6 +178,8 @@ class RemoteSession(_Remote):
         return RemoteChanges(self, await self.link.obtain(begun, calls.Rollback))
 
     async def close(self) -> None:
+        if self.grants is not None:
+            await self.grants.close()
         with suppress(errors.Closed):
             await self.call(calls.Close(self.number), type(None))
 
