@@ -172,7 +172,7 @@ class _Keeper:
         packet, fds = _receive(self._zygote)
         if not packet:
             self._retire()
-        if packet.startswith(_UNFIT):
+        if packet.startswith(_UNFIT) and not self._has_forked:
             self._replace_zygote(json.loads(packet)["unfit"])
             return True
         supervisor = self._supervisors.pop(packet.partition(b" ")[0], None)
