@@ -5,17 +5,24 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bench import baseline, paths
+import psutil
+
+from bench import baseline, paths, processes
 from bench.samples import Bench, NotMeasured, Progress, Samples, in_turn, percentile
-from bench.serving import served
+from bench.serving import served, temporary_directory
 from sbx.client import Client, RemoteSandbox
 
 _WARM_UP = 20
 _FILE_BYTES = 256 << 20
 _CLIENTS = 100
+_STORED = 10_000
+_AT_ONCE = 50
 
 
 async def _http_cell(rounds: int, progress: Progress) -> Samples:
@@ -161,10 +168,81 @@ async def _http_clients(seconds: int, progress: Progress) -> Samples:
     return Samples(measured, compared, "one ipykernel by jupyter_client, alone", also)
 
 
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Two services that were started again: one with 10,000 stored sandboxes, one without any."""
+
+    client: Client
+    empty: Client
+    started_ms: float
+    empty_ms: float
+    memory_mib: float
+    empty_mib: float
+
+
+@asynccontextmanager
+async def _with_stored() -> AsyncIterator[_Pair]:
+    more = {"SBX_SANDBOXES_MAX": str(_STORED), "SBX_SANDBOXES_PER_OWNER": str(_STORED)}
+    with temporary_directory() as top, temporary_directory() as without:
+        async with served(top=top, **more) as client:
+            for _ in range(_STORED // _AT_ONCE):
+                await asyncio.gather(*(client.create() for _ in range(_AT_ONCE)))
+        async with served(top=without, **more):
+            pass
+        began = time.perf_counter()
+        async with served(top=top, **more) as client:
+            between = time.perf_counter()
+            async with served(top=without, **more) as empty:
+                ended = time.perf_counter()
+                yield _Pair(
+                    client,
+                    empty,
+                    (between - began) * 1000,
+                    (ended - between) * 1000,
+                    processes.pss_mib([_pid(top)]),
+                    processes.pss_mib([_pid(without)]),
+                )
+
+
+async def _list_10k(rounds: int, progress: Progress) -> Samples:
+    async with _with_stored() as pair:
+
+        async def page_ms(of: Client) -> float:
+            asked = time.perf_counter()
+            await of.sandboxes()
+            return (time.perf_counter() - asked) * 1000
+
+        measured, compared = await in_turn(
+            rounds, lambda: page_ms(pair.client), lambda: page_ms(pair.empty), progress
+        )
+        also = {"start of the service": pair.started_ms, "of one without": pair.empty_ms}
+    return Samples(measured, compared, "a service without sandboxes", also)
+
+
+async def _memory_10k(_: int, progress: Progress) -> Samples:
+    async with _with_stored() as pair:
+        progress(1, 1)
+        return Samples([pair.memory_mib], [pair.empty_mib], "a service without sandboxes")
+
+
+def _pid(top: Path) -> int:
+    """Return the process of the service in this directory that answers requests."""
+    found = [
+        each.pid
+        for each in psutil.process_iter(["cmdline"])
+        if "serve" in (words := each.info["cmdline"] or ()) and str(top / "data") in words
+    ]
+    if len(found) != 1:
+        raise NotMeasured(f"{len(found)} processes serve in {top}")
+    return found[0]
+
+
 BENCHES = (
     Bench("http_cell", "ms", 1.5, _http_cell, 1000, 300, usual=baseline.CELL_MS),
     Bench("http_create", "ms", 8.0, _http_create, 60, 10, usual=baseline.KERNEL_WITH_PANDAS_MS),
     Bench("upload", "ms", None, _upload, rounds=7, quick_rounds=2),
     Bench("download", "ms", None, _download, rounds=7, quick_rounds=2),
+    Bench("list_10k", "ms", 20.0, _list_10k, rounds=100),
+    Bench("memory_10k", "MiB", 150.0, _memory_10k, rounds=1),
     Bench("http_clients", "ms", None, _http_clients, rounds=60),
 )

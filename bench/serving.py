@@ -4,8 +4,8 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from bench.samples import NotMeasured
@@ -24,13 +24,23 @@ _LIMITS = {
 KEY = "sk-sbx-" + "b" * 64  # the operator's, on TCP
 
 
-@asynccontextmanager
-async def served(*, listen: str | None = None, console: str | None = None) -> AsyncIterator[Client]:
-    """A client of it, over its Unix socket; with `listen` it is also on this address of TCP, where
-    KEY opens it, and with `console` on that one, for browsers. Raise NotMeasured if it does not
-    come to serve."""
+@contextmanager
+def temporary_directory() -> Iterator[Path]:
+    """A directory for the files of a service."""
     with tempfile.TemporaryDirectory(prefix="sbx-bench-", dir="/var/tmp") as directory:
         os.chmod(directory, 0o755)  # as root it serves under another user
+        yield Path(directory)
+
+
+@asynccontextmanager
+async def served(
+    *, listen: str | None = None, console: str | None = None, top: Path | None = None, **limits: str
+) -> AsyncIterator[Client]:
+    """A client of it, over its Unix socket; with `listen` it is also on this address of TCP, where
+    KEY opens it, and with `console` on that one, for browsers. `top` has its files, or else they go
+    with it; `limits` are further variables. Raise NotMeasured if it does not come to serve."""
+    with ExitStack() as stack:
+        directory = str(top or stack.enter_context(temporary_directory()))
         socket = Path(directory, "run", "sbx.sock")
         words = ["serve", "--socket", str(socket), "--data-dir", str(Path(directory, "data"))]
         words += ["--listen", listen] if listen is not None else []
@@ -40,7 +50,7 @@ async def served(*, listen: str | None = None, console: str | None = None) -> As
             "-m",
             "sbx",
             *words,
-            env={**os.environ, **_LIMITS, "SBX_LOG_LEVEL": "error", "SBX_API_KEY": KEY},
+            env={**os.environ, **_LIMITS, **limits, "SBX_LOG_LEVEL": "error", "SBX_API_KEY": KEY},
             cwd=directory,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
