@@ -97,9 +97,9 @@ def make_server(
     read_templates: ReadTemplates,
     calls: McpCalls | None = None,
 ) -> Server[Any]:
-    """Return a server of these tools for one client. `read_templates` reads its prompts
-    when a client asks for them. `calls` asks the
-    user of the client about calls that need an approval; without it, the user is not asked."""
+    """Return a server of these tools for one client. `read_templates` reads its prompts when a
+    client asks for them. `calls` asks the user of the client about calls that need an approval;
+    without it, the user is not asked."""
     if calls is not None:
         tools = tools.with_access(sandbox)
 

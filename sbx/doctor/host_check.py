@@ -257,10 +257,7 @@ async def _check(runtime: Runtime, policy: Policy) -> PolicyCheck:
     if not check.runs or not policy.preload:
         return check
     async with await runtime.create(policy) as box:
-        await box.run("")
-        receipt = box.receipt
-    if receipt is None:
-        return check
+        receipt = await box.start()
     return replace(check, not_forked=receipt.fallback, preload_failed=receipt.preload_failed)
 
 

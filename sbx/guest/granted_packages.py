@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-_TOP = "/mnt"
-_PREFIX = ".package-"
+TOP = "/mnt"
+PREFIX = ".package-"
 
 
 def directories() -> list[str]:
     """Return the directories of the packages that are granted now."""
     try:
-        names = os.listdir(_TOP)
+        names = os.listdir(TOP)
     except OSError:
         return []
-    return sorted(f"{_TOP}/{name}" for name in names if name.startswith(_PREFIX))
+    return sorted(f"{TOP}/{name}" for name in names if name.startswith(PREFIX))
 
 
 def variables() -> dict[str, str]:

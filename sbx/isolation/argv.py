@@ -8,8 +8,8 @@ puts each file in its slot before it becomes bwrap.
 
 from collections.abc import Callable, Sequence
 
+from sbx.guest.granted_packages import TOP
 from sbx.isolation.broker.bind_staging import DEVPTS
-from sbx.isolation.broker.live_mounts import TOP
 from sbx.isolation.broker.spawn import DATA_FD, FILTER_FD, INFO_FD, USERNS_FD
 from sbx.isolation.launch_plan import (
     INSIDE_GID,

@@ -5,6 +5,7 @@ MemoryLimit     the memory limit of a sandbox, which a grant raises
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,8 @@ from sbx.runtime.live_mounts import LiveMounts
 from sbx.runtime.resources import RuntimeResources
 from sbx.workspace.allowed_paths import MountSources
 
+_log = logging.getLogger(__name__)
+_FREED_WITHIN_S = 10.0
 _FREED_LOOK_S = 0.01  # Linux frees memory a moment after its last process has ended
 
 
@@ -73,13 +76,16 @@ class MemoryLimit:
         await self._change()
 
     async def _change(self) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _FREED_WITHIN_S
         async with self._changing:
             while self._in_force != (memory := self.bytes):
                 try:
                     await self._broker.limit_memory(self._group, memory)
                 except Broken as error:
-                    if error.code != "memory_in_use":
+                    if error.code != "memory_in_use" or loop.time() > until:
                         raise
+                    _log.info("%s uses more memory than is granted: its kernels end", self._group)
                     await self._end_kernels()
                     await asyncio.sleep(_FREED_LOOK_S)
                 else:

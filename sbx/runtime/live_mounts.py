@@ -18,7 +18,8 @@ from pathlib import Path
 
 from sbx import errors
 from sbx.aio import in_thread, run_to_completion
-from sbx.isolation.broker.live_mounts import refuse_without_namespaces
+from sbx.guest.granted_packages import PREFIX, TOP
+from sbx.isolation.broker.live_mounts import SHARED, refuse_without_namespaces
 from sbx.kernels.kernel import Kernel
 from sbx.policy.checks import mount_source
 from sbx.protocol.mounts import Mount
@@ -26,9 +27,7 @@ from sbx.runtime.snapshots.dry_run_view import is_inert
 from sbx.workspace.allowed_paths import Check, MountSources
 
 _log = logging.getLogger(__name__)
-TOP = "/mnt"
-PACKAGES = f"{TOP}/.package-"  # a prefix that `mount` does not take
-SHARED = "/workspace/shared"
+_PACKAGES = f"{TOP}/{PREFIX}"  # `mount` does not take such a target
 MOUNTS_MAX = 32
 _TARGET = re.compile(rf"(?:{TOP}|{SHARED})/[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -141,7 +140,7 @@ class LiveMounts:
         if not self._possible:
             raise refuse_without_namespaces()
         identity = await in_thread(_identity, top, True, lambda *_: None, None)
-        mount = Mount(str(top), f"{PACKAGES}{name}", True)
+        mount = Mount(str(top), f"{_PACKAGES}{name}", True)
         await run_to_completion(self._mount(_Mounted(mount, identity, conversation)))
         return mount.target
 

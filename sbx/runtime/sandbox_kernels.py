@@ -132,7 +132,7 @@ class SandboxKernels:
             self._resources.broker,
             self._group,
             self.policy.limits.memory_max,
-            self._end_kernels_for_memory,
+            partial(self._kill_kernels, Cause.MEMORY),
             enforced=not walls["memory"].weaker,
         )
         self._granted = GrantedAccess(
@@ -214,12 +214,6 @@ class SandboxKernels:
             undo=partial(self._granted.undo, conversation),
         )
 
-    async def _end_kernels_for_memory(self) -> None:
-        """End the kernels, because they use more memory than a grant that has ended allowed."""
-        _log.info("the memory of %s was granted no longer: its kernels are ended", self.id)
-        for context in self._contexts():
-            await context.kill_for(Cause.MEMORY)
-
     def _grant_changed(self, conversation: str, change: GrantChange, grant: Grant) -> None:
         details = (self.id, conversation, change, grant.access, grant.by)
         _log.info("the grants of %s, %s: %s %s by %s", *details)
@@ -280,11 +274,14 @@ class SandboxKernels:
             context.mark_killed(Cause.HONEYTOKEN)
         self._freezing = asyncio.create_task(self._freeze())
 
-    async def _freeze(self) -> None:
-        ends = (context.kill_for(Cause.HONEYTOKEN) for context in self._contexts())
+    async def _kill_kernels(self, cause: Cause) -> None:
+        ends = (context.kill_for(cause) for context in self._contexts())
         for end in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(end, Exception):
-                _log.error("a kernel of the frozen %s is left", self.id, exc_info=end)
+                _log.error("a kernel of %s is left", self.id, exc_info=end)
+
+    async def _freeze(self) -> None:
+        await self._kill_kernels(Cause.HONEYTOKEN)
         if self._outlet is not None:
             await self._outlet.close()
 

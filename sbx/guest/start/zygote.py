@@ -90,9 +90,10 @@ class _Keeper:
         # No error here may end PID 1, because all jails would end with it.
         with contextlib.suppress(Exception):
             while True:
-                for fd, _ in self._poll.poll():
-                    if self._handle(fd):
-                        break
+                poll = self._poll
+                for fd, _ in poll.poll():
+                    if poll is self._poll:  # or else the number is that of an earlier zygote
+                        self._handle(fd)
         self._retire()
 
     def _start_zygote(self) -> None:
@@ -111,15 +112,13 @@ class _Keeper:
         # A process that the imports have started may keep the zygote's socket open.
         self._poll.register(self._zygote_fd, select.POLLIN)
 
-    def _handle(self, fd: int) -> bool:
-        """Handle what can be read. Return whether the zygote is another one now."""
+    def _handle(self, fd: int) -> None:
         if fd == self._orders.fileno():
             self._obey()
         elif fd == self._zygote.fileno():
-            return self._hand_on()
+            self._hand_on()
         else:
             self._retire()  # the zygote has ended
-        return False
 
     def _replace_zygote(self, unfit: dict[str, str]) -> None:
         """Start another zygote without these modules, before any jail was forked."""
@@ -168,19 +167,18 @@ class _Keeper:
             supervisor_end.close()
             kernel_end.close()
 
-    def _hand_on(self) -> bool:
+    def _hand_on(self) -> None:
         packet, fds = _receive(self._zygote)
         if not packet:
             self._retire()
         if packet.startswith(_UNFIT) and not self._has_forked:
             self._replace_zygote(json.loads(packet)["unfit"])
-            return True
+            return
         supervisor = self._supervisors.pop(packet.partition(b" ")[0], None)
         fds = (supervisor, *fds) if supervisor is not None else fds
         _send(self._orders, packet, fds if len(fds) == 2 else ())
         for fd in fds:
             os.close(fd)
-        return False
 
     def _retire(self) -> NoReturn:
         self._orders.close()
@@ -210,17 +208,18 @@ def _serve(keeper: socket.socket, description: dict[str, Any]) -> NoReturn:
     # Import everything that a kernel needs here, once for all forks.
     from sbx.guest.kernel import loop, setup  # noqa: F401  # the loop is for the forks
 
-    unfit: dict[str, str] = {}
-    reasons = [""]
+    first: dict[str, str] = {}  # the module after which the zygote was unfit, by the reason
 
     def note(module: str) -> None:
-        reason = _unfit(keeper.fileno()) or ""
-        if reason not in ("", reasons[-1]):
-            unfit[module] = f"it {reason}, so that code inside has to import it"
-        reasons.append(reason)
+        if (reason := _unfit(keeper.fileno())) is not None:
+            first.setdefault(reason, module)
 
     prepared = setup.prepare(description["preload"], note)
-    if unfit:
+    if first:
+        unfit = {
+            module: f"it {reason}, so that code inside has to import it"
+            for reason, module in first.items()
+        }
         keeper.send(json.dumps({"unfit": unfit}).encode())
         os._exit(0)
     prepared.missing.update(description["left_out"])
@@ -233,8 +232,8 @@ def _serve(keeper: socket.socket, description: dict[str, Any]) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a module may have changed it
     own = _own_pid_namespace()
     gc.freeze()  # a collection in a jail would write to every page of this process, and so copy it
-    # A caller waits for the first kernel, which comes 70 ms earlier so. It has a little more memory
-    # of its own, and its first error takes 15 ms longer.
+    # A caller waits for the first kernel, which comes 70 ms earlier so. It has more private memory,
+    # and its first error takes 15 ms more.
     arranged, forks = False, 0
     version = ".".join(map(str, sys.version_info[:3]))
     keeper.send(json.dumps({"ready": {"python": version, "missing": prepared.missing}}).encode())

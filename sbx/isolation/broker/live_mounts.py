@@ -36,16 +36,18 @@ from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 from sbx.errors import Broken, Conflict, NotFound, SbxError, Unavailable
+from sbx.guest.granted_packages import PREFIX, TOP
 from sbx.isolation import masking
 from sbx.isolation.broker import bind_staging
 from sbx.linux import mounts, namespaces, openat2, prctl
 
-TOP = "/mnt"
 SHARED = "/workspace/shared"
 WORKSPACE = "/workspace"
 DEADLINE_S = 2.0 + masking.WALK_S
 _ASIDE = "/proc"  # every host has it; covered in a mount namespace of the child's own only
-_TARGET = re.compile(rf"({TOP}|{SHARED})/((?:\.package-)?[A-Za-z0-9][A-Za-z0-9._-]{{0,63}})")
+_TARGET = re.compile(
+    rf"({TOP}|{SHARED})/((?:{re.escape(PREFIX)})?[A-Za-z0-9][A-Za-z0-9._-]{{0,63}})"
+)
 _TMPFS = "mode=0755,size=256k,nr_inodes=128"
 _HOW = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 _RESOLVE = openat2.RESOLVE_IN_ROOT | openat2.RESOLVE_NO_SYMLINKS | openat2.RESOLVE_NO_MAGICLINKS
