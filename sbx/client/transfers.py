@@ -1,6 +1,8 @@
 """Files between this host and a service.
 
-A large file is sent in pieces, each with its checksum: a lost connection costs one piece.
+A large file is sent in pieces, so that a lost connection costs one piece, and with the SHA-256 of
+all of it at the end. A checksum for each piece would double the work of both sides: 0.3 s of a core
+for 256 MiB.
 """
 
 import asyncio
@@ -25,7 +27,7 @@ from sbx.client.http_connection import ConnectionLost
 from sbx.client.replies import StreamedReply, connection_lost
 
 RESUMABLE_MIN = 16 << 20  # bytes; a smaller file is sent in one request
-PIECE = 8 << 20
+PIECE = 16 << 20
 _READ_MAX = 1 << 30  # bytes that `read_all` loads into memory
 _PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)  # seconds before each retry
 _BROKEN = frozenset({"connection_lost", "service_unreachable", "timeout", "truncated_body"})
@@ -84,16 +86,18 @@ class _Sending:
 
     async def run(self) -> Any:
         offset = 0
-        while offset < self._size:
-            piece = await self._file.read(min(PIECE, self._size - offset))
-            if not piece:
-                raise errors.Conflict(
-                    "the file became shorter while it was read", code="file_changed"
-                )
-            await asyncio.to_thread(self._digest.update, piece)
-            offset = await self._send_with_retry(offset, piece)
-            if self._on_progress is not None:
-                self._on_progress(offset, self._size)
+        reading = asyncio.ensure_future(self._read(offset))
+        try:
+            while offset < self._size:
+                piece = await reading
+                # The next piece is read while this one is on its way.
+                reading = asyncio.ensure_future(self._read(offset + len(piece)))
+                offset = await self._send_with_retry(offset, piece)
+                if self._on_progress is not None:
+                    self._on_progress(offset, self._size)
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
         body = _json({"sha256": self._digest.hexdigest()})
         for pause in (*_PAUSES, None):
             try:
@@ -105,11 +109,18 @@ class _Sending:
                 await asyncio.sleep(pause)
         raise AssertionError
 
+    async def _read(self, offset: int) -> bytes:
+        """Return the next piece; at the end of the file, none."""
+        piece = await self._file.read(min(PIECE, self._size - offset))
+        if not piece and offset < self._size:
+            raise errors.Conflict("the file became shorter while it was read", code="file_changed")
+        await asyncio.to_thread(self._digest.update, piece)
+        return piece
+
     async def _send_with_retry(self, offset: int, piece: bytes) -> int:
         """Send the piece until the service has it. Return the offset of its end."""
         end = offset + len(piece)
-        sha256 = (await asyncio.to_thread(hashlib.sha256, piece)).hexdigest()
-        at = self.at + query({"offset": offset, "sha256": sha256})
+        at = self.at + query({"offset": offset})
         for pause in (*_PAUSES, None):
             try:
                 await self._wire.send("PATCH", at, pieces_of(piece), size=len(piece))
@@ -212,14 +223,15 @@ async def _read(
 
 async def _larger(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
     """Yield the bytes in larger pieces, because a worker thread writes each piece."""
-    pending = bytearray()
+    pending, size = list[bytes](), 0
     async for chunk in chunks:
-        pending += chunk
-        if len(pending) >= 4 * CHUNK:
-            yield bytes(pending)
-            pending.clear()
-    if pending:
-        yield bytes(pending)
+        pending.append(chunk)
+        size += len(chunk)
+        if size >= 4 * CHUNK:
+            yield b"".join(pending)
+            pending, size = [], 0
+    if size:
+        yield b"".join(pending)
 
 
 async def pieces_of(data: bytes) -> AsyncGenerator[bytes, None]:

@@ -19,7 +19,7 @@ import hmac
 import json
 import string
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -175,16 +175,15 @@ class FileReader:
             self.read(piece)
             yield piece
 
-    def passed(self, source: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the same pieces in a worker thread; a use is reported in the loop that created this
-        object."""
+    def check(self, source: Iterable[bytes]) -> None:
+        """Read all pieces in a worker thread; a use is reported in the loop that created this
+        object. Raise Conflict `honeytoken`."""
         for piece in source:
             text = self._tail + _unbroken(piece.decode("latin-1"))
             if (name := self._wires.find(text)) is not None:
                 self._loop.call_soon_threadsafe(self._wires._seen, text, "files", self._what)
                 raise refusal(name, self._what)
             self._tail = text[-(self._wires.longest - 1) :]
-            yield piece
 
 
 async def reader_of(wires: Honeytokens | None, what: str) -> FileReader | None:

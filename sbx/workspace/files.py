@@ -15,7 +15,7 @@ from sbx.workspace.move import move
 from sbx.workspace.paths import Location, WorkspaceArea
 from sbx.workspace.patterns import Expression, Glob
 from sbx.workspace.search import Grep, Places, find
-from sbx.workspace.streams import FileWriter, OpenFile, drive
+from sbx.workspace.streams import FileWriter, OpenFile, ReceivedFile, drive
 from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.walk import Walk
 
@@ -81,6 +81,13 @@ class Files:
         expected = len(data) if isinstance(data, bytes) else 0
         return drive(self._writing(*place, self._limit(max_bytes), mode, expected), chunks)
 
+    def place(self, path: str, received: ReceivedFile) -> int:
+        """Move a received file to `path`, and return its size in bytes. Raise as `write`."""
+        tree, relative = self._at(path, changing=True)
+        if tree.staging != received.staging:
+            return self.write(path, received.chunks())
+        return drive(self._writing(tree, relative, self._limit(None), received=received), ())
+
     def writing(self, path: str, *, max_bytes: int | None = None) -> FileWriter[int]:
         """Write a file chunk by chunk, like `write`; see `FileWriter`."""
         return self._writing(*self._at(path, changing=True), self._limit(max_bytes))
@@ -92,9 +99,10 @@ class Files:
         max_bytes: int,
         mode: int | None = None,
         expected: int = 0,
+        received: ReceivedFile | None = None,
     ) -> FileWriter[int]:
         with self._fitting(tree, relative, max_bytes, expected) as most:
-            size = yield from tree.writing(relative, max_bytes=most, mode=mode)
+            size = yield from tree.writing(relative, max_bytes=most, mode=mode, received=received)
         if (room := self._rooms.get(tree)) is not None:
             room.take(size)
         return size

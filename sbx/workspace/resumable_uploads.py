@@ -8,14 +8,13 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator
 from contextlib import suppress
-from typing import BinaryIO
+from typing import Any
 
-from sbx.errors import BadRequest, Conflict, TooLarge
+from sbx.errors import BadRequest, TooLarge
 from sbx.linux.descriptors import closing
 from sbx.workspace.errors import translated
-from sbx.workspace.streams import CHUNK, FileWriter
+from sbx.workspace.streams import FileWriter
 
 PIECE_MAX = 16 << 20  # bytes
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -32,16 +31,20 @@ def make(staging: int, name: str) -> None:
         os.close(os.open(name, flags, 0o600, dir_fd=staging))
 
 
-def appending(staging: int, name: str, offset: int, size: int, sha256: str) -> FileWriter[int]:
-    """Receive a piece of an upload at `offset`, the end of the last piece; return the new offset.
+def appending(
+    staging: int, name: str, offset: int, size: int, sha256: str | None, before: Any
+) -> FileWriter[tuple[int, Any]]:
+    """Receive a piece of an upload at `offset`, the end of the last piece. Return the new offset,
+    and the SHA-256 object of the upload so far, which for the last piece was `before`.
 
-    `size` is the size of the whole upload. Raises TooLarge `piece_too_large`, BadRequest
-    `checksum_mismatch`.
+    `size` is the size of the whole upload, and `sha256` the checksum of the piece, if it has its
+    own. Raises TooLarge `piece_too_large`, BadRequest `checksum_mismatch`. It does not sync the file, because a crash discards it.
     """
     with translated("the upload"):
         fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW, dir_fd=staging)
     with closing(fd):
-        digest = hashlib.sha256()
+        digest = None if sha256 is None else hashlib.sha256()
+        so_far = before.copy()
         end = offset
         is_complete = False
         try:
@@ -50,39 +53,20 @@ def appending(staging: int, name: str, offset: int, size: int, sha256: str) -> F
                     raise _too_large(min(PIECE_MAX, size - offset))
                 with translated("the upload"):
                     _write_at(fd, chunk, end)
-                digest.update(chunk)
+                if digest is not None:
+                    digest.update(chunk)
+                so_far.update(chunk)
                 end += len(chunk)
-            if digest.hexdigest() != sha256:
+            if digest is not None and digest.hexdigest() != sha256:
                 raise checksum_mismatch("the piece", digest.hexdigest())
-            with translated("the upload"):
-                os.fsync(fd)
+            # Linux begins to write these pages to the disk now, so the sync at the end is short.
+            os.posix_fadvise(fd, offset, end - offset, os.POSIX_FADV_DONTNEED)
             is_complete = True
-            return end
+            return end, so_far
         finally:
             if not is_complete:
                 with suppress(OSError):
                     os.ftruncate(fd, offset)
-
-
-def content(staging: int, name: str, size: int, sha256: str) -> Iterator[bytes]:
-    """Yield the content of the upload in pieces, and the last piece only if the checksum matches.
-
-    So an intake that reads from this never completes with another content. Raises BadRequest
-    `checksum_mismatch`, Conflict `upload_incomplete`.
-    """
-    digest = hashlib.sha256()
-    last = b""
-    with translated("the upload"), _opened(staging, name) as file:
-        if os.fstat(file.fileno()).st_size != size:
-            raise Conflict("the upload is not complete", code="upload_incomplete")
-        while piece := file.read(CHUNK):
-            digest.update(piece)
-            if last:
-                yield last
-            last = piece
-    if digest.hexdigest() != sha256:
-        raise checksum_mismatch("the upload", digest.hexdigest())
-    yield last
 
 
 def remove(staging: int, name: str) -> None:
@@ -108,10 +92,6 @@ def checksum_mismatch(what: str, sha256: str) -> BadRequest:
         hint="send it again",
         details={"sha256": sha256},
     )
-
-
-def _opened(staging: int, name: str) -> BinaryIO:
-    return os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=staging), "rb", 0)
 
 
 def _write_at(fd: int, data: bytes, position: int) -> None:

@@ -5,6 +5,7 @@ import os
 import secrets
 import stat
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -14,7 +15,7 @@ from sbx.linux.renameat2 import rename_new
 from sbx.workspace.errors import is_a_directory, not_a_file, translated, wrong_path
 from sbx.workspace.safe_open import Opener
 
-CHUNK = 256 * 1024  # bytes
+CHUNK = 1 << 20  # bytes
 
 Owner = tuple[int, int]  # uid and gid on the host
 
@@ -40,6 +41,21 @@ def drive(intake: FileWriter[T], chunks: Iterable[bytes]) -> T:
     raise AssertionError("an intake continues after its end")
 
 
+@dataclass(frozen=True, slots=True)
+class ReceivedFile:
+    """A complete file with a temporary name in the directory `staging`, and its SHA-256."""
+
+    staging: int
+    name: str
+    sha256: str
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the content. Raise OSError."""
+        with closing(os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.staging)) as fd:
+            while chunk := os.read(fd, CHUNK):
+                yield chunk
+
+
 class StagedFile:
     """A file with a random temporary name until `commit` gives it its real name in one step.
 
@@ -48,13 +64,19 @@ class StagedFile:
     may replace the temporary file. So it can only forge content that it could have written itself.
     """
 
-    def __init__(self, directory: int, *, beside: int | None = None) -> None:
-        """Create the file. With `beside`, charge it to the quota of that directory."""
+    def __init__(
+        self, directory: int, *, beside: int | None = None, received: ReceivedFile | None = None
+    ) -> None:
+        """Create the file, or open a file that was `received` in this directory, which remains
+        there without a commit. With `beside`, charge it to the quota of that directory."""
         self._directory = directory
-        self._name: str | None = f".sbx-{secrets.token_hex(16)}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NOCTTY
+        self._is_new = received is None
+        self._name: str | None = received.name if received else f".sbx-{secrets.token_hex(16)}"
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NOCTTY
+        if self._is_new:
+            flags |= os.O_CREAT | os.O_EXCL
         self.fd = os.open(self._name, flags, 0o600, dir_fd=directory)
-        self.size = 0
+        self.size = os.fstat(self.fd).st_size
         if beside is not None:
             quota.join(self.fd, beside)
 
@@ -103,7 +125,7 @@ class StagedFile:
         traceback: TracebackType | None,
     ) -> None:
         os.close(self.fd)
-        if self._name is not None:
+        if self._name is not None and self._is_new:
             try:
                 os.unlink(self._name, dir_fd=self._directory)
             except OSError:

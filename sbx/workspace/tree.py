@@ -19,7 +19,15 @@ from sbx.workspace.errors import is_a_directory, too_large, translated, wrong_pa
 from sbx.workspace.listing import entry_of, list_directory, shown
 from sbx.workspace.rmtree import remove_tree
 from sbx.workspace.safe_open import encoded
-from sbx.workspace.streams import FileWriter, OpenFile, Owner, StagedFile, drive, open_regular
+from sbx.workspace.streams import (
+    FileWriter,
+    OpenFile,
+    Owner,
+    ReceivedFile,
+    StagedFile,
+    drive,
+    open_regular,
+)
 from sbx.workspace.walk import Walk
 
 Relative = tuple[str, ...]
@@ -108,8 +116,10 @@ class Tree(OwnedDescriptor):
         max_bytes: int,
         mode: int | None = None,
         new: bool = False,
+        received: ReceivedFile | None = None,
     ) -> FileWriter[int]:
-        """Write a file chunk by chunk, like `write`; see `FileWriter`."""
+        """Write a file chunk by chunk, like `write`; see `FileWriter`. `received` must be in the
+        directory `staging`; the file begins with its content, without a copy."""
         path = self.shown(relative)
         if not relative:
             raise is_a_directory(path)
@@ -119,8 +129,11 @@ class Tree(OwnedDescriptor):
             with translated(path):
                 if mode is None:
                     mode = _kept_mode(parent, encoded(relative[-1]))
-                staged = StagedFile(parent if self.staging is None else self.staging)
+                staging = parent if self.staging is None else self.staging
+                staged = StagedFile(staging, received=received)
             with staged:
+                if staged.size > max_bytes:
+                    raise too_large(path, max_bytes)
                 while (chunk := (yield)) is not None:
                     if staged.size + len(chunk) > max_bytes:
                         raise too_large(path, max_bytes)

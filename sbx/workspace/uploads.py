@@ -22,7 +22,7 @@ from sbx.protocol.files import FileEntry, Upload
 from sbx.workspace.errors import is_a_directory, not_a_file, too_large, translated
 from sbx.workspace.paths import UPLOADS, UPLOADS_APART, check_name
 from sbx.workspace.safe_open import encoded
-from sbx.workspace.streams import CHUNK, FileWriter, OpenFile, StagedFile, drive
+from sbx.workspace.streams import CHUNK, FileWriter, OpenFile, ReceivedFile, StagedFile, drive
 from sbx.workspace.tree import Tree
 
 _MODE = 0o444  # the jail may have another uid
@@ -92,42 +92,54 @@ class Uploads:
         self._hashes: dict[tuple[int, int, int], str] = {}
 
     def put(
-        self, name: str, data: bytes | Iterable[bytes] | Path, limits: UploadLimits = UploadLimits()
+        self,
+        name: str,
+        data: bytes | Iterable[bytes] | Path | ReceivedFile,
+        limits: UploadLimits = UploadLimits(),
     ) -> Upload:
-        """Store `data`, or the content of the host file at a Path, as `name`.
+        """Store `data`, or the content of the host file at a Path, or a received file, as `name`.
 
         A file of that name is replaced. A failure changes nothing. Raises InvalidPath, NotFound
         (for the Path), Unavailable `no_space`, and if a limit is exceeded, BadRequest
         `file_type_not_allowed`, Conflict `too_many_files`, TooLarge `file_too_large` or
         `uploads_too_large`. `details["limit"]` is the limit.
         """
+        if isinstance(data, ReceivedFile):
+            return drive(self.putting(name, limits, data), ())
         return drive(self.putting(name, limits), _chunks(data))
 
-    def putting(self, name: str, limits: UploadLimits = UploadLimits()) -> FileWriter[Upload]:
-        """Store an upload chunk by chunk, like `put`; see `FileWriter`."""
+    def putting(
+        self,
+        name: str,
+        limits: UploadLimits = UploadLimits(),
+        received: ReceivedFile | None = None,
+    ) -> FileWriter[Upload]:
+        """Store an upload chunk by chunk, like `put`; see `FileWriter`. A `received` file is
+        complete, and is not copied."""
         path = self.tree.shown((check_name(name),))
         _check_type(name, limits)
         others = self._others(name)  # now, before reading a long body, and again after it
         others.check(0, limits)
         digest = hashlib.sha256()
         with translated(path), self._opened() as root:
-            staged = StagedFile(self._staging, beside=root)
+            staged = StagedFile(self._staging, beside=root, received=received)
         with staged:
+            _check_size(staged.size, path, limits)
             while (chunk := (yield)) is not None:
                 size = staged.size + len(chunk)
-                if limits.max_file_size is not None and size > limits.max_file_size:
-                    raise too_large(path, limits.max_file_size)
+                _check_size(size, path, limits)
                 others.check(size, limits)
                 with translated(path):
                     staged.write(chunk)
                 digest.update(chunk)
+            sha256 = digest.hexdigest() if received is None else received.sha256
             with self._commit, translated(path):
                 self._others(name).check(staged.size, limits)
-                _remember(staged.fd, digest.hexdigest())
+                _remember(staged.fd, sha256)
                 with self._opened() as root:
                     staged.commit(root, encoded(name), mode=_MODE, owner=None)
             uploaded_at = os.fstat(staged.fd).st_mtime
-            return Upload(name, staged.size, digest.hexdigest(), path, uploaded_at)
+            return Upload(name, staged.size, sha256, path, uploaded_at)
 
     def _opened(self) -> closing:
         return closing(os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.tree.fd))
@@ -210,6 +222,11 @@ class _Others:
                 hint="delete an upload",
                 details={"limit": limits.max_total_bytes},
             )
+
+
+def _check_size(size: int, path: str, limits: UploadLimits) -> None:
+    if limits.max_file_size is not None and size > limits.max_file_size:
+        raise too_large(path, limits.max_file_size)
 
 
 def _check_type(name: str, limits: UploadLimits) -> None:

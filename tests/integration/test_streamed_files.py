@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sbx.runtime.sandbox import AsyncSandbox
 from sbx.workspace import UploadLimits
 
 BIG = bytes(range(256)) * 8192  # 2 MiB
+SHA = hashlib.sha256(BIG).hexdigest()
 
 
 async def pieces(body: bytes, size: int = 50_000) -> AsyncIterator[bytes]:
@@ -80,6 +82,73 @@ async def test_a_file_is_written_and_read_as_a_stream(box: AsyncSandbox) -> None
         await box.files.write_stream("uploads/temparea/x", pieces(b"x"))
     with pytest.raises(InvalidPath):
         await box.files.write_stream("../x", pieces(b"x"))
+
+
+async def resumed(talk: Conversation, path: str, *, upload: bool = False) -> tuple[str, int]:
+    """Send BIG in two pieces. Return the id, and the inode of the file that holds the pieces."""
+    partials = talk.files.partials
+    begun = await partials.begin(path, len(BIG), upload=upload)
+    half = len(BIG) // 2
+    await partials.append(begun.id, 0, None, pieces(BIG[:half]))
+    with pytest.raises(BadRequest, match="went away"):
+        await partials.append(begun.id, half, None, failing(BIG[half:]))
+    await partials.append(begun.id, half, None, pieces(BIG[half:]))
+    opened = await talk.opened()
+    (name,) = await staged(talk)
+    return begun.id, Path(opened.own.path, "staging", name).stat().st_ino  # noqa: ASYNC240
+
+
+async def test_a_resumed_file_is_moved_without_a_copy(box: AsyncSandbox) -> None:
+    talk = box.conversation("default")
+    opened = await talk.opened()
+    id, inode = await resumed(talk, "a.bin", upload=True)
+    with pytest.raises(TooLarge):
+        await talk.uploads.put_partial(talk.files.partials, id, SHA, UploadLimits(max_file_size=9))
+    assert len(await staged(talk)) == 1  # nothing is lost: it can be finished again
+    upload = await talk.uploads.put_partial(talk.files.partials, id, SHA)
+    assert (upload.size, upload.sha256) == (len(BIG), SHA)
+    assert await talk.uploads.read_bytes("a.bin") == BIG
+    assert (opened.uploads_path / "a.bin").stat().st_ino == inode
+    assert await staged(talk) == []
+
+    id, inode = await resumed(talk, "d/b.bin")
+    path = await talk.files.partials.finish(
+        id, SHA, lambda at, path, file: at.files.place(path, file)
+    )
+    assert path == len(BIG)
+    assert (opened.files_path / "d/b.bin").stat().st_ino == inode
+    assert await staged(talk) == []
+    run = await box.run("import os; s = os.stat('d/b.bin'); (s.st_size, s.st_uid == os.getuid())")
+    assert run.result == f"({len(BIG)}, True)"
+
+
+async def test_a_resumed_file_of_a_host_directory_is_copied(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    directory = tmp_path / "project"
+    directory.mkdir()
+    if os.geteuid() == 0:
+        os.chown(directory, 4321, 4321)
+    async with await runtime.create(workspace=directory) as box:
+        talk = box.conversation("default")
+        id, _ = await resumed(talk, "a.bin")
+        await talk.files.partials.finish(id, SHA, lambda at, path, file: at.files.place(path, file))
+        assert await box.files.read_bytes("a.bin") == BIG
+        assert await staged(talk) == []
+    assert [path.name for path in directory.iterdir()] == ["a.bin"]
+
+
+async def test_a_stream_that_is_left_early_waits_for_the_piece_that_is_read_ahead(
+    box: AsyncSandbox,
+) -> None:
+    await box.files.write_stream("a.bin", pieces(BIG * 2))
+    stream = await box.files.open_stream("a.bin")
+    chunks = stream.chunks()
+    first = await anext(chunks)
+    await stream.aclose()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        await anext(chunks)
+    assert BIG.startswith(first)
 
 
 async def test_a_source_that_fails_leaves_what_was_there(box: AsyncSandbox) -> None:

@@ -1,6 +1,5 @@
 """Uploads of a conversation: in one request, or in resumable pieces with checksums."""
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -15,6 +14,7 @@ from sbx.api.v1.dependencies import PREFIX, TargetDep
 from sbx.protocol.files import PartialUpload, Upload
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.telemetry import metrics
+from sbx.workspace.streams import ReceivedFile
 
 router = APIRouter(prefix=PREFIX, tags=["native"])
 _ERRORS = documented(404, 409, 413, 415, 429, 507)
@@ -109,11 +109,12 @@ async def progress(partial_id: str, target: TargetDep) -> PartialUpload:
 async def append(
     partial_id: str,
     offset: Annotated[int, Query(ge=0, le=1 << 62)],
-    sha256: Annotated[str, Query(pattern=r"^[0-9a-f]{64}$")],
     request: Request,
     target: TargetDep,
+    sha256: Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")] = None,
 ) -> PartialUpload:
-    """Add a piece at the offset. An incomplete piece leaves nothing."""
+    """Add a piece at the offset. An incomplete piece, or one with another SHA-256 than `sha256`,
+    leaves nothing. Without it, only the SHA-256 of the complete file is checked at the end."""
     async with (
         target.use("files:write") as conversation,
         upload_slot(request, target.caller),
@@ -135,8 +136,8 @@ async def finish(partial_id: str, whole: FinishUpload, target: TargetDep) -> Fin
                 counted.size = upload.size
             return Finished(size=upload.size, upload=upload)
 
-        def store(opened: OpenFiles, path: str, content: Iterator[bytes]) -> tuple[str, int]:
-            return path, opened.files.write(path, content)
+        def store(opened: OpenFiles, path: str, received: ReceivedFile) -> tuple[str, int]:
+            return path, opened.files.place(path, received)
 
         path, size = await partials.finish(partial_id, whole.sha256, store)
     await target.record("file.write", path=path, size=size)

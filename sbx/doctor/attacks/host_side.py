@@ -125,7 +125,7 @@ async def _act(box: AsyncSandbox, verb: str, path: str) -> str:
             try:
                 return str(await anext(aiter(stream.chunks()), b""))
             finally:
-                stream.close()
+                await stream.aclose()
         case "write":
             await files.write(path, "changed by the host side")
         case "list":

@@ -6,7 +6,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Iterator,
 )
 from contextlib import aclosing
 from pathlib import Path
@@ -23,6 +22,7 @@ from sbx.runtime.files.streams import FileStream, opened_stream
 from sbx.runtime.honeytokens import Honeytokens, look, reader_of
 from sbx.runtime.run.checks import require_capability
 from sbx.workspace import FileEntry, Files, Listing, OpenFile, Upload, UploadLimits, Uploads
+from sbx.workspace.streams import ReceivedFile
 from sbx.workspace.watch import Watching
 
 __all__ = [
@@ -247,10 +247,10 @@ class WorkspaceUploads:
     ) -> Upload:
         """Store a resumable upload. Raise as `put_stream` and `ResumableUploads.finish`."""
 
-        def store(opened: OpenFiles, path: str, content: Iterator[bytes]) -> Upload:
+        def store(opened: OpenFiles, path: str, received: ReceivedFile) -> Upload:
             uploads = self._uploads_of(opened)
             name = path.rpartition("/")[2]
-            return uploads.put(name, content, self._limits if limits is None else limits)
+            return uploads.put(name, received, self._limits if limits is None else limits)
 
         return await partials.finish(id, sha256, store)
 

@@ -8,9 +8,10 @@ a crash left.
 """
 
 import asyncio
+import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterable, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -22,6 +23,7 @@ from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.honeytokens import Honeytokens, reader_of
 from sbx.workspace import check_name, resumable_uploads
 from sbx.workspace.errors import too_large
+from sbx.workspace.streams import ReceivedFile
 
 T = TypeVar("T")
 
@@ -39,6 +41,7 @@ class _Partial:
     name: str
     upload: bool
     offset: int = 0
+    sha256: Any = field(default_factory=hashlib.sha256)  # the object for the bytes before `offset`
     touched: float = field(default_factory=time.monotonic)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -98,15 +101,17 @@ class Partials:
         return self._told(self._found(id))
 
     async def append(
-        self, id: str, offset: int, sha256: str, chunks: AsyncIterable[bytes]
+        self, id: str, offset: int, sha256: str | None, chunks: AsyncIterable[bytes]
     ) -> PartialUpload:
-        """Add a piece at `offset`, whose SHA-256 is given; all of it or nothing is kept.
+        """Add a piece at `offset`, and check its SHA-256, if it is not None. All of it or nothing
+        is kept.
 
         Raises Conflict `wrong_offset` (`details["offset"]` is the right one) and `upload_busy`,
         BadRequest `checksum_mismatch`, TooLarge `piece_too_large`.
         """
         partial = self._found(id)
-        resumable_uploads.check_sha256(sha256)
+        if sha256 is not None:
+            resumable_uploads.check_sha256(sha256)
         await self._enter(partial)
         try:
             self._found(id)
@@ -120,18 +125,20 @@ class Partials:
             opened = await self._opened()
             with opened.in_use():
                 intake = resumable_uploads.appending(
-                    opened.own.staging, partial.name, offset, partial.size, sha256
+                    *(opened.own.staging, partial.name, offset, partial.size),
+                    *(sha256, partial.sha256),
                 )
-                partial.offset = await opened.intakes.fill(opened, intake, chunks)
+                appended = await opened.intakes.fill(opened, intake, chunks)
+                partial.offset, partial.sha256 = appended
         finally:
             partial.touched = time.monotonic()
             partial.lock.release()
         return self._told(partial)
 
     async def finish(
-        self, id: str, sha256: str, store: Callable[[OpenFiles, str, Iterator[bytes]], T]
+        self, id: str, sha256: str, store: Callable[[OpenFiles, str, ReceivedFile], T]
     ) -> T:
-        """Pass the whole content to `store`, with the path, in a worker thread. After a success
+        """Pass the whole file to `store`, with the path, in a worker thread. After a success
         forget all but the outcome, which a repeated call gets again. Raise Conflict
         `upload_incomplete`, BadRequest `checksum_mismatch`, and the errors of `store`."""
         resumable_uploads.check_sha256(sha256)
@@ -150,15 +157,17 @@ class Partials:
                     hint="send the rest first",
                     details={"offset": partial.offset},
                 )
+            if (actual := partial.sha256.hexdigest()) != sha256:
+                raise resumable_uploads.checksum_mismatch("the upload", actual)
             opened = await self._opened()
             reader = await reader_of(self.honeytokens, "a file that came in")
             with opened.in_use():
-                staging = opened.own.staging
+                received = ReceivedFile(opened.own.staging, partial.name, sha256)
 
                 def act() -> T:
-                    whole = resumable_uploads.content(staging, partial.name, partial.size, sha256)
-                    read = reader.passed(whole) if reader is not None else whole
-                    return store(opened, partial.path, read)
+                    if reader is not None:
+                        reader.check(received.chunks())
+                    return store(opened, partial.path, received)
 
                 async with long_call():
                     outcome = await run_to_completion(opened.call(act))

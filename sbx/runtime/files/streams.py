@@ -5,7 +5,7 @@ is requested only after the last one: the disk slows the sender, and the reader 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from sbx import errors
 from sbx.aio import WorkerThreads, run_to_completion
 from sbx.workspace import FileEntry, OpenFile, Upload
-from sbx.workspace.streams import CHUNK, FileWriter
+from sbx.workspace.streams import FileWriter
 
 if TYPE_CHECKING:
     from sbx.runtime.honeytokens import FileReader
 
 T = TypeVar("T")
+
+_STEP = 1 << 20  # bytes that are written in one call of a worker thread
 
 
 async def opened_stream(
@@ -50,6 +52,7 @@ class FileStream:
     _file: OpenFile
     _threads: WorkerThreads
     _reader: "FileReader | None" = None
+    _ahead: "asyncio.Future[bytes] | None" = None
 
     @property
     def size(self) -> int:
@@ -64,17 +67,32 @@ class FileStream:
     ) -> AsyncGenerator[bytes, None]:
         """Yield the bytes from `start`, `length` of them or all, in pieces of bounded size."""
         pieces = self._file.chunks(start, length)
-        while piece := await run_to_completion(self._threads.call(lambda: next(pieces, b""))):
-            if self._reader is not None:
-                self._reader.read(piece)
-            yield piece
+        try:
+            while piece := await run_to_completion(self._ahead or self._read(pieces)):
+                self._ahead = self._read(pieces)  # while this piece is sent
+                if self._reader is not None:
+                    self._reader.read(piece)
+                yield piece
+        finally:
+            await self._end_reading()
+
+    def _read(self, pieces: Iterator[bytes]) -> "asyncio.Future[bytes]":
+        return asyncio.ensure_future(self._threads.call(lambda: next(pieces, b"")))
+
+    async def _end_reading(self) -> None:
+        """Wait for the piece that is read ahead, and drop it."""
+        if self._ahead is not None:
+            await run_to_completion(asyncio.gather(self._ahead, return_exceptions=True))
+            self._ahead = None
 
     def close(self) -> None:
-        """Close the file while no chunk is being read. A second call does nothing."""
+        """Close the file before the first chunk is read. A second call does nothing."""
         self._file.close()
 
     async def aclose(self) -> None:
-        self.close()
+        """Close the file. A second call does nothing."""
+        await self._end_reading()
+        self._file.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -134,28 +152,33 @@ async def _feed(threads: WorkerThreads, intake: FileWriter[T], chunks: AsyncIter
     async def send(chunk: bytes | None) -> tuple[bool, Any]:
         return await run_to_completion(threads.call(lambda: step(chunk)))
 
+    sending = asyncio.ensure_future(send(None))
     try:
-        await send(None)
         async with aclosing(_gathered(chunks)) as pieces:
             async for piece in pieces:
-                await send(piece)
+                await sending
+                # The next piece is received while this one is written.
+                sending = asyncio.ensure_future(send(piece))
+        await sending
         over, outcome = await send(None)
         assert over
         return cast("T", outcome)
     finally:
+        await run_to_completion(asyncio.gather(sending, return_exceptions=True))
         await run_to_completion(threads.call(intake.close))
 
 
 async def _gathered(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield the same bytes in pieces of about CHUNK, because a small step costs the same."""
-    piece = bytearray()
+    """Yield the same bytes in larger pieces, because a small step costs the same."""
+    pending, size = list[bytes](), 0
     async for chunk in chunks:
-        piece += chunk
-        if len(piece) >= CHUNK:
-            yield bytes(piece)
-            piece.clear()
-    if piece:
-        yield bytes(piece)
+        pending.append(chunk)
+        size += len(chunk)
+        if size >= _STEP:
+            yield b"".join(pending)
+            pending, size = [], 0
+    if size:
+        yield b"".join(pending)
 
 
 def _closed() -> errors.Closed:
