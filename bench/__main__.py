@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -55,6 +56,8 @@ _MODULES = (
     neighbour,
     console,
 )
+# Runs with a report instead of a row.
+_COMMANDS = {"torture": "bench.torture.command", "soak": "bench.soak"}
 BENCHES = {bench.name: bench for module in _MODULES for bench in module.BENCHES}
 _REDRAW_S = 0.2
 _WIDTH = 160
@@ -71,8 +74,10 @@ def main(
 ) -> None:
     """Measure sbx, each figure in turn with its baseline. Quote p50, minimum and ratio.
 
-    Exit code 0 when everything could be measured, 1 when something could not. `torture` as the
-    first word runs no row: clients work on a service under faults; see `torture --help`.
+    Exit code 0 when everything could be measured, 1 when something could not.
+
+    Other commands, each with its own --help, as the first word: `torture` lets clients work on a
+    service under faults, and `soak` loads a service for many minutes.
     """
     if unknown := [name for name in names or () if name not in BENCHES]:
         raise typer.BadParameter(f"{unknown[0]} is none of: {', '.join(BENCHES)}")
@@ -175,10 +180,8 @@ def _told(met: bool) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["torture"]:  # a run with findings instead of a row with samples
-        from bench.torture import command
-
+    if (command := " ".join(sys.argv[1:2])) in _COMMANDS:
         del sys.argv[1]
-        typer.run(command.main)
+        typer.run(import_module(_COMMANDS[command]).main)
     else:
         typer.run(main)

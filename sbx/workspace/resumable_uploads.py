@@ -38,7 +38,8 @@ def appending(
     and the SHA-256 object of the upload so far, which for the last piece was `before`.
 
     `size` is the size of the whole upload, and `sha256` the checksum of the piece, if it has its
-    own. Raises TooLarge `piece_too_large`, BadRequest `checksum_mismatch`. It does not sync the file, because a crash discards it.
+    own. Raises TooLarge `piece_too_large`, BadRequest `checksum_mismatch`. The file is not synced,
+    because a crash discards it.
     """
     with translated("the upload"):
         fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW, dir_fd=staging)
