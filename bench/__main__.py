@@ -57,7 +57,11 @@ _MODULES = (
     console,
 )
 # Runs with a report instead of a row.
-_COMMANDS = {"torture": "bench.torture.command", "soak": "bench.soak"}
+_COMMANDS = {
+    "torture": "bench.torture.command",
+    "soak": "bench.soak",
+    "peers": "bench.peers.command",
+}
 BENCHES = {bench.name: bench for module in _MODULES for bench in module.BENCHES}
 _REDRAW_S = 0.2
 _WIDTH = 160

@@ -230,7 +230,7 @@ async def soak(
     progress: Callable[[float], object],
 ) -> Report:
     """Raise NotMeasured, and the errors of the service before the load begins."""
-    limits = {
+    limits: dict[str, Any] = {
         "SBX_SANDBOXES_MAX": str(sandboxes + clients),
         "SBX_SANDBOXES_PER_OWNER": str(sandboxes + clients),
         "SBX_KERNELS_MAX": str(live + clients),
