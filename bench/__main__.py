@@ -61,6 +61,7 @@ _COMMANDS = {
     "torture": "bench.torture.command",
     "soak": "bench.soak",
     "peers": "bench.peers.command",
+    "timeline": "bench.timeline",
 }
 BENCHES = {bench.name: bench for module in _MODULES for bench in module.BENCHES}
 _REDRAW_S = 0.2
@@ -81,7 +82,8 @@ def main(
     Exit code 0 when everything could be measured, 1 when something could not.
 
     Other commands, each with its own --help, as the first word: `torture` lets clients work on a
-    service under faults, and `soak` loads a service for many minutes.
+    service under faults, `soak` loads a service for many minutes, `peers` measures the alternatives
+    to sbx, and `timeline` shows the steps of a cell and of the start of a kernel.
     """
     if unknown := [name for name in names or () if name not in BENCHES]:
         raise typer.BadParameter(f"{unknown[0]} is none of: {', '.join(BENCHES)}")
