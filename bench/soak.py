@@ -35,7 +35,8 @@ from sbx.errors import SbxError
 
 _SAMPLE_S = 5.0
 _AT_ONCE = 20  # sandboxes that are created at the same time
-_PART = 10  # the first part of the time is the warm-up; the second and the last are compared
+_PART = 10  # the cells of the first part after the warm-up are compared with those of the last
+_WARM_UP_S = 120.0  # a service keeps ended runs for 60 s; of a short run, at most a third
 _SLOWER_MAX = 1.5
 _GROWTH_MAX = 0.05  # of the median, over the measured time
 _UPLOAD = os.urandom(100_000)
@@ -106,8 +107,8 @@ def report(
     errors: Counter[str],
 ) -> Report:
     """Summarise a run. Raise NotMeasured if it was too short for a comparison."""
-    part = seconds / _PART
-    first = [cell.ms for cell in cells if part <= cell.at < 2 * part]
+    part, warm_up = seconds / _PART, min(_WARM_UP_S, seconds / 3)
+    first = [cell.ms for cell in cells if warm_up <= cell.at < warm_up + part]
     last = [cell.ms for cell in cells if cell.at >= seconds - part]
     if not first or not last:
         raise NotMeasured("there were too few cells; use more --minutes")
@@ -118,7 +119,7 @@ def report(
         round(len(cells) / seconds, 1),
         (round(median(first), 2), round(percentile(first, 99), 2)),
         (round(median(last), 2), round(percentile(last, 99), 2)),
-        {name: _trend(samples, part) for name, samples in memory.items()},
+        {name: _trend(samples, warm_up) for name, samples in memory.items()},
     )
 
 

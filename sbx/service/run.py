@@ -249,6 +249,7 @@ class RunHandle:
 
     def set_ended(self) -> None:
         self.ended = True
+        del self._context  # a deleted sandbox must not stay in memory as long as this
         if self._ended is not None:
             self._ended.set()
 

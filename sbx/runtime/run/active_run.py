@@ -242,6 +242,7 @@ class ActiveRun:
 
     def _end(self, outcome: Run | BaseException) -> None:
         self._outcome = outcome
+        self.quarantined = tuple  # a service keeps this longer than the sandbox
         self.log.close(outcome if isinstance(outcome, BaseException) else None)
 
     def _event(self, content: Any) -> Event | None:
