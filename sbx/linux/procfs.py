@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import itertools
 import os
 import re
 import stat
@@ -276,23 +277,33 @@ def unlinked(pid: int, device: int, deadline: float) -> dict[int, int]:
     from the caller.
     """
     sizes: dict[int, int] = {}
-    for part in ("fd", "map_files"):
-        try:
-            names = os.listdir(f"/proc/{pid}/{part}")
-        except (FileNotFoundError, ProcessLookupError):
+    try:
+        paths = [f"fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
+    except (FileNotFoundError, ProcessLookupError):
+        return sizes
+    for path in itertools.chain(paths, _deleted_maps(pid, deadline)):
+        if time.monotonic() > deadline:
             break
-        except PermissionError:
-            if part == "fd":
-                raise
-            break
-        for name in names:
-            if time.monotonic() > deadline:
-                return sizes
-            with suppress(OSError):
-                file = os.stat(f"/proc/{pid}/{part}/{name}")
-                if not file.st_nlink and file.st_dev == device and stat.S_ISREG(file.st_mode):
-                    sizes[file.st_ino] = file.st_blocks * 512
+        with suppress(OSError):
+            file = os.stat(f"/proc/{pid}/{path}")
+            if not file.st_nlink and file.st_dev == device and stat.S_ISREG(file.st_mode):
+                sizes[file.st_ino] = file.st_blocks * 512
     return sizes
+
+
+def _deleted_maps(pid: int, deadline: float) -> Iterator[str]:
+    """Yield the entries of `map_files` whose file has lost its name, until the deadline.
+
+    Linux marks their paths in `maps`. To read that takes 0.9 ms for 560 mappings of a process with
+    pandas; a stat(2) of each mapping took 2.3 ms.
+    """
+    with suppress(OSError), open(f"/proc/{pid}/maps", "rb", buffering=1 << 16) as lines:
+        for line in lines:
+            if time.monotonic() > deadline:
+                return
+            if line.endswith(b" (deleted)\n"):
+                start, end = line.partition(b" ")[0].split(b"-")
+                yield f"map_files/{int(start, 16):x}-{int(end, 16):x}"
 
 
 def unlinked_of(pids: Sequence[int], device: int, at_most_s: float) -> tuple[int, int]:

@@ -35,7 +35,7 @@ from sbx.errors import SbxError, Unavailable
 from sbx.store import database, marks
 from sbx.store.marks import Mark
 from sbx.store.migrations import Migration, migrate, shipped
-from sbx.store.worker import Worker
+from sbx.store.worker import WRITE, Worker
 
 FILE_NAME = "store.sqlite"
 T = TypeVar("T")
@@ -161,14 +161,14 @@ class Store:
         that a row cannot store; Unavailable `no_space`, `store_busy`, `store_corrupt` or
         `store_unusable`; otherwise Broken. A cancelled caller does not stop the transaction.
         """
-        return await self._writer.run(act, begin="BEGIN IMMEDIATE")
+        return await self._writer.run(act, begin=WRITE)
 
     async def settled(self) -> None:
         await self._writer.run(lambda on: None)
 
     def write_later(self, act: Callable[[sqlite3.Connection], object]) -> None:
         """Queue a write in the same order, without a caller that waits. A failure is logged."""
-        self._writer.later(act, begin="BEGIN IMMEDIATE")
+        self._writer.later(act, begin=WRITE)
 
 
 def values(record: Any) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -152,6 +152,73 @@ async def test_a_write_that_nobody_waits_for_is_logged_when_it_fails(
     await store.write(add_key)
     assert "nowhere" in caplog.text
     assert await key_ids(store) == ["key-1"]
+
+
+@asynccontextmanager
+async def busy_writer(store: Store) -> AsyncIterator[None]:
+    """Inside the block, writes wait; the block ends when all of its tasks have put theirs."""
+    blocked, going_on = threading.Event(), threading.Event()
+
+    def block(_: sqlite3.Connection) -> None:
+        blocked.set()
+        going_on.wait(10)
+
+    first = asyncio.create_task(store.write(block))
+    await asyncio.to_thread(blocked.wait, 10)
+    yield
+    await asyncio.sleep(0)
+    going_on.set()
+    await first
+
+
+async def test_waiting_writes_are_one_transaction_and_a_failure_ends_only_its_own(
+    store: Store,
+) -> None:
+    counts = list[int]()
+
+    def noted(on: sqlite3.Connection, key_id: str) -> str:
+        counts.append(on.execute("SELECT count(*) FROM keys").fetchone()[0])
+        add_key(on, key_id)
+        return key_id
+
+    async def written(*names: str) -> list[Any]:
+        async with busy_writer(store):
+            tasks = [asyncio.create_task(store.write(partial(noted, key_id=id))) for id in names]
+        return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+    before = store.failures
+    assert await written("a", "b", "c") == ["a", "b", "c"]
+    assert await key_ids(store) == ["a", "b", "c"]
+    assert (counts, store.failures) == ([0, 1, 2], before)
+
+    counts.clear()
+    done = await written("d", "a", "e")  # a key may be there once
+    assert (done[0], done[2]) == ("d", "e")
+    assert isinstance(done[1], SbxError)
+    assert await key_ids(store) == ["a", "b", "c", "d", "e"]
+    assert counts == [3, 4, 3, 4, 4]  # the first two were rolled back, and done again alone
+    assert store.failures > before
+
+
+async def test_a_group_of_writes_that_cannot_be_committed_is_done_one_by_one(
+    store: Store,
+) -> None:
+    """A foreign key that is checked at COMMIT fails there, for the whole group."""
+    late = "CREATE TABLE late (parent TEXT REFERENCES keys (id) DEFERRABLE INITIALLY DEFERRED)"
+    await store.write(lambda on: on.execute(late))
+    async with busy_writer(store):
+        right = asyncio.create_task(store.write(partial(add_key, key_id="right")))
+        orphan = asyncio.create_task(
+            store.write(lambda on: on.execute("INSERT INTO late VALUES ('missing')"))
+        )
+        await asyncio.sleep(0)
+        store.write_later(partial(add_key, key_id="later"))
+    await right
+    with pytest.raises(SbxError):
+        await orphan
+    await store.settled()
+    assert await key_ids(store) == ["right", "later"]
+    assert await store.rows("SELECT * FROM late") == []
 
 
 async def test_one_reading_sees_one_state(store: Store) -> None:

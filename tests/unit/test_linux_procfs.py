@@ -7,7 +7,7 @@ import mmap
 import os
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -60,24 +60,49 @@ def test_removed_file_that_is_open_is_found_in_its_file_system(tmp_path: Path) -
         assert procfs.unlinked(os.getpid(), status.st_dev, 0.0) == {}
 
 
-@pytest.mark.parametrize("hidden", ["fd", "map_files"])
-def test_process_that_hides_its_files_is_an_error_but_not_its_mappings(
-    monkeypatch: pytest.MonkeyPatch, hidden: str
+@pytest.mark.skipif(os.geteuid() != 0, reason="Linux shows map_files to root alone")
+def test_removed_file_that_is_mapped_and_not_open_is_found_by_root(tmp_path: Path) -> None:
+    path = tmp_path / "a (deleted)"
+    path.write_bytes(bytes(8192))
+    status = path.stat()
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    with path.open("rb") as file:
+        address = libc.mmap(None, PAGE, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+    assert address not in (None, ctypes.c_void_p(-1).value)
+    try:
+        soon = time.monotonic() + 60
+        assert status.st_ino not in procfs.unlinked(os.getpid(), status.st_dev, soon)
+        path.unlink()
+        assert procfs.unlinked(os.getpid(), status.st_dev, soon)[status.st_ino] == 8192
+        assert procfs.unlinked(os.getpid(), status.st_dev, 0.0) == {}
+    finally:
+        libc.munmap(address, PAGE)
+
+
+def test_process_that_hides_its_files_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden(path: str) -> list[str]:
+        raise PermissionError(errno.EACCES, "hidden", path)
+
+    monkeypatch.setattr(os, "listdir", hidden)
+    with pytest.raises(PermissionError):
+        procfs.unlinked(os.getpid(), 0, time.monotonic() + 60)
+
+
+def test_process_that_hides_its_mappings_has_no_mapped_files(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Linux shows the second to root alone."""
-    real = os.listdir
+    real = builtins.open
 
-    def listed(path: str) -> list[str]:
-        if path.endswith(hidden):
+    def opened(path: str, *args: Any, **kwargs: Any) -> Any:
+        if path.endswith("maps"):
             raise PermissionError(errno.EACCES, "hidden", path)
-        return real(path)
+        return real(path, *args, **kwargs)
 
-    monkeypatch.setattr(os, "listdir", listed)
-    if hidden == "fd":
-        with pytest.raises(PermissionError):
-            procfs.unlinked(os.getpid(), 0, time.monotonic() + 60)
-    else:
-        assert procfs.unlinked(os.getpid(), 0, time.monotonic() + 60) == {}
+    monkeypatch.setattr(builtins, "open", opened)
+    assert procfs.unlinked(os.getpid(), 0, time.monotonic() + 60) == {}
 
 
 def test_path_above_all_mounts_has_no_source() -> None:

@@ -42,6 +42,7 @@ from sbx.workspace.disk_usage import EarlyStop
 _log = logging.getLogger(__name__)
 _PERIOD_S = 0.5
 _TICK_S = 0.1  # each is a call of a thread and of statvfs(2), 60 µs
+_SHARED_S = 0.02  # for which watches share its result
 _SHORT_CELL_S = 0.02  # its writes show at the next measurement
 _STEP = 64 << 20  # may be written before the first look of a kernel: it knows nothing yet
 _STEP_FILES = 5_000
@@ -246,17 +247,44 @@ class FreeSpaceProbe:
             await asyncio.sleep(min(self._tick_s, wait_s))
 
     async def _is_taken(self, opened: OpenFiles) -> bool:
-        trees = _limited(opened)
-        fd = trees[0].fd if trees else _quarantine(opened).fd
         try:
-            status = await opened.call(lambda: os.fstatvfs(fd))
+            free = await FreeSpace.for_running_loop().of(opened)
         except OSError:
             return False
-        free = status.f_bfree * status.f_frsize, status.f_ffree
         if self._at_first is None:
             self._at_first = free
         taken, files_taken = (a - b for a, b in zip(self._at_first, free, strict=True))
         return taken > self._left or files_taken > self._files_left
+
+
+class FreeSpace:
+    """The free bytes and inodes of the file systems, for all watches of one event loop. A reply is
+    shared for a moment: alone, the watches of 100 busy kernels took a tenth of a core."""
+
+    _of: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, "FreeSpace"]] = WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self._replies: dict[int, tuple[float, asyncio.Future[tuple[int, int]]]] = {}
+
+    @classmethod
+    def for_running_loop(cls) -> "FreeSpace":
+        return cls._of.setdefault(asyncio.get_running_loop(), cls())
+
+    async def of(self, opened: OpenFiles) -> tuple[int, int]:
+        """Return those of the file system with these files. Raise OSError."""
+        trees = _limited(opened)
+        fd = trees[0].fd if trees else _quarantine(opened).fd
+        device, now = os.fstat(fd).st_dev, asyncio.get_running_loop().time()
+        at, reply = self._replies.get(device, (0.0, None))
+        if reply is None or now - at > _SHARED_S:
+            reply = asyncio.ensure_future(opened.call(lambda: _free(fd)))
+            self._replies[device] = now, reply
+        return await asyncio.shield(reply)
+
+
+def _free(fd: int) -> tuple[int, int]:
+    status = os.fstatvfs(fd)
+    return status.f_bfree * status.f_frsize, status.f_ffree
 
 
 class IdleProbe:
