@@ -149,7 +149,7 @@ def _show(rows: list[dict[str, Any]], load: float) -> None:
     for row in rows:
         if row["also"]:
             figures = (
-                f"{name} {figure(value)} {row['unit']}" for name, value in row["also"].items()
+                f"{name} {figure(value)} {row['also_unit']}" for name, value in row["also"].items()
             )
             output.print(f"{row['name']}: {'; '.join(figures)}", markup=False, highlight=False)
     output.print(
@@ -171,7 +171,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             row["name"],
             *figures,
             str(row["n"]),
-            f"{bound} {row['must']:g} {row['unit']}" if row["must"] is not None else "",
+            _must(row, bound),
             _told(row["met"]),
             "" if scaled is None else f"{figure(scaled)}, {_told(row['scaled_met'])}",
             f"{figure(row['baseline_p50'])} {row['unit']}",
@@ -179,6 +179,12 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             row["baseline"],
         )
     return table
+
+
+def _must(row: dict[str, Any], bound: str) -> str:
+    if row["ratio_max"] is not None:
+        return f"{bound} {row['ratio_max']:g} times"
+    return f"{bound} {row['must']:g} {row['unit']}" if row["must"] is not None else ""
 
 
 def _told(met: bool) -> str:

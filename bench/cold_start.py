@@ -2,6 +2,7 @@
 
     cold_start   a sandbox by the cold path; the broker, one per process, runs already
     first_use    a new Python process: `import sbx`, `Sandbox()`, `run("1+1")`, until it prints
+    first_pandas the same with the policy data-science, and a data frame
     cli_run      `sbx run -c "print(1)"`, until it has ended
 
 What bwrap alone takes is shown for comparison.
@@ -22,6 +23,12 @@ from sbx import Sandbox
 with Sandbox() as box:
     print(box.run("1+1").result, flush=True)
 """
+_PANDAS = "import pandas; int(pandas.DataFrame({'a': [1, 1]}).a.sum())"
+_FIRST_PANDAS = f"""
+from sbx import Sandbox
+with Sandbox("data-science") as box:
+    print(box.run({_PANDAS!r}).result, flush=True)
+"""
 _IPYKERNEL = """
 from jupyter_client.manager import start_new_kernel
 manager, client = start_new_kernel()
@@ -29,6 +36,7 @@ client.execute_interactive("print(2)", timeout=60)
 client.stop_channels()
 manager.shutdown_kernel(now=True)
 """
+_IPYKERNEL_PANDAS = _IPYKERNEL.replace('"print(2)"', repr(_PANDAS.replace("int(", "print(")))
 _IPYKERNEL_NAME = "a new process: ipykernel by jupyter_client, 1+1"
 
 
@@ -53,16 +61,24 @@ async def _cold_start(rounds: int, progress: Progress) -> Samples:
 
 
 async def _first_use(rounds: int, progress: Progress) -> Samples:
-    def of(code: str) -> Sequence[str]:
-        return (sys.executable, "-c", code)
+    return await _first(rounds, progress, _FIRST_USE, _IPYKERNEL, _IPYKERNEL_NAME)
 
+
+async def _first_pandas(rounds: int, progress: Progress) -> Samples:
+    name = "a new process: ipykernel by jupyter_client, a data frame"
+    return await _first(rounds, progress, _FIRST_PANDAS, _IPYKERNEL_PANDAS, name)
+
+
+async def _first(
+    rounds: int, progress: Progress, code: str, compared_code: str, name: str
+) -> Samples:
     measured, compared = await in_turn(
         rounds,
-        lambda: _answer_ms(of(_FIRST_USE), "2"),
-        lambda: _answer_ms(of(_IPYKERNEL), "2"),
+        lambda: _answer_ms((sys.executable, "-c", code), "2"),
+        lambda: _answer_ms((sys.executable, "-c", compared_code), "2"),
         progress,
     )
-    return Samples(measured, compared, _IPYKERNEL_NAME)
+    return Samples(measured, compared, name)
 
 
 async def _cli_run(rounds: int, progress: Progress) -> Samples:
@@ -93,5 +109,6 @@ async def _answer_ms(command: Sequence[str], answer: str, *, ended: bool = False
 BENCHES = (
     Bench("cold_start", "ms", 400.0, _cold_start, 15, 3, usual=baseline.KERNEL_MS),
     Bench("first_use", "ms", 300.0, _first_use, 15, 3),
+    Bench("first_pandas", "ms", 1200.0, _first_pandas, 10, 3),
     Bench("cli_run", "ms", 350.0, _cli_run, 15, 3),
 )

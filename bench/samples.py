@@ -15,12 +15,14 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What came out, in the row's unit. `also` are further figures that explain it."""
+    """What came out, in the row's unit. `also` are further figures that explain it, in `also_unit`
+    if that is another unit."""
 
     measured: Sequence[float]
     baseline: Sequence[float]
     baseline_name: str
     also: Mapping[str, float] = field(default_factory=dict)
+    also_unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Bench:
     quick_rounds: int | None = None
     better: Literal["lower", "higher"] = "lower"
     usual: float | None = None
+    ratio_max: float | None = None  # a bound of `ratio`, where the baseline is the limit
 
     def row(self, samples: Samples) -> dict[str, Any]:
         """The JSON line of `scripts/bench --json`.
@@ -53,6 +56,7 @@ class Bench:
         and above 1 where higher is.
         """
         p50, baseline_p50 = median(samples.measured), median(samples.baseline)
+        ratio = float(f"{p50 / baseline_p50:.3g}")
         scaled = None if self.usual is None else p50 / baseline_p50 * self.usual
         return {
             "name": self.name,
@@ -63,13 +67,15 @@ class Bench:
             "p99": round(percentile(samples.measured, 99), 3),
             "n": len(samples.measured),
             "must": self.must,
-            "met": self._met(p50),
+            "ratio_max": self.ratio_max,
+            "met": self._met(p50) and (self.ratio_max is None or ratio <= self.ratio_max),
             "scaled_p50": scaled and round(scaled, 3),
             "scaled_met": scaled and self._met(scaled),
             "baseline": samples.baseline_name,
             "baseline_p50": round(baseline_p50, 3),
-            "ratio": float(f"{p50 / baseline_p50:.3g}"),
+            "ratio": ratio,
             "also": {name: round(value, 3) for name, value in samples.also.items()},
+            "also_unit": samples.also_unit or self.unit,
         }
 
     def _met(self, p50: float) -> bool:

@@ -54,7 +54,7 @@ class EventLog(Generic[E]):
         self._droppable: deque[int] = deque()
         self._error: BaseException | None = None
         self._changes = ChangeSignal()
-        self._end = asyncio.Event()
+        self._end: asyncio.Event | None = None  # made by the first waiter
 
     @property
     def last(self) -> int:
@@ -74,7 +74,8 @@ class EventLog(Generic[E]):
         self.closed = True
         self._error = error
         self._changes.notify()
-        self._end.set()
+        if self._end is not None:
+            self._end.set()
 
     async def next(self, after: int) -> tuple[int, E] | None:
         """Wait for the first event with a number above `after`, and return both. Return None, or
@@ -107,7 +108,9 @@ class EventLog(Generic[E]):
         return [event for event in self._events[first : first + limit] if event is not None]
 
     async def wait_closed(self) -> None:
-        await self._end.wait()
+        if not self.closed:
+            self._end = self._end or asyncio.Event()
+            await self._end.wait()
 
     def _keep(self, size: int, size_max: int, droppable: bool) -> None:
         number = len(self._events)

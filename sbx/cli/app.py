@@ -139,7 +139,8 @@ def run_command(arguments: Sequence[str] | None) -> int:
     try:
         extra = _EXTRAS.get(words[0])
         with errors.needs_extra(f"sbx {words[0]}", extra) if extra else contextlib.nullcontext():
-            code = _parser(words[0])(words, prog_name="sbx", standalone_mode=False)
+            command = "version" if words[0] == "--version" else words[0]
+            code = _parser(command)(words, prog_name="sbx", standalone_mode=False)
         return int(code or exits.Exit.OK)
     except exits.ReaderGone as error:
         return exits.for_error(error)

@@ -1,10 +1,13 @@
 """The exit codes of every command. No other module contains exit codes as numbers."""
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from sbx import errors
-from sbx.protocol.agent import Reason
 from sbx.protocol.runs import Run, Status
+
+if TYPE_CHECKING:
+    from sbx.protocol.agent import Reason
 
 
 class Exit(IntEnum):
@@ -83,7 +86,7 @@ def for_run(run: Run) -> int:
     return Exit.FAILED
 
 
-def for_agent(reason: Reason) -> int:
+def for_agent(reason: "Reason") -> int:
     """Return the exit code for the end of an agent's run."""
     match reason:
         case "done":

@@ -76,6 +76,17 @@ def test_ls_is_ps_and_version_is_a_command(tmp_path: Path) -> None:
     assert in_process("version").stdout == in_process("--version").stdout
 
 
+def test_the_version_imports_no_command() -> None:
+    code = (
+        "import sys\nfrom sbx.cli import main\nassert main(['--version']) == 0\n"
+        "print(sorted({'pydantic', 'sbx.cli.command', 'sbx.policy'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, check=True, text=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_a_shell_completes_commands() -> None:
     words = {"_SBX_COMPLETE": "complete_bash", "COMP_WORDS": "sbx st", "COMP_CWORD": "1"}
     done = subprocess.run(

@@ -14,16 +14,24 @@ def row(
     measured: Sequence[float],
     baseline: Sequence[float] = (10.0,),
     *,
-    must: float = 5.0,
+    must: float | None = 5.0,
     better: Literal["lower", "higher"] = "lower",
     also: dict[str, float] | None = None,
+    also_unit: str = "",
     usual: float | None = None,
+    ratio_max: float | None = None,
 ) -> dict[str, Any]:
     async def measure(rounds: int, progress: Progress) -> Samples:
         raise AssertionError("a row is made of what was measured")
 
-    bench = Bench("name", "ms", must, measure, rounds=1, better=better, usual=usual)
-    return bench.row(Samples(measured, baseline, "what people have", also or {}))
+    bench = Bench(
+        *("name", "ms", must, measure),
+        rounds=1,
+        better=better,
+        usual=usual,
+        ratio_max=ratio_max,
+    )
+    return bench.row(Samples(measured, baseline, "what people have", also or {}, also_unit))
 
 
 def test_row_has_every_figure_under_its_own_name() -> None:
@@ -36,6 +44,7 @@ def test_row_has_every_figure_under_its_own_name() -> None:
         "p99": 3.0,
         "n": 3,
         "must": 5.0,
+        "ratio_max": None,
         "met": True,
         "scaled_p50": None,
         "scaled_met": None,
@@ -43,6 +52,7 @@ def test_row_has_every_figure_under_its_own_name() -> None:
         "baseline_p50": 20.0,
         "ratio": 0.1,
         "also": {"bwrap": 1.235},
+        "also_unit": "ms",
     }
 
 
@@ -59,6 +69,15 @@ def test_must_is_met_from_the_side_that_is_good(
     better: Literal["lower", "higher"], p50: float, met: bool
 ) -> None:
     assert row([p50], must=5.0, better=better)["met"] is met
+
+
+@pytest.mark.parametrize(("p50", "met"), [(30.0, True), (30.1, False)])
+def test_ratio_to_the_baseline_may_be_the_bound(p50: float, met: bool) -> None:
+    assert row([p50], must=None, ratio_max=3.0)["met"] is met
+
+
+def test_further_figures_may_have_another_unit() -> None:
+    assert row([1.0], also={"p99": 3.0}, also_unit="s")["also_unit"] == "s"
 
 
 def test_must_is_judged_by_what_was_measured_and_not_by_what_is_printed() -> None:
