@@ -97,7 +97,7 @@ class _Sending:
                     self._on_progress(offset, self._size)
         finally:
             reading.cancel()
-            await asyncio.wait([reading])
+            await asyncio.gather(reading, return_exceptions=True)
         body = _json({"sha256": self._digest.hexdigest()})
         for pause in (*_PAUSES, None):
             try:

@@ -145,6 +145,8 @@ async def test_a_stream_that_is_left_early_waits_for_the_piece_that_is_read_ahea
     stream = await box.files.open_stream("a.bin")
     chunks = stream.chunks()
     first = await anext(chunks)
+    others = stream.chunks(5, 10)  # the first range was not read to its end
+    assert b"".join([piece async for piece in others]) == BIG[5:15]
     await stream.aclose()
     with pytest.raises(OSError, match="Bad file descriptor"):
         await anext(chunks)

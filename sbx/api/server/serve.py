@@ -118,8 +118,8 @@ def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None
             privileges.drop(settings, account, writable=writable, shown=shown)
             undo.pop_all()  # from here on the service ends it
         gc.freeze()  # a full collection would stop the loop for 140 ms, to walk all modules
-        # Those of Python: with those of a short command, the cycles of deleted sandboxes took
-        # 1 GiB before a full collection came.
+        # Python's own. With the thresholds of a short command, deleted sandboxes, which are cycles,
+        # stayed in memory: 20 MiB more in each minute of `bench/soak.py`.
         gc.set_threshold(700, 10, 10)
         ending.enter_context(spans.exporting())  # its thread has no more rights than the service
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

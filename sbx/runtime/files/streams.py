@@ -7,7 +7,7 @@ is requested only after the last one: the disk slows the sender, and the reader 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from sbx import errors
@@ -52,7 +52,7 @@ class FileStream:
     _file: OpenFile
     _threads: WorkerThreads
     _reader: "FileReader | None" = None
-    _ahead: "asyncio.Future[bytes] | None" = None
+    _reading: "set[asyncio.Future[bytes]]" = field(default_factory=set)
 
     @property
     def size(self) -> int:
@@ -67,31 +67,29 @@ class FileStream:
     ) -> AsyncGenerator[bytes, None]:
         """Yield the bytes from `start`, `length` of them or all, in pieces of bounded size."""
         pieces = self._file.chunks(start, length)
+        ahead = self._read(pieces)
         try:
-            while piece := await run_to_completion(self._ahead or self._read(pieces)):
-                self._ahead = self._read(pieces)  # while this piece is sent
+            while piece := await run_to_completion(ahead):
+                ahead = self._read(pieces)  # while this piece is sent
                 if self._reader is not None:
                     self._reader.read(piece)
                 yield piece
         finally:
-            await self._end_reading()
+            await run_to_completion(asyncio.gather(ahead, return_exceptions=True))
 
     def _read(self, pieces: Iterator[bytes]) -> "asyncio.Future[bytes]":
-        return asyncio.ensure_future(self._threads.call(lambda: next(pieces, b"")))
-
-    async def _end_reading(self) -> None:
-        """Wait for the piece that is read ahead, and drop it."""
-        if self._ahead is not None:
-            await run_to_completion(asyncio.gather(self._ahead, return_exceptions=True))
-            self._ahead = None
+        reading = asyncio.ensure_future(self._threads.call(lambda: next(pieces, b"")))
+        self._reading.add(reading)
+        reading.add_done_callback(self._reading.discard)
+        return reading
 
     def close(self) -> None:
         """Close the file before the first chunk is read. A second call does nothing."""
         self._file.close()
 
     async def aclose(self) -> None:
-        """Close the file. A second call does nothing."""
-        await self._end_reading()
+        """Close the file, after the piece that is read ahead. A second call does nothing."""
+        await run_to_completion(asyncio.gather(*self._reading, return_exceptions=True))
         self._file.close()
 
     async def __aenter__(self) -> Self:
