@@ -149,7 +149,8 @@ async def test_a_stream_that_is_left_early_waits_for_the_piece_that_is_read_ahea
     assert b"".join([piece async for piece in others]) == BIG[5:15]
     await stream.aclose()
     with pytest.raises(OSError, match="Bad file descriptor"):
-        await anext(chunks)
+        await anext(stream.chunks())
+    await chunks.aclose()
     assert BIG.startswith(first)
 
 
