@@ -35,7 +35,7 @@ import sys
 from collections.abc import Sequence
 
 # Imports make 100,000 objects that stay. At 700, the threshold of Python, collections take 45 ms of
-# the 500 of `sbx run`. `sbx serve` sets Python's own thresholds again.
+# the 500 of `sbx run`. `sbx serve` sets other thresholds.
 _COLLECTED_AFTER = 50_000
 
 
