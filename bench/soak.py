@@ -36,7 +36,7 @@ from sbx.errors import SbxError
 _SAMPLE_S = 5.0
 _AT_ONCE = 20  # sandboxes that are created at the same time
 _PART = 10  # the cells of the first part after the warm-up are compared with those of the last
-_WARM_UP_S = 120.0  # a service keeps ended runs for 60 s; of a short run, at most a third
+_WARM_UP_S = 300.0  # until the garbage of deleted sandboxes has its level; at most a third
 _SLOWER_MAX = 1.5
 _GROWTH_MAX = 0.05  # of the median, over the measured time
 _UPLOAD = os.urandom(100_000)

@@ -51,7 +51,7 @@ def test_each_limit_that_is_exceeded_is_a_problem(done: Report, problem: str) ->
 
 def test_a_warm_up_that_takes_memory_is_no_growth() -> None:
     cells = [Cell(float(at), 2.0) for at in range(1000)]
-    memory = [Memory(float(at), min(at, 120.0), 50) for at in range(0, 1000, 10)]
+    memory = [Memory(float(at), min(at, 300.0), 50) for at in range(0, 1000, 10)]
     assert report(SECONDS, cells, {"broker": memory}, Counter(), Counter()).problems == []
 
 
