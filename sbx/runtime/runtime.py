@@ -150,23 +150,23 @@ class Runtime:
         `policy` is a name, the Path of a file, or a value. `narrower` tightens it, for instance
         `{"limits": {"memory_max": "64MiB"}}`; `env` adds environment variables. `workspace` is a
         directory of the host to be /workspace, `uploads` one to be the read-only uploads. Seconds
-        after its last use, `ttl` closes it, and `idle_timeout` ends its kernels. As root, a
-        `workspace` of root is mapped: the jail sees the files as its own.
+        after its last use, `ttl` closes it, and `idle_timeout` ends its kernels.
+
+        As root, a `workspace` of root is mapped: the jail sees the files as its own, and new files
+        belong to root.
 
         Raises NotFound `policy_not_found`, PolicyError, BadRequest (`limit_widened`,
         `invalid_lifetime`), CannotEnforce, Denied (`directory_forbidden`, `workspace_has_set_id`,
         `workspace_has_socket`, `workspace_owned_by_root`: also where it cannot be mapped).
         """
+        from sbx.runtime.sandbox import AsyncSandbox  # see `_import_rest`
+
         resources = self._started()
         lifetime = Lifetime.of(ttl, idle_timeout)
         loaded, decided = await self.decide(policy, narrower=narrower, env=env)
         interpreter = await _interpreter_of(self.settings, decided)
         new = workspace is None and uploads is None
         prewarmed = self._take_prewarmed(loaded, decided, interpreter) if new else None
-        if prewarmed is None:  # the first zygote starts meanwhile: see `_import_rest`
-            await in_thread(import_module, "sbx.runtime.sandbox")
-        from sbx.runtime.sandbox import AsyncSandbox
-
         sandbox = AsyncSandbox(
             resources,
             decided,
