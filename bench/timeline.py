@@ -179,15 +179,16 @@ class Timeline:
         return round(median(sum(sample) for sample in self.samples), 1)
 
 
-async def _cells(rounds: int) -> Timeline:
+async def _cells(rounds: int, pause_s: float) -> Timeline:
     notes = _Notes()
     samples = []
     async with Runtime() as runtime, await runtime.create(paths.DATA_SCIENCE) as box:
         await box.run(_INSIDE)
         with notes.wrapped((Channel, "post"), (Channel, "buffer_updated")):
             for number in range(_WARM_UP + rounds):
-                await box.run(_READ)  # what came before
-                await asyncio.sleep(0.01)  # both sides wait, as between two requests
+                await box.run(_READ)  # drops the notes so far
+                await paths.answers(box)
+                await asyncio.sleep(pause_s)
                 notes.taken = []
                 notes.note("begin")
                 run = await box.run(_CELL)
@@ -222,7 +223,8 @@ async def _starts(name: str, policy: Policy, steps: Sequence[Step], rounds: int)
         await paths.zygote_started(runtime, policy)
         for number in range(3 + rounds):
             async with await runtime.create(policy, narrower=_NARROWER) as box:
-                await _prepared(runtime, policy, name)
+                if name == "pool":
+                    await runtime.warm(policy)
                 with notes.wrapped(*methods):
                     notes.taken = []
                     notes.note("begin")
@@ -234,15 +236,9 @@ async def _starts(name: str, policy: Policy, steps: Sequence[Step], rounds: int)
     return Timeline(f"start by {name}", steps, samples)
 
 
-async def _prepared(runtime: Runtime, policy: Policy, name: str) -> None:
-    if name == "pool":
-        await runtime.warm(policy)
-    await asyncio.sleep(0.05)
-
-
-async def measure(rounds: int) -> list[Timeline]:
+async def measure(rounds: int, pause_s: float) -> list[Timeline]:
     return [
-        await _cells(rounds * 10),
+        await _cells(rounds * 10, pause_s),
         await _starts("pool", paths.DATA_SCIENCE, POOL, rounds),
         await _starts("fork", paths.WITHOUT_POOL, FORK, rounds),
     ]
@@ -250,12 +246,13 @@ async def measure(rounds: int) -> list[Timeline]:
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Starts of kernels; ten cells each.")] = 40,
+    pause: Annotated[float, typer.Option(help="Milliseconds between two cells.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
     markdown: Annotated[bool, typer.Option(help="Tables in Markdown.")] = False,
 ) -> None:
     """Show the steps of a cell, and of the start of a kernel by the pool and by a fork."""
     output = Console(width=_WIDTH)
-    for timeline in asyncio.run(measure(rounds)):
+    for timeline in asyncio.run(measure(rounds, pause / 1000)):
         if as_json:
             for row in timeline.rows():
                 print(json.dumps(row), flush=True)

@@ -143,7 +143,7 @@ def main(
 
 
 def _show(rows: Sequence[Row], *, markdown: bool) -> None:
-    output = Console(width=_WIDTH)
+    output = Console(width=2 * _WIDTH if markdown else _WIDTH)  # a row of Markdown is one line
     columns = ("alternative", "walls", "state", "first result", "next call", "first pandas")
     table = Table(*columns, box=box.MARKDOWN if markdown else box.HEAVY_HEAD)
     sbx = rows[0]
