@@ -77,5 +77,5 @@ async def _new(rounds: int, progress: Progress) -> Samples:
 BENCHES = (
     Bench("acquire_new", "ms", None, _new, 60, 12, usual=baseline.KERNEL_WITH_PANDAS_MS),
     Bench("acquire_pool", "ms", 3.0, _from_pool, 60, 12, usual=baseline.KERNEL_WITH_PANDAS_MS),
-    Bench("acquire_fork", "ms", 15.0, _by_fork, 60, 12, usual=baseline.KERNEL_WITH_PANDAS_MS),
+    Bench("acquire_fork", "ms", 10.0, _by_fork, 60, 12, usual=baseline.KERNEL_WITH_PANDAS_MS),
 )

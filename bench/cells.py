@@ -85,6 +85,6 @@ async def _baseline_first_byte_ms(kernel: Ipykernel) -> float:
 
 
 BENCHES = (
-    Bench("cell_roundtrip", "ms", 0.6, _cell_roundtrip, 1000, 400, usual=CELL_MS),
+    Bench("cell_roundtrip", "ms", 0.5, _cell_roundtrip, 1000, 400, usual=CELL_MS),
     Bench("first_byte", "ms", 2.0, _first_byte, 120, 40, usual=FIRST_BYTE_MS),
 )

@@ -137,6 +137,6 @@ async def _shares(groups: Mapping[str, Sequence[int]]) -> dict[str, float]:
 
 
 BENCHES = (
-    Bench("pss_idle", "MiB", 10.0, _pss_idle, rounds=1, quick_rounds=1),
+    Bench("pss_idle", "MiB", 8.0, _pss_idle, rounds=1, quick_rounds=1),
     Bench("idle_cpu", "%", 0.1, _idle_cpu, rounds=3),
 )

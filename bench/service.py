@@ -250,8 +250,8 @@ def _pid(top: Path) -> int:
 
 
 BENCHES = (
-    Bench("http_cell", "ms", 1.5, _http_cell, 1000, 300, usual=baseline.CELL_MS),
-    Bench("http_create", "ms", 8.0, _http_create, 60, 10, usual=baseline.KERNEL_WITH_PANDAS_MS),
+    Bench("http_cell", "ms", 1.2, _http_cell, 1000, 300, usual=baseline.CELL_MS),
+    Bench("http_create", "ms", 6.0, _http_create, 60, 10, usual=baseline.KERNEL_WITH_PANDAS_MS),
     Bench("upload", "ms", None, _upload, rounds=7, quick_rounds=2, ratio_max=3.0),
     Bench("download", "ms", None, _download, rounds=7, quick_rounds=2, ratio_max=1.5),
     Bench("list_10k", "ms", 20.0, _list_10k, rounds=100),

@@ -46,4 +46,4 @@ async def _stop_ms(box: AsyncSandbox) -> float:
     return (stopped - began) * 1000
 
 
-BENCHES = (Bench("teardown", "ms", 5.0, _teardown, 60, 12, usual=baseline.TEARDOWN_MS),)
+BENCHES = (Bench("teardown", "ms", 3.0, _teardown, 60, 12, usual=baseline.TEARDOWN_MS),)

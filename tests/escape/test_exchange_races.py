@@ -23,7 +23,7 @@ from racing import KINDS, hangs, racing
 from sbx.errors import Broken, SbxError, Unavailable
 from sbx.linux import inotify, openat2
 from sbx.workspace import ConversationFiles, Files, UploadLimits, resumable_uploads
-from sbx.workspace.streams import Owner, drive
+from sbx.workspace.streams import Owner, ReceivedFile, drive
 from sbx.workspace.watch import Watching
 from tests.tiers import rows
 
@@ -124,10 +124,10 @@ def _partial_upload(place: Place, number: int) -> object:
     staging, name, digest = place.own.staging, resumable_uploads.new_name(), _sha256(b"mine")
     resumable_uploads.make(staging, name)
     try:
-        drive(resumable_uploads.appending(staging, name, 0, 4, digest), (b"mine",))
-        return place.files.write(
-            ("d/f", "d/sub/new")[number % 2], resumable_uploads.content(staging, name, 4, digest)
-        )
+        before = hashlib.sha256()
+        drive(resumable_uploads.appending(staging, name, 0, 4, digest, before), (b"mine",))
+        received = ReceivedFile(staging, name, digest)
+        return place.files.place(("d/f", "d/sub/new")[number % 2], received)
     finally:
         resumable_uploads.remove(staging, name)
 

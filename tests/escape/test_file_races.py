@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import io
 import tarfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from sbx.client.files import RemoteFiles
 from sbx.errors import Broken, SbxError, Unavailable
 from sbx.protocol.runs import Run, Status
 from sbx.runtime.files.files import OpenFiles
+from sbx.workspace.streams import ReceivedFile
 from tests.tiers import rows
 
 pytestmark = pytest.mark.core
@@ -210,8 +211,8 @@ async def test_what_is_written_is_written_inside(race: Race, tmp_path: Path) -> 
     await race.rounds(lambda number: race.box.uploads.put_bytes(f"u{number % 5}", b"mine"))
 
 
-def _written(opened: OpenFiles, path: str, content: Iterator[bytes]) -> int:
-    return opened.files.write(path, content)
+def _written(opened: OpenFiles, path: str, received: ReceivedFile) -> int:
+    return opened.files.place(path, received)
 
 
 async def test_what_is_deleted_was_inside(race: Race) -> None:

@@ -112,10 +112,10 @@ async def test_a_resumed_file_is_moved_without_a_copy(box: AsyncSandbox) -> None
     assert await staged(talk) == []
 
     id, inode = await resumed(talk, "d/b.bin")
-    path = await talk.files.partials.finish(
+    size = await talk.files.partials.finish(
         id, SHA, lambda at, path, file: at.files.place(path, file)
     )
-    assert path == len(BIG)
+    assert size == len(BIG)
     assert (opened.files_path / "d/b.bin").stat().st_ino == inode
     assert await staged(talk) == []
     run = await box.run("import os; s = os.stat('d/b.bin'); (s.st_size, s.st_uid == os.getuid())")
