@@ -107,13 +107,16 @@ def _row(bench: Bench, *, quick: bool) -> dict[str, Any] | None:
     """Measure one; None, having said why, when it could not be measured."""
     try:
         return bench.row(asyncio.run(_measured(bench, quick=quick)))
-    except NotMeasured as error:
-        messages.print(f"error: {bench.name}: {error}", style="red", markup=False)
-    except SbxError as error:
-        messages.print(f"error: {bench.name}: {error.message}", style="red", markup=False)
-        if error.hint:
-            messages.print(f"hint: {error.hint}", markup=False)
+    except (NotMeasured, SbxError) as error:
+        _complain(bench.name, error)
     return None
+
+
+def _complain(name: str, error: NotMeasured | SbxError) -> None:
+    text = error.message if isinstance(error, SbxError) else error
+    messages.print(f"error: {name}: {text}", style="red", markup=False)
+    if isinstance(error, SbxError) and error.hint:
+        messages.print(f"hint: {error.hint}", markup=False)
 
 
 async def _measured(bench: Bench, *, quick: bool) -> Samples:
@@ -194,6 +197,10 @@ def _told(met: bool) -> str:
 if __name__ == "__main__":
     if (command := " ".join(sys.argv[1:2])) in _COMMANDS:
         del sys.argv[1]
-        typer.run(import_module(_COMMANDS[command]).main)
+        try:
+            typer.run(import_module(_COMMANDS[command]).main)
+        except (NotMeasured, SbxError) as error:
+            _complain(command, error)
+            sys.exit(1)
     else:
         typer.run(main)

@@ -103,7 +103,7 @@ async def _kernels(count: int) -> AsyncIterator[list[int]]:
 
 def _processes_of(boxes: Sequence[AsyncSandbox]) -> tuple[list[list[int]], dict[str, list[int]]]:
     """Of each sandbox; then those that belong to none, by what they are."""
-    brokers = [pid for pid in procfs.children(os.getpid()) if _is_broker(pid)]
+    brokers = [pid for pid in procfs.children(os.getpid()) if processes.is_broker(pid)]
     below = [pid for broker in brokers for pid in procfs.descendants(broker)]
     found = processes.by_pid_namespace(below)
     inside = []
@@ -116,11 +116,6 @@ def _processes_of(boxes: Sequence[AsyncSandbox]) -> tuple[list[list[int]], dict[
         inside.append(pids)
     rest = [pid for pids in found.values() for pid in pids if pid not in brokers]
     return inside, {"zygote and idle": rest, "broker": brokers}
-
-
-def _is_broker(pid: int) -> bool:
-    with open(f"/proc/{pid}/cmdline", "rb") as words:
-        return b"sbx.isolation.broker.server" in words.read()
 
 
 async def _shares(groups: Mapping[str, Sequence[int]]) -> dict[str, float]:

@@ -39,6 +39,12 @@ def cpu_s(pid: int) -> float | None:
         return None
 
 
+def is_broker(pid: int) -> bool:
+    """Whether this process is the broker of a runtime. Raise OSError if it has ended."""
+    with open(f"/proc/{pid}/cmdline", "rb") as words:
+        return b"sbx.isolation.broker.server" in words.read()
+
+
 @contextmanager
 def watched(pids: Iterable[int]) -> Iterator[list[int]]:
     """File descriptors that stand for these processes."""

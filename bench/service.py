@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import psutil
-
 from bench import baseline, paths, processes
+from bench.at_once import at_once
 from bench.samples import Bench, NotMeasured, Progress, Samples, in_turn, percentile
-from bench.serving import served, temporary_directory
+from bench.serving import served, service_pid, temporary_directory
 from sbx.client import Client, RemoteSandbox
 
 _WARM_UP = 20
@@ -155,7 +154,7 @@ async def _http_throughput(seconds: int, progress: Progress) -> Samples:
                     if not waiting.done():
                         waiting.cancel()
                         raise NotMeasured("a client ended before all had begun")
-                pids = {"the service": _pid(top), "the clients": os.getpid()}
+                pids = {"the service": service_pid(top), "the clients": os.getpid()}
                 before = {name: processes.cpu_s(pid) or 0 for name, pid in pids.items()}
                 ready.set()
                 for number in range(seconds):
@@ -197,8 +196,7 @@ async def _with_stored() -> AsyncIterator[_Pair]:
     more = {"SBX_SANDBOXES_MAX": str(_STORED), "SBX_SANDBOXES_PER_OWNER": str(_STORED)}
     with temporary_directory() as top, temporary_directory() as without:
         async with served(top=top, **more) as client:
-            for _ in range(_STORED // _AT_ONCE):
-                await asyncio.gather(*(client.create() for _ in range(_AT_ONCE)))
+            await at_once(_STORED, client.create, most=_AT_ONCE)
         async with served(top=without, **more):
             pass
         began = time.perf_counter()
@@ -211,8 +209,8 @@ async def _with_stored() -> AsyncIterator[_Pair]:
                     empty,
                     (between - began) * 1000,
                     (ended - between) * 1000,
-                    processes.pss_mib([_pid(top)]),
-                    processes.pss_mib([_pid(without)]),
+                    processes.pss_mib([service_pid(top)]),
+                    processes.pss_mib([service_pid(without)]),
                 )
 
 
@@ -235,18 +233,6 @@ async def _memory_10k(_: int, progress: Progress) -> Samples:
     async with _with_stored() as pair:
         progress(1, 1)
         return Samples([pair.memory_mib], [pair.empty_mib], "a service without sandboxes")
-
-
-def _pid(top: Path) -> int:
-    """Return the process of the service in this directory that answers requests."""
-    found = [
-        each.pid
-        for each in psutil.process_iter(["cmdline"])
-        if "serve" in (words := each.info["cmdline"] or ()) and str(top / "data") in words
-    ]
-    if len(found) != 1:
-        raise NotMeasured(f"{len(found)} processes serve in {top}")
-    return found[0]
 
 
 BENCHES = (

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
+import psutil
+
 from bench.samples import NotMeasured
 from sbx.client import Client
 from sbx.errors import SbxError
@@ -67,6 +69,18 @@ async def served(
             except TimeoutError:
                 process.kill()
                 await process.wait()
+
+
+def service_pid(top: Path) -> int:
+    """Return the process of the service in this directory that answers requests."""
+    found = [
+        each.pid
+        for each in psutil.process_iter(["cmdline"])
+        if "serve" in (words := each.info["cmdline"] or ()) and str(top / "data") in words
+    ]
+    if len(found) != 1:
+        raise NotMeasured(f"{len(found)} processes serve in {top}")
+    return found[0]
 
 
 async def _ready(client: Client, process: asyncio.subprocess.Process) -> None:

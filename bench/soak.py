@@ -15,23 +15,25 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-import psutil
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from bench import processes
+from bench.at_once import at_once
 from bench.samples import NotMeasured, figure, percentile
-from bench.serving import served
+from bench.serving import served, service_pid, temporary_directory
 from bench.torture.growth import slope
 from sbx.client import Client, RemoteSandbox
 from sbx.errors import SbxError
+from sbx.linux import procfs
 
 _SAMPLE_S = 5.0
 _AT_ONCE = 20  # sandboxes that are created at the same time
@@ -213,14 +215,6 @@ async def _started(box: RemoteSandbox) -> int:
     return 0
 
 
-async def _sandboxes(client: Client, number: int) -> list[RemoteSandbox]:
-    boxes = list[RemoteSandbox]()
-    while len(boxes) < number:
-        batch = min(_AT_ONCE, number - len(boxes))
-        boxes += await asyncio.gather(*(client.create() for _ in range(batch)))
-    return boxes
-
-
 async def soak(
     seconds: float,
     *,
@@ -231,7 +225,7 @@ async def soak(
     progress: Callable[[float], object],
 ) -> Report:
     """Raise NotMeasured, and the errors of the service before the load begins."""
-    limits: dict[str, Any] = {
+    limits = {
         "SBX_SANDBOXES_MAX": str(sandboxes + clients),
         "SBX_SANDBOXES_PER_OWNER": str(sandboxes + clients),
         "SBX_KERNELS_MAX": str(live + clients),
@@ -239,9 +233,10 @@ async def soak(
     }
     load = _Load()
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(served(**limits))
-        watched = _service_and_broker()
-        boxes = await _sandboxes(client, sandboxes)
+        top = stack.enter_context(temporary_directory())
+        client = await stack.enter_async_context(served(top=top, **limits))
+        watched = _service_and_broker(top)
+        boxes = await at_once(sandboxes, client.create, most=_AT_ONCE)
         for start in range(0, live, _AT_ONCE):
             await asyncio.gather(*map(_started, boxes[start : min(live, start + _AT_ONCE)]))
         load.began = time.monotonic()
@@ -281,19 +276,12 @@ async def _sampled(
     return memory
 
 
-def _service_and_broker() -> dict[str, int]:
-    """Return the processes of the only service below this process."""
-    found = dict[str, int]()
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it has ended
-            words = " ".join(process.cmdline())
-            if " serve " in words:
-                found.setdefault("service", process.pid)
-            elif "sbx.isolation.broker.server" in words:
-                found.setdefault("broker", process.pid)
-    if len(found) != 2:
-        raise NotMeasured(f"the processes of the service were not found, only: {list(found)}")
-    return found
+def _service_and_broker(top: Path) -> dict[str, int]:
+    service = service_pid(top)
+    brokers = [pid for pid in procfs.children(service) if processes.is_broker(pid)]
+    if len(brokers) != 1:
+        raise NotMeasured(f"the service has {len(brokers)} brokers")
+    return {"service": service, "broker": brokers[0]}
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -309,11 +297,7 @@ def main(
 ) -> None:
     """Load a service for many minutes. Exit code 1 if a limit is exceeded."""
     seconds = minutes * 60
-    try:
-        done = _done(seconds, sandboxes, live, clients, pause)
-    except (NotMeasured, SbxError) as error:
-        messages.print(f"error: {error}", style="red", markup=False)
-        raise typer.Exit(1) from None
+    done = _done(seconds, sandboxes, live, clients, pause)
     if as_json:
         print(json.dumps(done.row()), flush=True)
     else:

@@ -6,6 +6,7 @@ CLOCK_MONOTONIC, which is the same in every process of the host. A step is the t
 notes; the table has the median of each step, so the sum differs a little from the whole.
 """
 
+import ast
 import asyncio
 import functools
 import inspect
@@ -196,7 +197,7 @@ async def _cells(rounds: int, pause_s: float) -> Timeline:
                 if run.result != "2":
                     raise NotMeasured(f"1+1 gave {run}")
                 outside = list(notes.taken)
-                inside = eval((await box.run(_READ)).result or "[]")  # our own code
+                inside = ast.literal_eval((await box.run(_READ)).result or "[]")
                 if number >= _WARM_UP:
                     samples.append(durations([*outside, *_of_cell(inside)], CELL))
     return Timeline("cell", CELL, samples)

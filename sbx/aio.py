@@ -11,7 +11,15 @@ import inspect
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+)
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -65,6 +73,20 @@ async def in_thread(act: Callable[..., T], *arguments: Any) -> T:
     return await run_to_completion(
         asyncio.get_running_loop().run_in_executor(None, act, *arguments)
     )
+
+
+async def joined(chunks: AsyncIterable[bytes], size: int) -> AsyncGenerator[bytes, None]:
+    """Yield the same bytes in pieces of at least `size`, because each call of a worker thread with
+    a piece costs the same. The last piece may be smaller."""
+    pending, pending_size = list[bytes](), 0
+    async for chunk in chunks:
+        pending.append(chunk)
+        pending_size += len(chunk)
+        if pending_size >= size:
+            yield b"".join(pending)
+            pending, pending_size = [], 0
+    if pending_size:
+        yield b"".join(pending)
 
 
 @asynccontextmanager

@@ -46,7 +46,7 @@ class Times:
 @dataclass(frozen=True, slots=True)
 class Row:
     """`first`: from nothing to the output of a print; `next`: another one in the same sandbox;
-    `pandas`: from nothing to a result of pandas. `problem` tells why nothing was measured."""
+    `pandas`: from nothing to a result of pandas. `problem`: why nothing was measured."""
 
     name: str
     walls: str
@@ -93,18 +93,22 @@ def _row(
 
 
 async def _sample(subject: Subject) -> tuple[float, float, float]:
-    if subject.prepare is not None:
-        await subject.prepare()
-    began = time.perf_counter()
-    async with subject.opened() as run:
-        first = await _checked(run, _PRINT, began)
-        again = await _checked(run, _PRINT, time.perf_counter())
-    if subject.prepare is not None:
-        await subject.prepare()
-    began = time.perf_counter()
-    async with subject.opened() as run:
-        pandas = await _checked(run, _PANDAS, began)
+    first, again = await _in_new(subject, _PRINT, _PRINT)
+    (pandas,) = await _in_new(subject, _PANDAS)
     return first, again, pandas
+
+
+async def _in_new(subject: Subject, *works: tuple[str, str]) -> list[float]:
+    """Do the work in a new sandbox. The first time includes its start."""
+    if subject.prepare is not None:
+        await subject.prepare()
+    times = list[float]()
+    began = time.perf_counter()
+    async with subject.opened() as run:
+        for work in works:
+            times.append(await _checked(run, work, began))
+            began = time.perf_counter()
+    return times
 
 
 async def _checked(run: Run, work: tuple[str, str], began: float) -> float:
@@ -135,7 +139,7 @@ def main(
         rows = asyncio.run(measure(rounds, progress))
     if as_json:
         for row in rows:
-            print(json.dumps({"name": row.name, **asdict(row)}), flush=True)
+            print(json.dumps(asdict(row)), flush=True)
     else:
         _show(rows, markdown=markdown)
     if any(row.problem for row in rows):

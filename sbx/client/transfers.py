@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ import aiofiles.os
 from aiofiles.threadpool.binary import AsyncBufferedReader
 
 from sbx import errors
+from sbx.aio import joined
 from sbx.client.http import CHUNK, HttpClient, query
 from sbx.client.http_connection import ConnectionLost
 from sbx.client.replies import StreamedReply, connection_lost
@@ -193,7 +194,7 @@ async def fetch_file(wire: HttpClient, at: str, to: Path, on_progress: OnProgres
         try:
             async with aiofiles.open(partial, "xb") as file:
                 done = 0
-                async for piece in _larger(reply.chunks()):
+                async for piece in joined(reply.chunks(), 4 * CHUNK):
                     await file.write(piece)
                     done += len(piece)
                     if on_progress is not None:
@@ -219,19 +220,6 @@ async def _read(
             on_progress(done, size)
     if done < size:
         raise errors.Conflict("the file became shorter while it was read", code="file_changed")
-
-
-async def _larger(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes in larger pieces, because a worker thread writes each piece."""
-    pending, size = list[bytes](), 0
-    async for chunk in chunks:
-        pending.append(chunk)
-        size += len(chunk)
-        if size >= 4 * CHUNK:
-            yield b"".join(pending)
-            pending, size = [], 0
-    if size:
-        yield b"".join(pending)
 
 
 async def pieces_of(data: bytes) -> AsyncGenerator[bytes, None]:

@@ -41,6 +41,12 @@ def drive(intake: FileWriter[T], chunks: Iterable[bytes]) -> T:
     raise AssertionError("an intake continues after its end")
 
 
+def read_chunks(fd: int) -> Iterator[bytes]:
+    """Yield the rest of an open file. Raise OSError."""
+    while chunk := os.read(fd, CHUNK):
+        yield chunk
+
+
 @dataclass(frozen=True, slots=True)
 class ReceivedFile:
     """A complete file with a temporary name in the directory `staging`, and its SHA-256."""
@@ -52,8 +58,7 @@ class ReceivedFile:
     def chunks(self) -> Iterator[bytes]:
         """Yield the content. Raise OSError."""
         with closing(os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.staging)) as fd:
-            while chunk := os.read(fd, CHUNK):
-                yield chunk
+            yield from read_chunks(fd)
 
 
 class StagedFile:

@@ -22,7 +22,15 @@ from sbx.protocol.files import FileEntry, Upload
 from sbx.workspace.errors import is_a_directory, not_a_file, too_large, translated
 from sbx.workspace.paths import UPLOADS, UPLOADS_APART, check_name
 from sbx.workspace.safe_open import encoded
-from sbx.workspace.streams import CHUNK, FileWriter, OpenFile, ReceivedFile, StagedFile, drive
+from sbx.workspace.streams import (
+    CHUNK,
+    FileWriter,
+    OpenFile,
+    ReceivedFile,
+    StagedFile,
+    drive,
+    read_chunks,
+)
 from sbx.workspace.tree import Tree
 
 _MODE = 0o444  # the jail may have another uid
@@ -258,8 +266,7 @@ def _host_file(path: Path) -> Iterator[bytes]:
         if not stat.S_ISREG(mode):
             raise not_a_file(str(path))
         with translated(str(path)):
-            while chunk := os.read(fd, CHUNK):
-                yield chunk
+            yield from read_chunks(fd)
 
 
 def _remember(fd: int, sha256: str) -> None:

@@ -248,7 +248,7 @@ class FreeSpaceProbe:
 
     async def _is_taken(self, opened: OpenFiles) -> bool:
         try:
-            free = await FreeSpace.for_running_loop().of(opened)
+            free = await _free_space(opened)
         except OSError:
             return False
         if self._at_first is None:
@@ -257,29 +257,27 @@ class FreeSpaceProbe:
         return taken > self._left or files_taken > self._files_left
 
 
-class FreeSpace:
-    """The free bytes and inodes of the file systems, for all watches of one event loop. They share
-    a reply for a moment: with one call for each, 100 busy kernels took a tenth of a core."""
+# The last reply of statvfs(2) for each file system, by its device, and when it was asked for.
+_replies: WeakKeyDictionary[
+    asyncio.AbstractEventLoop, dict[int, tuple[float, asyncio.Future[tuple[int, int]]]]
+] = WeakKeyDictionary()
 
-    _of: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, "FreeSpace"]] = WeakKeyDictionary()
 
-    def __init__(self) -> None:
-        self._replies: dict[int, tuple[float, asyncio.Future[tuple[int, int]]]] = {}
+async def _free_space(opened: OpenFiles) -> tuple[int, int]:
+    """Return the free bytes and inodes of the file system with these files. Raise OSError.
 
-    @classmethod
-    def for_running_loop(cls) -> "FreeSpace":
-        return cls._of.setdefault(asyncio.get_running_loop(), cls())
-
-    async def of(self, opened: OpenFiles) -> tuple[int, int]:
-        """Return those of the file system with these files. Raise OSError."""
-        trees = _limited(opened)
-        fd = trees[0].fd if trees else _quarantine(opened).fd
-        device, now = os.fstat(fd).st_dev, asyncio.get_running_loop().time()
-        at, reply = self._replies.get(device, (0.0, None))
-        if reply is None or now - at > _SHARED_S:
-            reply = asyncio.ensure_future(opened.call(lambda: _free(fd)))
-            self._replies[device] = now, reply
-        return await asyncio.shield(reply)
+    All watches of an event loop share a reply for a moment: with one call for each, those of 100
+    busy kernels took a tenth of a core.
+    """
+    trees, loop = _limited(opened), asyncio.get_running_loop()
+    fd = trees[0].fd if trees else _quarantine(opened).fd
+    replies = _replies.setdefault(loop, {})
+    device, now = os.fstat(fd).st_dev, loop.time()
+    at, reply = replies.get(device, (0.0, None))
+    if reply is None or now - at > _SHARED_S:
+        reply = asyncio.ensure_future(opened.call(lambda: _free(fd)))
+        replies[device] = now, reply
+    return await asyncio.shield(reply)
 
 
 def _free(fd: int) -> tuple[int, int]:

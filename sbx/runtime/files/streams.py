@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from sbx import errors
-from sbx.aio import WorkerThreads, run_to_completion
+from sbx.aio import WorkerThreads, joined, run_to_completion
 from sbx.workspace import FileEntry, OpenFile, Upload
 from sbx.workspace.streams import FileWriter
 
@@ -152,7 +152,7 @@ async def _feed(threads: WorkerThreads, intake: FileWriter[T], chunks: AsyncIter
 
     sending = asyncio.ensure_future(send(None))
     try:
-        async with aclosing(_gathered(chunks)) as pieces:
+        async with aclosing(joined(chunks, _STEP)) as pieces:
             async for piece in pieces:
                 await sending
                 # The next piece is received while this one is written.
@@ -164,19 +164,6 @@ async def _feed(threads: WorkerThreads, intake: FileWriter[T], chunks: AsyncIter
     finally:
         await run_to_completion(asyncio.gather(sending, return_exceptions=True))
         await run_to_completion(threads.call(intake.close))
-
-
-async def _gathered(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield the same bytes in larger pieces, because a small step costs the same."""
-    pending, size = list[bytes](), 0
-    async for chunk in chunks:
-        pending.append(chunk)
-        size += len(chunk)
-        if size >= _STEP:
-            yield b"".join(pending)
-            pending, size = [], 0
-    if size:
-        yield b"".join(pending)
 
 
 def _closed() -> errors.Closed:
