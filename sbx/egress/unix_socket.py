@@ -24,7 +24,7 @@ from sbx.aio import in_thread, run_to_completion
 from sbx.isolation.launch_plan import CERTIFICATES, WayOut
 from sbx.policy import Policy
 from sbx.policy.grants import Grants
-from sbx.workspace import DataDirectory
+from sbx.workspace.layout import DataDirectory
 
 if TYPE_CHECKING:
     from sbx.egress import Egress, EgressDecision, Secret

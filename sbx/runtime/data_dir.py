@@ -20,9 +20,8 @@ from platformdirs import user_data_path
 
 from sbx.errors import Conflict, SbxError, Unavailable
 from sbx.linux import locks
-from sbx.store import FILE_NAME, marks
-from sbx.workspace import DataDirectory
 from sbx.workspace.errors import translated
+from sbx.workspace.layout import DataDirectory
 from sbx.workspace.rmtree import remove_tree
 
 _PREFIX = "sbx-"
@@ -88,6 +87,8 @@ def locked(
 
 
 def _has_store(path: Path) -> bool:
+    from sbx.store import FILE_NAME, marks  # 7 ms, which a temporary directory does not need
+
     return (path / FILE_NAME).exists() or (path / marks.FILE).exists()
 
 

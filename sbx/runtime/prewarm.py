@@ -11,6 +11,7 @@ import secrets
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sbx.aio import in_thread, run_to_completion
 from sbx.errors import SbxError
@@ -20,9 +21,10 @@ from sbx.kernels.kernel import Kernel
 from sbx.kernels.pool.warm_pool import LaunchRequest, PrewarmedKernel, PrewarmSpec, destroy
 from sbx.kernels.pool.zygotes import Key
 from sbx.policy import Policy
-from sbx.runtime.files.disk_limit import limited
-from sbx.runtime.files.open_files import OpenFiles, open_files
 from sbx.runtime.resources import RuntimeResources
+
+if TYPE_CHECKING:
+    from sbx.runtime.files.open_files import OpenFiles
 
 _log = logging.getLogger(__name__)
 
@@ -38,12 +40,12 @@ class PrewarmedSandbox:
     directory: str
     conversation: str
     files_path: Path
-    opened: OpenFiles | None
+    opened: "OpenFiles | None"
     order: LaunchRequest
     kernel: Kernel | None = None
     key: Key | None = None
 
-    def take_files(self) -> OpenFiles | None:
+    def take_files(self) -> "OpenFiles | None":
         """Return the open files of its conversation to the first caller, then None."""
         taken, self.opened = self.opened, None
         return taken
@@ -98,6 +100,9 @@ async def make_prewarmed(
 async def _make(
     resources: RuntimeResources, policy: Policy, interpreter: Interpreter
 ) -> PrewarmedSandbox:
+    from sbx.runtime.files.disk_limit import limited  # after the first kernel has started
+    from sbx.runtime.files.open_files import open_files
+
     group = f"prewarmed-{secrets.token_hex(6)}"
     directory, conversation = resources.data.new_name(), resources.data.new_name()
     resources.unowned_directories.add(directory)

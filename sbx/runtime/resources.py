@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sbx.isolation.broker.client import BrokerClient
 from sbx.isolation.launch_plan import GroupLimits, Interpreter, Paths, WayOut
@@ -13,10 +13,12 @@ from sbx.kernels.pool.factory import KernelFactory
 from sbx.kernels.pool.warm_pool import LaunchRequest
 from sbx.kernels.pool.zygotes import Key
 from sbx.policy import Policy
-from sbx.runtime.files.open_files import MountPoints, OpenFiles
-from sbx.workspace import DataDirectory
 from sbx.workspace.allowed_paths import OwnPaths
+from sbx.workspace.layout import DataDirectory
 from sbx.workspace.quarantine import HostProtection
+
+if TYPE_CHECKING:
+    from sbx.runtime.files.open_files import MountPoints, OpenFiles
 
 _MIME_MAX = 8 << 20
 
@@ -52,8 +54,8 @@ class RuntimeResources:
 
     def paths(
         self,
-        opened: OpenFiles,
-        ready: MountPoints,
+        opened: "OpenFiles",
+        ready: "MountPoints",
         interpreter: Interpreter,
         way_out: WayOut | None = None,
     ) -> Paths:
@@ -74,7 +76,7 @@ class RuntimeResources:
         )
 
     def order(
-        self, group: str, policy: Policy, paths: Paths, ready: MountPoints, key: Key | None
+        self, group: str, policy: Policy, paths: Paths, ready: "MountPoints", key: Key | None
     ) -> LaunchRequest:
         """Return the request for a kernel by this policy, in the sandbox with the name `group` at
         the broker."""

@@ -30,8 +30,8 @@ from sbx.runtime.prewarm import PrewarmedSandbox, prewarm_spec, to_prewarmed_san
 from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.settings import Settings
 from sbx.telemetry.starts import StartCounts
-from sbx.workspace import DataDirectory
 from sbx.workspace.allowed_paths import MountSources, OwnPaths
+from sbx.workspace.layout import DataDirectory
 
 if TYPE_CHECKING:
     from sbx.runtime.sandbox import AsyncSandbox

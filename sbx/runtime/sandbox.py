@@ -27,7 +27,7 @@ from sbx.runtime.run.context_kernel import StartKernel
 from sbx.runtime.run.contexts import Contexts
 from sbx.runtime.sandbox_kernels import SandboxKernels
 from sbx.telemetry.background import background_context
-from sbx.workspace import check_name
+from sbx.workspace.paths import check_name
 from sbx.workspace.rights import refuse_rights
 
 DEFAULT_CONVERSATION = "default"

@@ -129,7 +129,8 @@ class Settings(BaseSettings):
     `disk_quota`: whether Linux limits the size of workspaces, by project quotas, which take root
     and a suitable file system: `auto` if available, `required` refuses sandboxes otherwise, `off`
     relies on a watcher that kills kernels.
-    `uid_range`: the first host uid, and the number of uids for the sandboxes of a root broker.
+    `uid_range`: the first host uid, and the number of uids for the sandboxes and zygotes of a root
+    broker.
 
     The other settings are for a service with persistent sandboxes: the largest number of sandboxes
     and live kernels, in all and per owner; workspaces per owner, in addition to those of sandboxes;

@@ -53,7 +53,7 @@ from sbx.telemetry import metrics
 from sbx.telemetry.audit import Audit
 from sbx.telemetry.audit_rotation import Rotation
 from sbx.telemetry.host_paths import hide_below
-from sbx.workspace import DataDirectory
+from sbx.workspace.layout import DataDirectory
 from sbx.workspace.secret_files import secret_at
 
 _TIDY_S = 5.0

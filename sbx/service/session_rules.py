@@ -6,7 +6,7 @@ from typing import Any
 
 from sbx.errors import BadRequest
 from sbx.policy import Policy
-from sbx.workspace import UploadLimits
+from sbx.workspace.uploads import UploadLimits
 
 UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 TYPES = ("csv", "xlsx", "json", "txt", "pkl", "png", "jpg", "pdf")

@@ -18,7 +18,7 @@ from sbx.service.session_rules import FileRules
 from sbx.store import Store
 from sbx.store import uploads as rows
 from sbx.store.uploads import UploadRow
-from sbx.workspace import UploadLimits
+from sbx.workspace.uploads import UploadLimits
 
 
 class UserUploads:

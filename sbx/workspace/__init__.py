@@ -20,32 +20,3 @@ imports only the standard library, `sbx.linux`, `sbx.protocol`, `sbx.forbidden_d
 `sbx.guest.path_rules`, `sbx.guest.guarded_paths` and `sbx.errors`. `errors` translates errors of
 Linux into errors of sbx.
 """
-
-from sbx.protocol.files import FileEntry, Listing, Upload
-from sbx.workspace.disk_usage import DiskUsage
-from sbx.workspace.files import Files
-from sbx.workspace.host_directory import HostDirectory
-from sbx.workspace.layout import ConversationFiles, DataDirectory
-from sbx.workspace.paths import Location, WorkspaceArea, check_name, resolve
-from sbx.workspace.streams import OpenFile
-from sbx.workspace.tree import Tree
-from sbx.workspace.uploads import UploadLimits, Uploads
-
-__all__ = [
-    "ConversationFiles",
-    "DataDirectory",
-    "DiskUsage",
-    "FileEntry",
-    "Files",
-    "HostDirectory",
-    "Listing",
-    "Location",
-    "OpenFile",
-    "Tree",
-    "Upload",
-    "UploadLimits",
-    "Uploads",
-    "WorkspaceArea",
-    "check_name",
-    "resolve",
-]

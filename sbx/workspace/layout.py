@@ -37,7 +37,6 @@ from sbx.workspace import paths, safe_open, unclaimed
 from sbx.workspace.errors import translated
 from sbx.workspace.ring_files import CommandLogs
 from sbx.workspace.rmtree import empty_directory, remove_tree
-from sbx.workspace.snapshots.recover import recover
 from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Relative, Tree
 from sbx.workspace.unclaimed import OPAQUE_NAME
@@ -311,6 +310,8 @@ class DataDirectory:
             return staging is None or empty_directory(staging, deadline_s)
 
     def _roll_back(self, sandbox: str, conversation: str) -> bool:
+        from sbx.workspace.snapshots.recover import recover  # 5 ms, which a new sandbox needs not
+
         with ExitStack() as stack:
             staging = self._hold(stack, sandbox, conversation, "staging")
             files = self._hold(stack, sandbox, conversation, "files")

@@ -22,8 +22,11 @@ from racing import KINDS, hangs, racing
 
 from sbx.errors import Broken, SbxError, Unavailable
 from sbx.linux import inotify, openat2
-from sbx.workspace import ConversationFiles, Files, UploadLimits, resumable_uploads
+from sbx.workspace import resumable_uploads
+from sbx.workspace.files import Files
+from sbx.workspace.layout import ConversationFiles
 from sbx.workspace.streams import Owner, ReceivedFile, drive
+from sbx.workspace.uploads import UploadLimits
 from sbx.workspace.watch import Watching
 from tests.tiers import rows
 

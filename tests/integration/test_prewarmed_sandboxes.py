@@ -23,7 +23,7 @@ from sbx.policy import Policy, load
 from sbx.runtime.prewarm import PrewarmedSandbox, make_prewarmed
 from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.runtime import _interpreter_of
-from sbx.workspace import DataDirectory
+from sbx.workspace.layout import DataDirectory
 
 pytestmark = pytest.mark.needs("namespaces")
 
@@ -325,7 +325,7 @@ async def test_home_that_cannot_be_removed_is_left_to_a_collection(
 
     with monkeypatch.context() as patch:
         patch.setattr(BrokerClient, "drop_sandbox", fail)
-        patch.setattr("sbx.runtime.prewarm.limited", fail)
+        patch.setattr("sbx.runtime.files.disk_limit.limited", fail)
         with pytest.raises(Broken, match="did not do it"):
             await make_prewarmed(means, loaded, interpreter)
     assert not means.unowned_directories

@@ -12,7 +12,7 @@ from sbx import Runtime
 from sbx.errors import BadRequest, Closed, InvalidPath, NotFound, TooLarge
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.sandbox import AsyncSandbox
-from sbx.workspace import UploadLimits
+from sbx.workspace.uploads import UploadLimits
 
 BIG = bytes(range(256)) * 8192  # 2 MiB
 SHA = hashlib.sha256(BIG).hexdigest()

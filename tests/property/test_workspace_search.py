@@ -7,8 +7,9 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sbx.workspace import Files, Tree
 from sbx.workspace.edit import replaced_bytes
+from sbx.workspace.files import Files
+from sbx.workspace.tree import Tree
 from tests.tiers import examples
 
 NAMES = st.sampled_from(["a", "b.py", "ab", "ü.py", "x", "[c]", "a b"])

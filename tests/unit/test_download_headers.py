@@ -4,8 +4,9 @@ import pytest
 from starlette.requests import Request
 
 from sbx.api.downloads import _bounds, _requested_range, attachment
+from sbx.protocol.files import FileEntry
 from sbx.runtime.files.streams import FileStream
-from sbx.workspace import FileEntry, OpenFile
+from sbx.workspace.streams import OpenFile
 
 
 def stream(size: int) -> FileStream:

@@ -8,9 +8,11 @@ import pytest
 
 from sbx.errors import Conflict, TooLarge
 from sbx.linux import inotify
-from sbx.workspace import Files, Tree, copy, edit
+from sbx.workspace import copy, edit
+from sbx.workspace.files import Files
 from sbx.workspace.patterns import Expression
 from sbx.workspace.search import Grep
+from sbx.workspace.tree import Tree
 from sbx.workspace.walk import Walk
 from sbx.workspace.watch import Watching
 

@@ -25,14 +25,15 @@ from sbx.api.sessions_v1.dependencies import (
 from sbx.api.sessions_v1.models import SessionUploadList
 from sbx.api.slots import upload_slot
 from sbx.errors import BadRequest
+from sbx.protocol.files import Upload
 from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
 from sbx.service.service import Service
 from sbx.service.sessions import unknown
 from sbx.service.uploads import limits_of
 from sbx.telemetry import metrics
-from sbx.workspace import Upload, check_name
 from sbx.workspace.errors import not_found
+from sbx.workspace.paths import check_name
 
 router = APIRouter(prefix="/api/v1/sessions/{session_id}/files", tags=["files"])
 _FORM: dict[str, Any] = {

@@ -6,12 +6,12 @@ from pydantic import BaseModel, BeforeValidator, Field, StringConstraints
 
 from sbx.api.bodies import ConversationBody, RequestBody, RunErrorBody
 from sbx.protocol.events import run_to_json
+from sbx.protocol.files import Upload
 from sbx.protocol.languages import RunLanguage, full_name
 from sbx.protocol.runs import Cause, Run, Status
 from sbx.service.models import SandboxView
 from sbx.service.session_rules import FileRules
 from sbx.service.sessions import SessionAsk, SessionStatus, reason_of
-from sbx.workspace import Upload
 
 Limit = Annotated[int, Field(ge=1, le=200)]
 Count = Annotated[int, Field(ge=1, le=1 << 50)]

@@ -32,8 +32,8 @@ from sbx.service.caller import Caller
 from sbx.service.run import RunRequest
 from sbx.service.service import Service
 from sbx.telemetry.host_paths import without_host_paths
-from sbx.workspace import resolve
 from sbx.workspace.errors import is_a_directory, too_large
+from sbx.workspace.paths import resolve
 
 _WORKSPACE = "/workspace"
 _OUTSIDE = ("absolute_path", "path_traversal", "read_only", "reserved", "symlink")

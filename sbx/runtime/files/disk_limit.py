@@ -36,8 +36,8 @@ from sbx.protocol.runs import Cause
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.resources import RuntimeResources
 from sbx.telemetry.background import background_context
-from sbx.workspace import DiskUsage, Tree
-from sbx.workspace.disk_usage import EarlyStop
+from sbx.workspace.disk_usage import DiskUsage, EarlyStop
+from sbx.workspace.tree import Tree
 
 _log = logging.getLogger(__name__)
 _PERIOD_S = 0.5

@@ -14,15 +14,26 @@ from typing import TypeVar
 from sbx import errors
 from sbx.aio import long_call, run_to_completion
 from sbx.policy import Policy
-from sbx.protocol.files import Copied, FileEvent, Kind, Matches, Unpacked, decode_text
+from sbx.protocol.files import (
+    Copied,
+    FileEntry,
+    FileEvent,
+    Kind,
+    Listing,
+    Matches,
+    Unpacked,
+    Upload,
+    decode_text,
+)
 from sbx.runtime.files.archives import ArchiveFormat, Archives, Beside
 from sbx.runtime.files.open_files import Identity, MountPoints, OpenFiles, open_files
 from sbx.runtime.files.resumable_uploads import Partials
 from sbx.runtime.files.streams import FileStream, opened_stream
 from sbx.runtime.honeytokens import Honeytokens, look, reader_of
 from sbx.runtime.run.checks import require_capability
-from sbx.workspace import FileEntry, Files, Listing, OpenFile, Upload, UploadLimits, Uploads
-from sbx.workspace.streams import ReceivedFile
+from sbx.workspace.files import Files
+from sbx.workspace.streams import OpenFile, ReceivedFile
+from sbx.workspace.uploads import UploadLimits, Uploads
 from sbx.workspace.watch import Watching
 
 __all__ = [

@@ -16,11 +16,15 @@ from sbx.isolation.launch_plan import GuardPaths, Wall
 from sbx.policy import Policy
 from sbx.runtime.files.streams import IncomingFiles
 from sbx.runtime.files.watch import Watches
-from sbx.workspace import ConversationFiles, DataDirectory, Files, HostDirectory, Tree, Uploads
 from sbx.workspace.allowed_paths import Check
+from sbx.workspace.files import Files
+from sbx.workspace.host_directory import HostDirectory
 from sbx.workspace.host_executable_links import ENTRIES_MAX, ExecutableLinks
+from sbx.workspace.layout import ConversationFiles, DataDirectory
 from sbx.workspace.paths import UPLOADS, UPLOADS_APART
 from sbx.workspace.quarantine import HostProtection, Quarantine
+from sbx.workspace.tree import Tree
+from sbx.workspace.uploads import Uploads
 
 _log = logging.getLogger(__name__)
 

@@ -21,8 +21,9 @@ from sbx.policy import Policy
 from sbx.protocol.files import PartialUpload
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.honeytokens import Honeytokens, reader_of
-from sbx.workspace import check_name, resumable_uploads
+from sbx.workspace import resumable_uploads
 from sbx.workspace.errors import too_large
+from sbx.workspace.paths import check_name
 from sbx.workspace.streams import ReceivedFile
 
 T = TypeVar("T")

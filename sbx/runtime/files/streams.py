@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from sbx import errors
 from sbx.aio import WorkerThreads, joined, run_to_completion
-from sbx.workspace import FileEntry, OpenFile, Upload
-from sbx.workspace.streams import FileWriter
+from sbx.protocol.files import FileEntry, Upload
+from sbx.workspace.streams import FileWriter, OpenFile
 
 if TYPE_CHECKING:
     from sbx.runtime.honeytokens import FileReader

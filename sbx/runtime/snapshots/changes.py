@@ -7,10 +7,10 @@ from functools import partial
 from sbx import errors
 from sbx.protocol.dry_runs import CHANGES_MAX, FileChange
 from sbx.runtime.files.open_files import OpenFiles
-from sbx.workspace import Tree
 from sbx.workspace.snapshots.diff import FILE_MAX, plain, shown_in, tell
 from sbx.workspace.snapshots.manifest import Nodes, PlannedChange
 from sbx.workspace.snapshots.scan import digest_of_bytes, written_since
+from sbx.workspace.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)

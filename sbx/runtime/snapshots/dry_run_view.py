@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sbx.errors import SbxError
 from sbx.runtime.files.open_files import OpenFiles
-from sbx.workspace import Tree
 from sbx.workspace.paths import UPLOADS, UPLOADS_APART
+from sbx.workspace.tree import Tree
 from sbx.workspace.walk import Walk
 
 _ENTRIES_MAX = 100_000

@@ -29,7 +29,8 @@ from sbx.runtime.snapshots.changes import (
     without_digest,
 )
 from sbx.runtime.snapshots.dry_run_view import uploads_are_inert, uploads_of
-from sbx.workspace import Files, HostDirectory, Tree
+from sbx.workspace.files import Files
+from sbx.workspace.host_directory import HostDirectory
 from sbx.workspace.quarantine import Quarantine
 from sbx.workspace.safe_open import mount_id
 from sbx.workspace.snapshots.apply import commit
@@ -51,6 +52,7 @@ from sbx.workspace.snapshots.manifest import (
 )
 from sbx.workspace.snapshots.scan import Bounds, ScanScope, TreeScan, digest, look, node_at, sealed
 from sbx.workspace.streams import Owner
+from sbx.workspace.tree import Tree
 
 T = TypeVar("T")
 _NAMES = 5  # of an empty workspace

@@ -23,8 +23,8 @@ from sbx.protocol.grants import Access, Grant, GrantDuration
 from sbx.protocol.runs import Event, Run, RunEnd
 from sbx.service.projects import calls
 from sbx.service.projects.link import ProjectServerLink
-from sbx.workspace import UploadLimits
 from sbx.workspace.snapshots.manifest import within
+from sbx.workspace.uploads import UploadLimits
 
 T = TypeVar("T")
 _CHUNK = 1 << 20

@@ -37,7 +37,7 @@ from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.context_kernel import ClosedReason
 from sbx.service.projects.host_files import HostFiles
-from sbx.workspace import check_name
+from sbx.workspace.paths import check_name
 
 _START_S = 60.0
 _NOT_HANDED_ON = frozenset(

@@ -39,8 +39,7 @@ from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.snapshots.snapshots import Snapshots
 from sbx.runtime.snapshots.working_copy import WorkingCopy
-from sbx.workspace import check_name
-from sbx.workspace.paths import WorkspaceArea, resolve
+from sbx.workspace.paths import WorkspaceArea, check_name, resolve
 
 COMPUTING = "computing"
 RESULTS = "/mnt/results"

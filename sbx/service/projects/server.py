@@ -30,8 +30,8 @@ from sbx.service.projects import calls
 from sbx.service.projects.changes import CodeChanges, WriteChanges
 from sbx.service.projects.sandbox import open_project
 from sbx.service.projects.session import ProjectSession, python_in
-from sbx.workspace import UploadLimits
 from sbx.workspace.allowed_paths import AllowedProjects
+from sbx.workspace.uploads import UploadLimits
 
 _log = logging.getLogger(__name__)
 _CALLS_MAX = 1024  # at once: more are a service in foreign hands

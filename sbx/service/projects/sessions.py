@@ -30,9 +30,9 @@ from sbx.service.projects.session import ProjectSession, python_in
 from sbx.service.record import audit_grant
 from sbx.store.projects import ProjectRow
 from sbx.telemetry.audit import Audit
-from sbx.workspace import UploadLimits
 from sbx.workspace.allowed_paths import AllowedProjects
 from sbx.workspace.paths import UPLOADS_APART
+from sbx.workspace.uploads import UploadLimits
 
 
 # In a project, the uploads of a conversation are at /uploads. They belong to the conversation of a

@@ -22,8 +22,8 @@ from sbx.service.caller import Caller
 from sbx.service.leases import SandboxLease
 from sbx.service.service import Service
 from sbx.telemetry import metrics
-from sbx.workspace import resolve
 from sbx.workspace.errors import invalid_path, too_large
+from sbx.workspace.paths import resolve
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/filesystem", tags=["files"])
 _ERRORS = documented(404, 409, 507)
