@@ -206,6 +206,7 @@ def _be_zygote(keeper: socket.socket, description: dict[str, Any]) -> NoReturn:
 
 def _serve(keeper: socket.socket, description: dict[str, Any]) -> NoReturn:
     # Import everything that a kernel needs here, once for all forks.
+    gc.disable()  # the imports make objects that stay, and collections would take 5 ms of 70
     from sbx.guest.kernel import loop, setup  # noqa: F401  # the loop is for the forks
 
     first: dict[str, str] = {}  # the module after which the zygote was unfit, by the reason
@@ -232,6 +233,7 @@ def _serve(keeper: socket.socket, description: dict[str, Any]) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a module may have changed it
     own = _own_pid_namespace()
     gc.freeze()  # a collection in a jail would write to every page of this process, and so copy it
+    gc.enable()
     # A caller waits for the first kernel, which comes 70 ms earlier so. It has more private memory,
     # and its first error takes 15 ms more.
     arranged, forks = False, 0
