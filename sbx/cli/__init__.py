@@ -2,7 +2,8 @@
 
     app.py         loads a command; turns every error into a message and an exit code
     exits.py       all exit codes
-    output.py      messages, results, tables, times, and the events of a run
+    output.py      messages, results, tables and times
+    run_output.py  the events of a run
     terminal.py    cleans text before it is written to a terminal, and reads typed input
     connect.py     connects a command to the service, with sbx.client
     signals.py     SIGINT, SIGTERM and SIGHUP

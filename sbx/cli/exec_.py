@@ -28,6 +28,7 @@ from sbx.protocol.runs import Status
 
 if TYPE_CHECKING:
     from sbx.cli.run_driver import RunSpec, SignalHandler, Step
+    from sbx.cli.run_output import Printer
     from sbx.client import Client
     from sbx.client.contexts import RemoteContext
     from sbx.client.conversation import RemoteConversation
@@ -127,6 +128,7 @@ def execute(
         raise BadRequest("stdin is already the script, so it cannot be the input, too")
 
     from sbx.cli.run_driver import RunSpec
+    from sbx.cli.run_output import printer
 
     spec = RunSpec(
         text,
@@ -140,11 +142,11 @@ def execute(
         # The JSON formats do not show a prompt to a user at a terminal.
         answers=not from_stdin and not ((as_json or as_events) and os.isatty(terminal.STDIN)),
     )
-    printer = output.printer(as_json=as_json, as_events=as_events)
+    shown = printer(as_json=as_json, as_events=as_events)
 
     async def run(client: "Client") -> "Run":
         where = await _where(client, sandbox_id, conversation, context)
-        return await _run(spec, where, printer)
+        return await _run(spec, where, shown)
 
     return exits.for_run(connect.ask(socket, key, run))
 
@@ -163,7 +165,7 @@ async def _where(
 
 
 async def _run(
-    spec: "RunSpec", where: "RemoteConversation | RemoteContext", printer: output.Printer
+    spec: "RunSpec", where: "RemoteConversation | RemoteContext", printer: "Printer"
 ) -> "Run":
     """Run the code and show its events.
 

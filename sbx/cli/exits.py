@@ -4,10 +4,10 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from sbx import errors
-from sbx.protocol.runs import Run, Status
 
 if TYPE_CHECKING:
     from sbx.protocol.agent import Reason
+    from sbx.protocol.runs import Run
 
 
 class Exit(IntEnum):
@@ -69,7 +69,9 @@ def for_error(error: errors.SbxError) -> int:
     return Exit.BROKEN
 
 
-def for_run(run: Run) -> int:
+def for_run(run: "Run") -> int:
+    from sbx.protocol.runs import Status  # 5 ms, which most commands do not need
+
     match run.status:
         case Status.OK:
             return Exit.OK

@@ -1,74 +1,24 @@
-"""Print messages, results, tables, times and the events of a run, for people or programs.
-
-TextPrinter       stdout to stdout, stderr and tracebacks to stderr, results as text
-JsonLinesPrinter  --events: one line of JSON for each event
-JsonPrinter       --json: one JSON document, the `Run`
-"""
+"""Print messages, results, tables and times, for people or programs. See also run_output.py."""
 
 import io
 import json
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from sbx.cli.terminal import STDERR, STDOUT, OutputStream, colours, one_line, write
 from sbx.errors import SbxError
-from sbx.protocol.bundles import text_of
-from sbx.protocol.runs import (
-    Cause,
-    Display,
-    Error,
-    Event,
-    InputRequest,
-    MimeBundle,
-    Quarantined,
-    Result,
-    Run,
-    RunEnd,
-    RunError,
-    Status,
-    Stderr,
-    Stdout,
-    quarantine_notice,
-)
+
+if TYPE_CHECKING:
+    from sbx.protocol.runs import Quarantined
 
 _RED, _CYAN, _RESET = "\x1b[31m", "\x1b[36m", "\x1b[0m"
 _WIDTH_OF_A_FILE = 160
 _STYLES = {"found": "green", "yes": "green", "missing": "red", "no": "red", "weaker": "yellow"}
 _DURATIONS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-_KILLED = {
-    Cause.MEMORY: (
-        "it used more memory than limits.memory_max of the policy",
-        "use less data at once, or a policy that allows more",
-    ),
-    Cause.OUTPUT: (
-        "it printed more than limits.output_max of the policy",
-        "print less, or write to a file of the workspace",
-    ),
-    Cause.PIDS: (
-        "it started more processes and threads than limits.tasks_max of the policy",
-        "start fewer, or use a policy that allows more",
-    ),
-    Cause.DISK: (
-        "the workspace grew beyond limits.workspace_max or workspace_files of the policy",
-        "write less, or use a policy that allows more",
-    ),
-    Cause.CPU: ("it used more CPU than the policy allows", None),
-    Cause.HONEYTOKEN: (
-        "a planted credential was used, and the sandbox is frozen",
-        "look at the runs of the sandbox; an operator may unfreeze it, or delete it",
-    ),
-    Cause.DESCRIPTORS: (
-        "it held more pipes or epoll instances than one sandbox may: Linux counts them per user",
-        "close those that are not needed",
-    ),
-    Cause.CRASHED: ("the kernel process ended by itself", None),
-}
 
 
 def document(value: Mapping[str, Any]) -> None:
@@ -111,8 +61,10 @@ def note(message: str) -> None:
     _print("note", _CYAN, message)
 
 
-def quarantined(items: Sequence[Quarantined]) -> None:
+def quarantined(items: "Sequence[Quarantined]") -> None:
     """List the quarantined host executables of a run, and how to restore them."""
+    from sbx.protocol.runs import quarantine_notice  # most commands run no code
+
     for line in quarantine_notice(items).splitlines():
         word, _, message = line.partition(": ")
         _print(word, _CYAN, message)
@@ -226,86 +178,3 @@ def size(count: float | None) -> str:
     amount = count / 1024**step
     shown = f"{amount:.0f}" if amount >= 10 or amount == int(amount) else f"{amount:.1f}"
     return f"{shown} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[step]}"
-
-
-# -- the events of a run ---------------------------------------------------------------------------
-
-
-class TextPrinter:
-    """Show events for people. `show` blocks while the reader of the output does not read."""
-
-    def __init__(self) -> None:
-        self._out = OutputStream(STDOUT)
-        self._err = OutputStream(STDERR)
-
-    def show(self, event: Event) -> None:
-        match event:
-            case Stdout(text):
-                self._out.write(text)
-            case Stderr(text):
-                self._err.write(text)
-            case Display(data) | Result(data):
-                self._out.fresh_line()
-                self._out.write(_plain(data) + "\n")
-            case Error(error):
-                self._explain(error)
-            case InputRequest(prompt):
-                self._err.write(prompt)
-            case RunEnd(run):
-                self._end(run)
-
-    def _explain(self, error: RunError) -> None:
-        text = error.traceback_ansi or f"{error.name}: {error.value}"
-        if error.name == "SystemExit":  # Python prints a text; a number is the exit code
-            text = "" if re.fullmatch(r"-?\d*", error.value) else error.value
-        if text:
-            self._fresh_line()
-            self._err.write(text.removesuffix("\n") + "\n")
-
-    def _end(self, run: Run) -> None:
-        if run.status not in (Status.OK, Status.ERROR):
-            self._fresh_line()
-        self._out.end()
-        self._err.end()
-        match run.status:
-            case Status.TIMEOUT:
-                failure(
-                    "the run took longer than its time-out and was stopped",
-                    "allow more with --timeout, up to limits.wall_time of the policy",
-                )
-            case Status.KILLED:
-                sentence, hint = _KILLED[run.cause or Cause.CRASHED]
-                failure(f"killed ({run.cause}): {sentence}", hint)
-            case Status.INTERRUPTED:
-                failure("interrupted")
-        quarantined(run.quarantined)
-
-    def _fresh_line(self) -> None:
-        """Begin a new line. On a terminal both streams share a line, and an error needs its own."""
-        if self._out.tty and self._err.tty:
-            self._out.fresh_line()
-        self._err.fresh_line()
-
-
-class JsonLinesPrinter:
-    def show(self, event: Event) -> None:
-        write(STDOUT, json.dumps(asdict(event)) + "\n")
-
-
-class JsonPrinter:
-    def show(self, event: Event) -> None:
-        if isinstance(event, RunEnd):
-            write(STDOUT, json.dumps(asdict(event.run)) + "\n")
-
-
-Printer: TypeAlias = TextPrinter | JsonLinesPrinter | JsonPrinter
-
-
-def printer(*, as_json: bool, as_events: bool) -> Printer:
-    """Return the printer that the options of a command select."""
-    return JsonPrinter() if as_json else JsonLinesPrinter() if as_events else TextPrinter()
-
-
-def _plain(bundle: MimeBundle) -> str:
-    plain = text_of(bundle, "text/plain")
-    return plain if plain is not None else f"<{', '.join(sorted(bundle))}>"

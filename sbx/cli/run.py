@@ -16,6 +16,7 @@ from sbx.protocol.languages import ALIASES, LANGUAGES
 
 if TYPE_CHECKING:
     from sbx.cli.run_driver import RunSpec, SignalHandler, Step
+    from sbx.cli.run_output import Printer
     from sbx.protocol.runs import Run
     from sbx.runtime.conversation import Conversation
     from sbx.runtime.sandbox import AsyncSandbox
@@ -147,6 +148,7 @@ def run(
     import asyncio  # lazy imports keep `sbx --help` fast
 
     from sbx.cli.run_driver import RunSpec
+    from sbx.cli.run_output import printer
 
     spec = RunSpec(
         "",
@@ -156,12 +158,12 @@ def run(
         timeout_s=timeout,
         answers=not (from_stdin or as_json or as_events) and os.isatty(0),
     )
-    printer = output.printer(as_json=as_json, as_events=as_events)
     options = {"workspace": workspace, "uploads": uploads, **narrowed}
     script_file = None if path is None or notebook else PythonScript.of(path, text, workspace)
     work = _Work(spec, cells, script_file, upload or (), figures, out)
     asks = not (as_json or as_events)
-    return exits.for_run(asyncio.run(_run_once(work, printer, policy, options, asks=asks)))
+    shown = printer(as_json=as_json, as_events=as_events)
+    return exits.for_run(asyncio.run(_run_once(work, shown, policy, options, asks=asks)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class _Work:
 
 
 async def _run_once(
-    work: _Work, printer: output.Printer, policy: str, options: dict[str, Any], *, asks: bool
+    work: _Work, printer: "Printer", policy: str, options: dict[str, Any], *, asks: bool
 ) -> "Run":
     """Create a sandbox, copy the uploads, follow the run, and clean up.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sbx.cli import terminal
 from sbx.cli.exits import StoppedBySignal
-from sbx.cli.output import Printer
+from sbx.cli.run_output import Printer
 from sbx.cli.signals import handled
 from sbx.protocol.languages import Language
 from sbx.protocol.runs import Event, InputRequest, Run, RunEnd
