@@ -152,11 +152,13 @@ def create_app(
 
 
 def _mount(app: FastAPI) -> None:
-    """Add all routes, those of runs first: each route before the right one takes 1 µs of a call.
-    `include_router` is not used: FastAPI 0.165 takes 0.4 ms to find a route in nested routers."""
+    """Add all routes, those of runs and new sandboxes first: each route before the right one takes
+    1 µs of a call. `include_router` is not used: FastAPI 0.165 takes 0.4 ms to find a route in
+    nested routers."""
     frequent = (
         v1.runs.router,
         bay.runs.router,
+        bay.sandboxes.router,
         sessions_v1.runs.router,
         e2b.code.router,
         opensandbox.code.router,
