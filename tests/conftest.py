@@ -52,7 +52,7 @@ from shared_services import (  # noqa: F401  # fixtures
 from web import site  # noqa: F401  # a fixture
 
 from sbx import Runtime
-from sbx.isolation.broker import process as broker_process
+from sbx.isolation.broker import spawned
 from sbx.isolation.probe import Capabilities
 from sbx.linux import mounts, namespaces
 from sbx.runtime.sandbox import AsyncSandbox
@@ -408,7 +408,7 @@ def orphans_become_ours() -> Iterator[None]:
     pid alone comes again, for a broker of another process of the run."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    real = broker_process.start_process
+    real = spawned.start_process
 
     def remembered(*words: Any) -> Any:
         process = real(*words)
@@ -418,7 +418,7 @@ def orphans_become_ours() -> Iterator[None]:
         return process
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(broker_process, "start_process", remembered)
+    patch.setattr(spawned, "start_process", remembered)
     yield
     patch.undo()
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)

@@ -7,6 +7,7 @@
     terminal.py    cleans text before it is written to a terminal, and reads typed input
     connect.py     connects a command to the service, with sbx.client
     signals.py     SIGINT, SIGTERM and SIGHUP
+    broker_ahead.py  the broker of `sbx run`, started before the command line is parsed
     run_driver.py  one run of `sbx run` or `sbx exec`: its events, its questions, its signals
 
 Each command is the module of its name (exec_.py is `sbx exec`). Other files:
@@ -31,9 +32,9 @@ Only the module of the requested command is imported, and it imports its depende
 below, typer, rich.
 """
 
-import gc
 import sys
 from collections.abc import Sequence
+from gc import freeze, set_threshold  # not `gc`: that is the command, once it is imported
 
 # Imports make 100,000 objects that stay. At 700, the threshold of Python, collections take 45 ms of
 # the 500 of `sbx run`. `sbx serve` sets other thresholds.
@@ -43,7 +44,7 @@ _COLLECTED_AFTER = 50_000
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Never raise, and never show a traceback of sbx."""
     if arguments is None:  # this process is ours
-        gc.set_threshold(_COLLECTED_AFTER, 2, 2)
+        set_threshold(_COLLECTED_AFTER, 2, 2)
     try:
         from sbx.cli.app import run_command
 
@@ -51,3 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # during the imports, before `exits` is available
         print("error: interrupted", file=sys.stderr)
         return 130
+    finally:
+        if arguments is None:  # at its end, Python would look for garbage twice, for 45 ms
+            freeze()

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from sbx import __version__, errors
-from sbx.cli import exits, output, terminal
+from sbx.cli import broker_ahead, exits, output, terminal
 
 P = ParamSpec("P")
 # Each command is the module of its name, in the order of `sbx --help`. Its module is imported when
@@ -140,7 +140,8 @@ def run_command(arguments: Sequence[str] | None) -> int:
         extra = _EXTRAS.get(words[0])
         with errors.needs_extra(f"sbx {words[0]}", extra) if extra else contextlib.nullcontext():
             command = "version" if words[0] == "--version" else words[0]
-            code = _parser(command)(words, prog_name="sbx", standalone_mode=False)
+            with broker_ahead.of(words) as broker:
+                code = _parser(command)(words, prog_name="sbx", standalone_mode=False, obj=broker)
         return int(code or exits.Exit.OK)
     except exits.ReaderGone as error:
         return exits.for_error(error)

@@ -17,6 +17,7 @@ from sbx.protocol.languages import ALIASES, LANGUAGES
 if TYPE_CHECKING:
     from sbx.cli.run_driver import RunSpec, SignalHandler, Step
     from sbx.cli.run_output import Printer
+    from sbx.isolation.broker.spawned import SpawnedBroker
     from sbx.protocol.runs import Run
     from sbx.runtime.conversation import Conversation
     from sbx.runtime.sandbox import AsyncSandbox
@@ -68,6 +69,7 @@ ScriptArguments = Annotated[
 
 
 def run(
+    context: typer.Context,
     file: FileArgument = None,
     args: ScriptArguments = None,
     code: CodeOption = None,
@@ -163,7 +165,8 @@ def run(
     work = _Work(spec, cells, script_file, upload or (), figures, out)
     asks = not (as_json or as_events)
     shown = printer(as_json=as_json, as_events=as_events)
-    return exits.for_run(asyncio.run(_run_once(work, shown, policy, options, asks=asks)))
+    once = _run_once(work, shown, policy, options, context.obj, asks=asks)
+    return exits.for_run(asyncio.run(once))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,13 @@ class _Work:
 
 
 async def _run_once(
-    work: _Work, printer: "Printer", policy: str, options: dict[str, Any], *, asks: bool
+    work: _Work,
+    printer: "Printer",
+    policy: str,
+    options: dict[str, Any],
+    broker: "SpawnedBroker | None",
+    *,
+    asks: bool,
 ) -> "Run":
     """Create a sandbox, copy the uploads, follow the run, and clean up.
 
@@ -202,9 +211,8 @@ async def _run_once(
         if work.figures is not None:  # open it before code inside can replace it
             directory = stack.enter_context(closing(Figures(work.figures)))
         out = directory_for(work.out) if work.out is not None else None
-        # A zygote pays off from the second kernel on. This runtime starts a single kernel.
-        settings = Settings(fast_path=False)
-        async with signals_of(run_printer) as signals, Runtime(settings) as runtime:
+        settings = Settings()
+        async with signals_of(run_printer) as signals, Runtime(settings, broker=broker) as runtime:
             try:
                 box = await runtime.create(reference(policy), **options)
                 for path in work.upload:

@@ -8,7 +8,6 @@ Docker, on old kernels) is a test case.
 """
 
 import os
-import platform
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -112,8 +111,8 @@ def probe(
     options, bwrap_layer = _bwrap(bwrap)
     namespaces = _namespaces(bwrap if bwrap_layer.available else None, options, host, become)
     return Capabilities(
-        linux=platform.release(),
-        machine=platform.machine(),
+        linux=os.uname().release,
+        machine=os.uname().machine,
         root=host.root,
         bwrap=bwrap if bwrap_layer.available else None,
         bwrap_options=options,
@@ -123,7 +122,7 @@ def probe(
             bwrap_layer,
             namespaces,
             _landlock(landlock.abi()),
-            _seccomp(seccomp.supported(), platform.machine()),
+            _seccomp(seccomp.supported(), os.uname().machine),
             *cgroup_layers,
         ),
     )

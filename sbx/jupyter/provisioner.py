@@ -154,7 +154,7 @@ class SandboxProvisioner(KernelProvisionerBase):
     async def _open_notebook(self) -> "Notebook":
         if self._notebook is not None and self._shared is not None and self._shared.alive:
             return self._notebook
-        shared, notebook = await asyncio.to_thread(_new_notebook)
+        shared, notebook = await asyncio.to_thread(_new_notebook, self.policy)
         end = weakref.finalize(self, _let_go, shared, notebook)
         end.atexit = False  # at exit the runtime ends by itself, with everything on its loop
         self._shared, self._notebook = shared, notebook
@@ -203,13 +203,14 @@ class SandboxProvisioner(KernelProvisionerBase):
             _check_apart(self._directory, manager, bound)
 
 
-def _new_notebook() -> "tuple[SharedRuntime, Notebook]":
+def _new_notebook(policy: str) -> "tuple[SharedRuntime, Notebook]":
     """Make a notebook. Call it in a thread: the first import and start take a second."""
-    from sbx.jupyter.notebook import Notebook
-    from sbx.jupyter.notebook_sandbox import seats_of
     from sbx.runtime.shared import shared_runtime
 
-    shared = shared_runtime()
+    shared = shared_runtime(policy)  # first: its broker starts while it imports the runtime
+    from sbx.jupyter.notebook import Notebook
+    from sbx.jupyter.notebook_sandbox import seats_of
+
     return shared, Notebook(seats_of(shared.runtime))
 
 

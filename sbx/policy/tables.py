@@ -55,7 +55,8 @@ _Some = Annotated[Size, checks.at_least(1, "0 would mean nothing at all, or no l
 class Table(BaseModel):
     """A table of a policy file: frozen, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # The validator of Policy contains those of its tables, so only that one is built, at first use.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class MountPolicy(Table):

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-import platform
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sbx import errors
 from sbx.aio import check_process, in_thread, run_to_completion
-from sbx.environments.directory import Environments
 from sbx.environments.interpreter import interpreter_at, own_interpreter
 from sbx.isolation.broker.client import BrokerClient
 from sbx.isolation.broker.process import BrokerProcess
+from sbx.isolation.broker.spawned import SpawnedBroker
 from sbx.isolation.launch_plan import Interpreter
 from sbx.isolation.plan import decide_walls
 from sbx.isolation.probe import Capabilities
@@ -29,6 +29,7 @@ from sbx.runtime.lifetime import Lifetime
 from sbx.runtime.prewarm import PrewarmedSandbox, prewarm_spec, to_prewarmed_sandbox
 from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.settings import Settings
+from sbx.runtime.without_collections import without_collections
 from sbx.telemetry.starts import StartCounts
 from sbx.workspace.allowed_paths import MountSources, OwnPaths
 from sbx.workspace.layout import DataDirectory
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _PREPARED_AT_ONCE = 2 * (os.cpu_count() or 1)  # more would all be ready late, at the same time
 _Sandbox = TypeVar("_Sandbox", bound="AsyncSandbox")
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+_SANDBOX = "sbx.runtime.sandbox"
 
 
 class Runtime:
@@ -52,11 +54,12 @@ class Runtime:
         self,
         settings: Settings | None = None,
         *,
-        broker: BrokerProcess | None = None,
+        broker: BrokerProcess | SpawnedBroker | None = None,
         keep_files: bool = False,
     ) -> None:
-        """`broker`: a broker that was started before this program gave up its privileges.
-        `keep_files`: keep the files in the data directory, which a service knows."""
+        """`broker`: a broker that was started before this program gave up its privileges, or a
+        process that becomes one. `keep_files`: keep the files in the data directory, which a
+        service knows."""
         self.settings = settings or Settings()
         self._keep_files = keep_files
         self._room = asyncio.Semaphore(_PREPARED_AT_ONCE)
@@ -71,19 +74,19 @@ class Runtime:
     async def start(self) -> Self:
         """Start the broker and lock the data directory. Raise Conflict, Unavailable. If the host
         lacks a layer, `create` refuses the policies that need it."""
-        settings = self.settings
+        settings, broker = self.settings, self._started_broker
         try:
             await run_to_completion(self._open_data())  # with its result, also if cancelled
             assert self._data is not None
-            filters = load_filters(platform.machine())
-            if self._started_broker is not None:
-                self._broker = BrokerClient.adopt(self._started_broker)
+            filters = load_filters(os.uname().machine)
+            if isinstance(broker, BrokerProcess):
+                self._broker = BrokerClient.adopt(broker)
             else:
                 self._broker = await BrokerClient.start(
                     bwrap=str(settings.bwrap) if settings.bwrap else None,
                     uids=settings.uid_range,
                     groups=settings.cgroups,
-                    on_open=_import_rest,
+                    spawned=broker,
                 )
             await self._broker.look_at_disk(str(self._data.directory.path))
         except BaseException:
@@ -147,26 +150,27 @@ class Runtime:
     ) -> "AsyncSandbox":
         """Create a sandbox. Its kernel starts with the first run.
 
-        `policy` is a name, the Path of a file, or a value. `narrower` tightens it, for instance
-        `{"limits": {"memory_max": "64MiB"}}`; `env` adds environment variables. `workspace` is a
-        directory of the host to be /workspace, `uploads` one to be the read-only uploads. Seconds
-        after its last use, `ttl` closes it, and `idle_timeout` ends its kernels.
-
-        As root, a `workspace` of root is mapped: the jail sees the files as its own, and new files
-        belong to root.
+        `policy` is a name, the Path of a file, or a value. `narrower` tightens it, and `env` adds
+        environment variables. `workspace` is a directory of the host to be /workspace, `uploads`
+        one to be the read-only uploads. Seconds after its last use, `ttl` closes it, and
+        `idle_timeout` ends its kernels. As root, a `workspace` of root is mapped.
 
         Raises NotFound `policy_not_found`, PolicyError, BadRequest (`limit_widened`,
         `invalid_lifetime`), CannotEnforce, Denied (`directory_forbidden`, `workspace_has_set_id`,
         `workspace_has_socket`, `workspace_owned_by_root`: also where it cannot be mapped).
         """
-        from sbx.runtime.sandbox import AsyncSandbox  # see `_import_rest`
-
         resources = self._started()
         lifetime = Lifetime.of(ttl, idle_timeout)
         loaded, decided = await self.decide(policy, narrower=narrower, env=env)
         interpreter = await _interpreter_of(self.settings, decided)
         new = workspace is None and uploads is None
         prewarmed = self._take_prewarmed(loaded, decided, interpreter) if new else None
+        if _SANDBOX not in sys.modules:  # this takes 40 ms, while the first zygote starts
+            await asyncio.sleep(0)  # its order is sent first
+            with without_collections():
+                await in_thread(import_module, _SANDBOX)
+        from sbx.runtime.sandbox import AsyncSandbox
+
         sandbox = AsyncSandbox(
             resources,
             decided,
@@ -209,8 +213,6 @@ class Runtime:
     ) -> PrewarmedSandbox | None:
         resources = self._started()
         spec = prewarm_spec(resources, loaded, decided, interpreter)
-        if spec is None:
-            return None
         decide_walls(decided, self.capabilities)
         key = _key(resources, loaded, decided, interpreter)
         return to_prewarmed_sandbox(resources.starter.take_prewarmed(key, spec), key)
@@ -256,7 +258,7 @@ class Runtime:
     @property
     def confined(self) -> bool:
         """Whether this process gave up the rights with which its broker was started."""
-        return self._started_broker is not None
+        return isinstance(self._started_broker, BrokerProcess)
 
     @property
     def as_root(self) -> bool:
@@ -343,12 +345,6 @@ class Runtime:
         return self._resources
 
 
-def _import_rest() -> None:
-    """Import what sandboxes need in a thread, while the broker probes the host: that takes 45 ms,
-    and the imports take 40."""
-    asyncio.get_running_loop().run_in_executor(None, import_module, "sbx.runtime.sandbox")
-
-
 def _decide(
     settings: Settings,
     policy: str | Path | Policy,
@@ -375,6 +371,8 @@ async def _interpreter_of(settings: Settings, policy: Policy) -> Interpreter:
     if policy.interpreter is None:
         return own_interpreter()
     if (name := policy.environment) is not None:
+        from sbx.environments.directory import Environments  # most policies name no environment
+
         environments = Environments(settings.environments)
         return await in_thread(environments.interpreter, name, policy.name)
     return await interpreter_at(policy.interpreter)

@@ -10,20 +10,29 @@ import os
 import threading
 
 from sbx.aio import Loop
-from sbx.runtime.runtime import Runtime
-from sbx.runtime.settings import Settings
+from sbx.isolation.broker.spawned import spawn_broker
+from sbx.runtime.without_collections import without_collections
 
 
 class SharedRuntime(Loop):
     """The runtime, on its loop, in its thread."""
 
-    def __init__(self) -> None:
-        super().__init__("sbx-runtime")
-        runtime = Runtime(Settings())
+    def __init__(self, policy: str) -> None:
+        """`policy`: that of the first sandbox."""
+        broker = spawn_broker(policy)  # it starts while this process imports the runtime
         try:
-            self.runtime = self.call(runtime.start())
+            with without_collections():
+                from sbx.runtime.runtime import Runtime
+                from sbx.runtime.settings import Settings
+            self.runtime = Runtime(Settings(), broker=broker)
+            super().__init__("sbx-runtime")
+            try:
+                self.call(self.runtime.start())
+            except BaseException:
+                self.end(self.runtime.close())
+                raise
         except BaseException:
-            self.end(runtime.close())
+            broker.close()
             raise
 
     @property
@@ -38,14 +47,15 @@ _shared: SharedRuntime | None = None
 _starting = threading.Lock()
 
 
-def shared_runtime() -> SharedRuntime:
+def shared_runtime(policy: str = "") -> SharedRuntime:
+    """Return the runtime of this process. `policy`: a name that helps a new one to start sooner."""
     global _shared  # noqa: PLW0603  # one per process is the promise
     with _starting:
         if _shared is not None and _shared.running and not _shared.alive:
             _shared.close()  # its broker died, and every sandbox with it
             _shared = None
         if _shared is None or _shared.pid != os.getpid():
-            _shared = SharedRuntime()
+            _shared = SharedRuntime(policy)
             atexit.register(close)
         return _shared
 

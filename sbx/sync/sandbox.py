@@ -4,9 +4,7 @@ This module imports the runtime and the client, which do not import each other, 
 """
 
 import atexit
-import gc
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -20,24 +18,9 @@ from sbx.sync.methods import Attribute
 
 if TYPE_CHECKING:
     from sbx.policy import Policy
-    from sbx.runtime.shared import SharedRuntime
     from sbx.sync.client import BlockingClient
 
 Connect = str | os.PathLike[str] | bool | None
-
-
-def _shared_runtime() -> "SharedRuntime":
-    """Return the runtime of this process. Its import makes 37,000 objects that stay; collections of
-    garbage meanwhile would take 20 ms of 160."""
-    collects = gc.isenabled() and "sbx.runtime.shared" not in sys.modules
-    if collects:
-        gc.disable()
-    try:
-        from sbx.runtime.shared import shared_runtime
-    finally:
-        if collects:
-            gc.enable()
-    return shared_runtime()
 
 
 class Sandbox(BlockingSandbox):
@@ -73,7 +56,9 @@ class Sandbox(BlockingSandbox):
     ) -> None:
         loop: Loop
         if connect is None or connect is False:
-            loop = shared = _shared_runtime()
+            from sbx.runtime.shared import shared_runtime
+
+            loop = shared = shared_runtime(str(getattr(policy, "name", policy)))
             sandbox: Any = shared.call(
                 shared.runtime.create(
                     policy,

@@ -262,15 +262,25 @@ async def test_kernel_that_does_not_fit_in_its_memory_is_told_of_and_nothing_is_
 
 
 @pytest.mark.needs("root")
-async def test_uids_that_are_used_up_by_sandboxes_leave_the_cold_path() -> None:
-    async with Runtime(Settings(uid_range=(1_900_000_000, 2))) as runtime:
-        async with await runtime.create() as box, await runtime.create() as other:
+async def test_the_last_uid_is_for_a_sandbox_and_leaves_the_cold_path() -> None:
+    async with Runtime(Settings(uid_range=(1_900_000_000, 1))) as runtime:
+        async with await runtime.create() as box:
             receipt = await box.start()
             assert receipt.path == "cold"
             assert "every host uid of the range" in receipt.fallback
-            assert (await other.run("1 + 1")).result == "2"
             with pytest.raises(Unavailable, match="every host uid of the range"):
                 await runtime.create()
+        await tidy(runtime)
+
+
+@pytest.mark.needs("root")
+async def test_a_zygote_has_a_uid_of_the_range_too() -> None:
+    async with Runtime(Settings(uid_range=(1_900_000_000, 3))) as runtime:
+        async with await runtime.create() as box, await runtime.create() as other:
+            assert (await box.start()).path == "fork"
+            with pytest.raises(Unavailable, match="every host uid of the range"):
+                await runtime.create()
+            assert (await other.run("1 + 1")).result == "2"
         await tidy(runtime)
 
 

@@ -71,10 +71,9 @@ Step = Callable[[Runtime, AsyncSandbox, AsyncExitStack], Awaitable[Held]]
 
 
 async def importing(_: Runtime, box: AsyncSandbox, __: AsyncExitStack) -> Held:
-    """The zygote exists, and is not ready."""
+    """The zygote exists since the sandbox was created, and is not ready: it has no jail."""
     starting = asyncio.create_task(box.start())
-    before = nests(broker())
-    (new,) = await until(lambda: [one for one in nests(broker()) if one not in before])
+    (new,) = await until(lambda: [one for one in nests(broker()) if not one.entered()])
     return Held(starting, new)
 
 

@@ -130,9 +130,9 @@ class Measured:
             real(self, _traced(args, tracer.prefix()), *rest, **named)
 
         subprocess.Popen.__init__ = started  # type: ignore[method-assign]
-        from sbx.isolation.broker import process, watchdog
+        from sbx.isolation.broker import spawned, watchdog
 
-        process._BOOT = f"{tracer.prefix()}; {process._BOOT}"
+        spawned._BOOT = f"{tracer.prefix()}; {spawned._BOOT}"
         watchdog._BOOT = f"{tracer.prefix()}; {watchdog._BOOT}"
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from sbx import errors
-from sbx.isolation.broker import connection, process
+from sbx.isolation.broker import connection, process, spawned
 from sbx.isolation.broker.client import BrokerClient
 from sbx.isolation.broker.jail import Jail, JailExit
 from sbx.isolation.broker.process import BrokerProcess, start_broker
@@ -173,7 +173,7 @@ async def test_jail_without_a_sandbox_has_no_plan_and_ends_once(far: Far) -> Non
 async def test_broker_starts_without_a_scope_that_systemd_does_not_give(
     monkeypatch: pytest.MonkeyPatch, prefix: list[str]
 ) -> None:
-    monkeypatch.setattr(process, "scope", lambda: prefix)
+    monkeypatch.setattr(spawned, "scope", lambda: prefix)
     broker = await BrokerClient.start(uids=UIDS)
     assert broker.alive
     await broker.close()
@@ -187,7 +187,7 @@ async def test_broker_starts_without_a_scope_that_systemd_does_not_give(
 async def test_broker_that_ends_at_its_start_is_named(
     monkeypatch: pytest.MonkeyPatch, boot: str
 ) -> None:
-    monkeypatch.setattr(process, "_BOOT", boot)
+    monkeypatch.setattr(spawned, "_BOOT", boot)
     with pytest.raises(errors.Broken) as raised:
         start_broker(uids=UIDS, groups=False)
     assert raised.value.code == "broker_died"

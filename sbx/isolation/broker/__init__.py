@@ -1,7 +1,8 @@
 """The broker: one process that starts jails, and keeps the rights that this needs.
 
     client                   the runtime's side: plans become orders, and orders become jails
-    connection, process      its socket and its process; a broker for a service that drops root
+    spawned, early_orders    its process, and the orders that it gets before the runtime is imported
+    connection, process      its socket; a broker for a service that drops root
     jail                     a jail and a zygote as the runtime sees them
     server, loop             the broker's side: the orders, and its event loop
     sandboxes, jails         cgroups and uids of sandboxes; jails from their start to their end

@@ -30,7 +30,6 @@ capability, the filter and the read-only view all the same. And it can end every
 """
 
 import os
-import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -140,7 +139,7 @@ class BrokerAllowlist:
         self._zygotes = LaunchGrant.of(granted["zygote"]).without(granted["writable"])
         self._preload = frozenset(granted["preload"])
         self._walls = granted["walls"]
-        self._filter = load_filter("default", platform.machine()).program.hex()
+        self._filter = load_filter("default", os.uname().machine).program.hex()
         self._attachable = {
             top: os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             for top in granted.get("attachable", ())

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sbx import errors
-from sbx.aio import run_to_completion
+from sbx.aio import in_thread, run_to_completion
 from sbx.isolation import project_quota
 from sbx.isolation.argv import bwrap_argv, zygote_argv
 from sbx.isolation.broker import bind_staging
 from sbx.isolation.broker.connection import BrokerConnection
+from sbx.isolation.broker.early_orders import ZYGOTE, EarlyOrders
 from sbx.isolation.broker.jail import Jail, JailExit, ZygoteHandle
 from sbx.isolation.launch_plan import Bind, GroupLimits, LaunchPlan, Mount, Tmpfs, ZygotePlan
 
@@ -135,29 +136,18 @@ class BrokerClient(BrokerConnection):
         `uid` is a host uid outside of the broker's range that its jails may need. Raises
         Unavailable `zygote_failed` with the cause.
         """
-        name = secrets.token_hex(8)
+        early, self._early = self._early, None
+        order = _zygote_order(plan, walls, uid, _early_name(early) or secrets.token_hex(8))
+        is_sent = early is not None and early.matches_zygote(order)
+        if early is not None and not is_sent:
+            await self._retire_early(early)
+            order = _zygote_order(plan, walls, uid, secrets.token_hex(8))
+        name = order["zygote"]
         zygote = ZygoteHandle(self.order, self._fork, name, plan)
-        tops = [f"{mount.target}/" for mount in plan.tmpfs]
-        kept = [mount.target for mount in plan.mounts if mount.target.startswith(tuple(tops))]
         self._zygotes[name] = zygote
+        sent = ZYGOTE if is_sent else None
         try:
-            ready = await self.order(
-                "start_zygote",
-                zygote=name,
-                bwrap=plan.bwrap,
-                args=zygote_argv(plan, lambda index: bind_staging.place(name, index)),
-                command=plan.command,
-                files=[file.content for file in plan.files],
-                stage=_staged(plan.mounts, {}),
-                prepare={
-                    "preload": plan.preload,
-                    "tmpfs": [(mount.target, mount.size, mount.mode) for mount in plan.tmpfs],
-                    "kept": kept,
-                    "walls": walls,
-                },
-                uid=uid,
-                deadline_s=deadline_s,
-            )
+            ready = await self.order("start_zygote", deadline_s=deadline_s, sent=sent, **order)
         except BaseException:
             self._zygotes.pop(name, None)
             if self.alive:
@@ -165,7 +155,23 @@ class BrokerClient(BrokerConnection):
                     await run_to_completion(self.order("retire_zygote", zygote=name))
             raise
         zygote.python, zygote.missing = ready["python"], ready["missing"]
+        if early is not None:
+            await self._keep(early, order)
         return zygote
+
+    async def end_early_zygote(self) -> None:
+        """End the zygote of an early order, if the first kernel did not need it."""
+        if self._early is not None:
+            early, self._early = self._early, None
+            await self._retire_early(early)
+            await self._keep(early, None)
+
+    async def _retire_early(self, early: EarlyOrders) -> None:
+        if (name := _early_name(early)) is not None:
+            await self.order("retire_zygote", zygote=name)
+
+    async def _keep(self, early: EarlyOrders, order: Mapping[str, Any] | None) -> None:
+        await in_thread(early.keep, self._greeting, order)
 
     async def enter(
         self,
@@ -246,6 +252,31 @@ class BrokerClient(BrokerConnection):
         for zygote in self._zygotes.values():
             zygote.set_ended("the broker ended")
         self._zygotes.clear()
+
+
+def _zygote_order(
+    plan: ZygotePlan, walls: Mapping[str, Any], uid: int | None, name: str
+) -> dict[str, Any]:
+    tops = tuple(f"{mount.target}/" for mount in plan.tmpfs)
+    return {
+        "zygote": name,
+        "bwrap": plan.bwrap,
+        "args": zygote_argv(plan, lambda index: bind_staging.place(name, index)),
+        "command": plan.command,
+        "files": [file.content for file in plan.files],
+        "stage": _staged(plan.mounts, {}),
+        "prepare": {
+            "preload": plan.preload,
+            "tmpfs": [(mount.target, mount.size, mount.mode) for mount in plan.tmpfs],
+            "kept": [mount.target for mount in plan.mounts if mount.target.startswith(tops)],
+            "walls": walls,
+        },
+        "uid": uid,
+    }
+
+
+def _early_name(early: EarlyOrders | None) -> str | None:
+    return early.zygote["zygote"] if early is not None and early.zygote is not None else None
 
 
 def _staged(

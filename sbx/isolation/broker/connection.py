@@ -19,7 +19,9 @@ from typing import Any, Self
 from sbx import errors
 from sbx.aio import check_process, in_thread
 from sbx.isolation.broker import process, watchdog
+from sbx.isolation.broker.early_orders import HELLO, ZYGOTE, EarlyOrders
 from sbx.isolation.broker.pulse import Pulse
+from sbx.isolation.broker.spawned import END_S, SpawnedBroker, spawn_broker
 from sbx.isolation.broker.watchdog import Watchdog
 from sbx.isolation.probe import Capabilities
 
@@ -38,7 +40,10 @@ class BrokerConnection:
         self._pulse = Pulse(lambda: self.order("ping"), self._is_silent)
         self._why: Callable[[], errors.SbxError] = process.broker_died
         self._sock: socket.socket | None = None
-        self._seq = 0
+        self._seq = ZYGOTE  # the last number of an early order
+        self._greeting: Mapping[str, Any] = {}
+        self._early: EarlyOrders | None = None
+        self._early_replies: dict[int, Mapping[str, Any]] = {}
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.capabilities: Capabilities | None = None
 
@@ -49,22 +54,27 @@ class BrokerConnection:
         bwrap: str | None = None,
         uids: tuple[int, int],
         groups: bool = True,
-        on_open: Callable[[], object] = lambda: None,
+        spawned: SpawnedBroker | None = None,
     ) -> Self:
-        """Start the process, which probes the host. `uids`: (first, count). `on_open` is called
-        when the process has its order to probe."""
-        words = await in_thread(process.scope) if groups else []
+        """Start the process, or take over a `spawned` one. It probes the host. `uids`: (first,
+        count)."""
+        in_scope, greeting = groups, process.hello(bwrap, uids, groups)
+        early = spawned.early if spawned is not None else None
+        if spawned is not None and early is not None and not early.matches_hello(greeting):
+            await in_thread(spawned.close)
+            spawned, early = None, EarlyOrders(early.policy)
         while True:
             broker = cls()
             try:
-                await broker._open(words)
-                greeting = process.hello(bwrap, uids, groups)
-                asyncio.get_running_loop().call_soon(on_open)
-                raw = await broker.order("hello", **greeting)
+                in_scope = await broker._open(spawned, in_scope=in_scope)
+                broker._greeting, broker._early = greeting, early
+                is_sent = early is not None and early.hello is not None
+                raw = await broker.order("hello", sent=HELLO if is_sent else None, **greeting)
             except BaseException as error:
                 await broker.close()
-                if words and getattr(error, "code", "") in ("broker_died", "broker_silent"):
-                    words = []  # systemd-run could not, or waits: without a scope and cgroups
+                if in_scope and getattr(error, "code", "") in ("broker_died", "broker_silent"):
+                    spawned, in_scope = None, False  # systemd-run could not, or waits: without it
+                    early = EarlyOrders(early.policy) if early is not None else None
                     continue
                 raise
             broker.capabilities = Capabilities.from_json(raw)
@@ -94,14 +104,22 @@ class BrokerConnection:
         return None if self.alive else self._why()
 
     async def order(
-        self, do: str, *, fds: Sequence[int] = (), deadline_s: float | None = None, **words: Any
+        self,
+        do: str,
+        *,
+        fds: Sequence[int] = (),
+        deadline_s: float | None = None,
+        sent: int | None = None,
+        **words: Any,
     ) -> dict[str, Any]:
-        """Send one order and wait for its outcome. Raise the error of the broker, by its code."""
+        """Send one order and wait for its outcome. Raise the error of the broker, by its code.
+        `sent`: the number of this order, if it was sent early."""
         check_process(self._pid)
         if self._sock is None:
             raise self._why()
-        self._seq += 1
-        seq = self._seq
+        if sent is None:
+            self._seq += 1
+        seq = sent or self._seq
         packet = json.dumps({"seq": seq, "do": do, **words}, ensure_ascii=False).encode()
         if len(packet) > _ORDER_MAX:
             raise errors.BadRequest(
@@ -114,8 +132,11 @@ class BrokerConnection:
         self._waiting[seq] = answer
         deadline_s, sent_at = deadline_s or process.ORDER_S, loop.time()
         try:
-            async with asyncio.timeout(deadline_s):
-                await self._send(packet, fds)
+            if sent is None:
+                async with asyncio.timeout(deadline_s):
+                    await self._send(packet, fds)
+            elif (early := self._early_replies.pop(sent, None)) is not None:
+                _settle(answer, early)
             # Not asyncio.timeout: after a blocked loop, the answer and the deadline come together.
             if not (await asyncio.wait((answer,), timeout=sent_at + deadline_s - loop.time()))[0]:
                 raise TimeoutError
@@ -135,21 +156,20 @@ class BrokerConnection:
         finally:
             self._waiting.pop(seq, None)
 
-    async def _open(self, prefix: Sequence[str]) -> None:
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
+    async def _open(self, spawned: SpawnedBroker | None, *, in_scope: bool) -> bool:
+        """Take over the process, or a new one. Return whether systemd-run starts it."""
 
-        def start() -> None:
-            with its:
-                self._process = process.start_process(its.fileno(), prefix)
+        def take(spawned: SpawnedBroker) -> bool:
+            self._process, self._sock = spawned.process, spawned.sock
+            return spawned.in_scope
 
-        try:
-            await in_thread(start)
-        except BaseException:
-            ours.close()
-            raise
-        self._sock = ours
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._receive)
+        if spawned is not None:
+            in_scope = take(spawned)
+        else:  # `take` runs in the thread: a cancelled start knows the process and ends it
+            in_scope = await in_thread(lambda: take(spawn_broker(in_scope=in_scope)))
+        assert self._sock is not None
+        asyncio.get_running_loop().add_reader(self._sock.fileno(), self._receive)
+        return in_scope
 
     async def _send(self, packet: bytes, fds: Sequence[int]) -> None:
         """Send one packet. Wait while the socket is full, and for a short time while the user of
@@ -176,7 +196,7 @@ class BrokerConnection:
         self._why = process.closed
         running, self._process = self._process, None
         if running is not None:
-            await in_thread(watchdog.end, running, self._watchdog, process.END_S)
+            await in_thread(watchdog.end, running, self._watchdog, END_S)
 
     def _receive(self) -> None:
         """Read every packet that waits: see `order`."""
@@ -199,12 +219,10 @@ class BrokerConnection:
             self.on_event(message)
             return
         waiting = self._waiting.get(message["seq"])
-        if waiting is None or waiting.done():
-            return
-        if "ok" in message:
-            waiting.set_result(message["ok"])
-        else:
-            waiting.set_exception(process.revive(message["error"]))
+        if waiting is not None:
+            _settle(waiting, message)
+        elif message["seq"] == ZYGOTE:
+            self._early_replies[ZYGOTE] = message
 
     def _is_silent(self) -> None:
         """Kill the broker: jails end with it, and with their sockets."""
@@ -234,6 +252,15 @@ class BrokerConnection:
 
     def on_end(self) -> None:
         """Note that the broker has ended, and everything that it started with it."""
+
+
+def _settle(answer: asyncio.Future[dict[str, Any]], reply: Mapping[str, Any]) -> None:
+    if answer.done():
+        return
+    if "ok" in reply:
+        answer.set_result(reply["ok"])
+    else:
+        answer.set_exception(process.revive(reply["error"]))
 
 
 def _too_many_in_flight() -> errors.Unavailable:

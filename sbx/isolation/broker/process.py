@@ -1,36 +1,23 @@
-"""The start of the broker's process, and the errors that it causes.
-
-A service that gives up root's rights starts it with `start_broker`, before it has an event loop;
-`BrokerConnection` starts it otherwise.
+"""The start of a broker for a service that gives up root's rights, before it has an event loop; and
+the errors that a broker causes.
 """
 
 import json
 import os
-import secrets
 import socket
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import psutil
-
 from sbx import errors
-from sbx.isolation import cgroups
-from sbx.isolation.broker import spawn, watchdog
+from sbx.isolation.broker import early_orders, spawn, watchdog
 from sbx.isolation.broker.pulse import RETRY_AFTER_S
+from sbx.isolation.broker.spawned import END_S, spawn_broker
 from sbx.isolation.broker.watchdog import Watchdog
 from sbx.isolation.probe import Capabilities
 
-_PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
-_BOOT = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from sbx.isolation.broker.server import main; main()"
-)
 ORDER_S = 30.0
-END_S = 5.0
 PACKET_MAX = 1 << 18
 
 
@@ -78,11 +65,10 @@ def start_broker(
     No order gives the privileges back. The broker does nothing before `confine`. A watchdog keeps
     the right to kill it. Block while the broker probes the host, 30 s at most.
     """
-    words = scope() if groups else []
+    in_scope = groups
     while True:
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its:
-            process = start_process(its.fileno(), words)
+        spawned = spawn_broker(in_scope=in_scope)
+        process, ours = spawned.process, spawned.sock
         try:
             ours.settimeout(ORDER_S)
             greeting = hello(bwrap, uids, groups, confined=True)
@@ -95,47 +81,17 @@ def start_broker(
             error = revive(reply["error"]) if packet else broker_died()
         except OSError:  # TimeoutError is one
             error = broker_died()
-        ours.close()
-        watchdog.end(process, None, END_S)
-        if not words or error.code != "broker_died":
+        spawned.close()
+        if not spawned.in_scope or error.code != "broker_died":
             raise error
-        words = []  # systemd-run failed: continue without a scope and cgroups
-
-
-def start_process(its: int, prefix: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start the process in a separate session, so that Ctrl-C in a terminal does not reach it."""
-    environment = {
-        name: os.environ[name]
-        for name in ("LD_LIBRARY_PATH", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
-        if name in os.environ
-    }
-    return subprocess.Popen(
-        [*prefix, sys.executable, "-I", "-S", "-c", _BOOT, _PACKAGE_ROOT],
-        stdin=its,
-        stdout=subprocess.DEVNULL,
-        stderr=None if os.environ.get("SBX_DEBUG") else subprocess.DEVNULL,
-        env=environment,
-        cwd="/",
-        start_new_session=True,
-    )
+        in_scope = False  # systemd-run failed: continue without a scope and cgroups
 
 
 def hello(
     bwrap: str | None, uids: tuple[int, int], groups: bool, *, confined: bool = False
 ) -> dict[str, Any]:
-    return {
-        "runtime": os.getpid(),
-        "bwrap": bwrap,
-        "uids": uids,
-        "groups": groups,
-        "id": secrets.token_hex(4),
-        "confined": confined,
-    }
-
-
-def scope() -> list[str]:
-    """Return the command prefix that gets a delegated cgroup from systemd, if that is needed."""
-    return cgroups.scope_command(cgroups.probe()) or []
+    words = {"bwrap": bwrap, "uids": uids, "groups": groups, "confined": confined}
+    return {**words, **early_orders.of_process()}
 
 
 def closed() -> errors.Closed:
@@ -162,6 +118,8 @@ def broker_silent(message: str = "the broker does not answer") -> errors.Unavail
 
 def state(pid: int) -> str:
     """Return what the log reports about a process that does not answer."""
+    import psutil  # 6 ms, which the start of a broker does not need
+
     try:
         broker = psutil.Process(pid)
         with broker.oneshot():

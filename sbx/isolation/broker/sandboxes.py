@@ -126,12 +126,12 @@ class BrokerSandboxes:
                 hint="let the setting uid_range be what it was when the sandbox was made",
             )
 
-    def free_uid(self, zygote_uids: Collection[int]) -> int:
+    def free_uid(self, zygote_uids: Collection[int], *, left: int = 0) -> int:
         """Return a uid that nothing else of this broker has. Random, as other runtimes choose
-        too."""
+        too. `left`: the number of free uids that must be left."""
         taken = {sandbox.become[0] for sandbox in self.by_name.values() if sandbox.become}
         taken |= set(zygote_uids)
-        if len(taken) >= len(self.uids):
+        if len(taken) + left >= len(self.uids):
             raise Unavailable(
                 "every host uid of the range for sandboxes is in use",
                 hint="widen the setting uid_range, or close sandboxes",

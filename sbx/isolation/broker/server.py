@@ -65,7 +65,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -374,4 +373,4 @@ def main() -> None:
     # has in flight with the limit of the sender.
     raise_nofile_limit(_OPEN_FILES_MAX)
     BrokerServer(sock).serve()
-    sys.exit(0)
+    os._exit(0)  # Python would free its modules first, for 10 ms, while the runtime waits

@@ -96,7 +96,7 @@ class Zygotes:
         sandboxes = self._sandboxes
         uids = [sandboxes.uids]
         if sandboxes.as_root:
-            own = sandboxes.free_uid(self.uids)
+            own = sandboxes.free_uid(self.uids, left=1)  # its sandbox, which may be created later
             become = (own, own)
             if order["uid"] is not None and order["uid"] not in sandboxes.uids:
                 sandboxes.check_uid(order["uid"])

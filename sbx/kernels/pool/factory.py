@@ -42,6 +42,7 @@ class KernelFactory(KernelPools):
                     kernel = await self._fast(order, order.key, attempt)
             if kernel is None:
                 kernel = await self._cold(order, attempt)
+                await self._broker.end_early_zygote()
         kernel.receipt = replace(
             kernel.receipt, path=attempt.path, fallback="; ".join(attempt.causes)
         )
@@ -51,20 +52,28 @@ class KernelFactory(KernelPools):
         spans.record("sbx.acquire", took_s, path=attempt.path, sandbox=order.sandbox)
         return kernel
 
-    def take_prewarmed(self, key: Key | None, furnished: PrewarmSpec) -> PrewarmedKernel | None:
+    def take_prewarmed(
+        self, key: Key | None, furnished: PrewarmSpec | None
+    ) -> PrewarmedKernel | None:
         """Hand a kernel for a new sandbox over to the caller.
 
-        Return None if none is ready. The pool then keeps prewarmed ones. Start nothing.
+        Return None if none is ready, or without `furnished`. The zygote then starts, since the
+        sandbox will start a kernel, and with `furnished` the pool keeps prewarmed ones.
         """
         check_process(self._pid)
-        if key is None or key.unfit or not self._zygotes_max or not key.max_idle:
+        if key is None or key.unfit or not self._zygotes_max:
             return None
         try:
             pool = self._pool(key)
         except errors.Unavailable:
             return None  # the caller that starts a kernel gets the error
         with self._caller_waits(), pool.in_use():
-            return pool.take_prewarmed(furnished)
+            if furnished is not None and key.max_idle:
+                prewarmed = pool.take_prewarmed(furnished)
+                if prewarmed is not None:
+                    return prewarmed
+            pool.lineage.prepare()
+            return None
 
     def count_prewarmed(self, sandbox: str) -> None:
         """Count a prewarmed kernel that begins to serve: no caller waited for it."""

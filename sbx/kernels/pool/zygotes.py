@@ -182,6 +182,12 @@ class ZygoteGroup:
             self._resident = procfs.resident(self._pid) if self._pid is not None else 0
         return jail
 
+    def prepare(self) -> None:
+        """Start the zygote now, if it is absent: a fork will come soon."""
+        is_here = self._zygote is not None or self._starting is not None
+        if not is_here and not self._closed and not self.rests_s:
+            self._begin()
+
     @property
     def zygote(self) -> ZygoteHandle | None:
         """The zygote that forks now."""
