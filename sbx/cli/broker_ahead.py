@@ -1,13 +1,12 @@
 """The broker of `sbx run`, which starts while typer parses the command line: that takes 80 ms."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sbx.isolation.broker.spawned import SpawnedBroker
-
-_POLICY = "--policy"
 
 
 @contextmanager
@@ -19,16 +18,21 @@ def of(words: Sequence[str]) -> Iterator["SpawnedBroker | None"]:
         return
     from sbx.isolation.broker.spawned import spawn_broker
 
-    with closing(spawn_broker(_policy(words))) as broker:
+    with closing(spawn_broker(_label(words))) as broker:
         yield broker
 
 
-def _policy(words: Sequence[str]) -> str:
-    """Return the name of the policy, as far as it is known without a parser: it helps the zygote
-    to start early, and decides nothing."""
+def _label(words: Sequence[str]) -> str:
+    """Return the policy and the workspace, as far as they are known without a parser: they help the
+    zygote to start early, and decide nothing."""
+    policy, workspace = _value(words, "--policy") or "default", _value(words, "--workspace")
+    return f"{policy} {os.path.abspath(workspace)}" if workspace else policy
+
+
+def _value(words: Sequence[str], option: str) -> str:
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word == _POLICY:
+        if word == option:
             return following
-        if word.startswith(f"{_POLICY}="):
+        if word.startswith(f"{option}="):
             return word.partition("=")[2]
-    return "default"
+    return ""

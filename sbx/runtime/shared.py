@@ -17,9 +17,9 @@ from sbx.runtime.without_collections import without_collections
 class SharedRuntime(Loop):
     """The runtime, on its loop, in its thread."""
 
-    def __init__(self, policy: str) -> None:
-        """`policy`: that of the first sandbox."""
-        broker = spawn_broker(policy)  # it starts while this process imports the runtime
+    def __init__(self, label: str) -> None:
+        """`label`: of the first sandbox, for early orders."""
+        broker = spawn_broker(label)  # it starts while this process imports the runtime
         try:
             with without_collections():
                 from sbx.runtime.runtime import Runtime
@@ -47,15 +47,15 @@ _shared: SharedRuntime | None = None
 _starting = threading.Lock()
 
 
-def shared_runtime(policy: str = "") -> SharedRuntime:
-    """Return the runtime of this process. `policy`: a name that helps a new one to start sooner."""
+def shared_runtime(label: str = "") -> SharedRuntime:
+    """Return the runtime of this process. `label`: of its first sandbox, which starts sooner."""
     global _shared  # noqa: PLW0603  # one per process is the promise
     with _starting:
         if _shared is not None and _shared.running and not _shared.alive:
             _shared.close()  # its broker died, and every sandbox with it
             _shared = None
         if _shared is None or _shared.pid != os.getpid():
-            _shared = SharedRuntime(policy)
+            _shared = SharedRuntime(label)
             atexit.register(close)
         return _shared
 

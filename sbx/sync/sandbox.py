@@ -58,7 +58,8 @@ class Sandbox(BlockingSandbox):
         if connect is None or connect is False:
             from sbx.runtime.shared import shared_runtime
 
-            loop = shared = shared_runtime(str(getattr(policy, "name", policy)))
+            label = getattr(policy, "name", policy)
+            loop = shared = shared_runtime(f"{label} {workspace}" if workspace else str(label))
             sandbox: Any = shared.call(
                 shared.runtime.create(
                     policy,

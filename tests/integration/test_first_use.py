@@ -162,9 +162,19 @@ def test_a_zygote_that_the_settings_do_not_want_is_ended_and_forgotten(kept: Pat
     assert json.loads(kept.read_text())["zygotes"] == {}
 
 
-def test_a_command_starts_its_zygote_early_too(kept: Path) -> None:
-    command = [sys.executable, "-m", "sbx", "run", "-c", "print(1)"]
+@pytest.mark.parametrize("has_workspace", [False, True])
+def test_a_command_starts_its_zygote_early_too(
+    kept: Path, tmp_path: Path, has_workspace: bool
+) -> None:
+    place = tmp_path / "work"
+    place.mkdir()
+    words = ["--workspace", str(place)] if has_workspace else []
+    command = [sys.executable, "-m", "sbx", "run", "-c", "print(1)", *words]
+    contents = []
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, check=True, text=True, timeout=60)
         assert (done.stdout, done.stderr) == ("1\n", "")
-    assert list(json.loads(kept.read_text())["zygotes"]) == ["default"]
+        contents.append(kept.read_text())
+    assert contents[0] == contents[1]  # the orders were the right ones
+    (label,) = json.loads(contents[0])["zygotes"]
+    assert label == (f"default {place}" if has_workspace else "default")

@@ -8,18 +8,20 @@ from sbx.cli import broker_ahead
 
 
 @pytest.mark.parametrize(
-    ("words", "policy"),
+    ("words", "label"),
     [
         (["run"], "default"),
         (["run", "-c", "1"], "default"),
         (["run", "--policy", "strict", "x.py"], "strict"),
         (["run", "--policy=lab.toml"], "lab.toml"),
-        (["run", "--policy"], ""),  # typer reports it
+        (["run", "--policy"], "default"),  # typer reports it
+        (["run", "--workspace", "/a/../b", "x.py"], "default /b"),
+        (["run", "--workspace=/b", "--policy", "strict"], "strict /b"),
         (["run", "x.py", "--", "--policy", "other"], "other"),  # wrong, and without an effect
     ],
 )
-def test_policy_of_a_command_line(words: Sequence[str], policy: str) -> None:
-    assert broker_ahead._policy(words) == policy
+def test_label_of_a_command_line(words: Sequence[str], label: str) -> None:
+    assert broker_ahead._label(words) == label
 
 
 @pytest.mark.parametrize("words", [["ps"], ["run", "--help"], ["run", "-h"], ["--version"]])

@@ -62,7 +62,7 @@ class BrokerConnection:
         early = spawned.early if spawned is not None else None
         if spawned is not None and early is not None and not early.matches_hello(greeting):
             await in_thread(spawned.close)
-            spawned, early = None, EarlyOrders(early.policy)
+            spawned, early = None, EarlyOrders(early.label)
         while True:
             broker = cls()
             try:
@@ -74,7 +74,7 @@ class BrokerConnection:
                 await broker.close()
                 if in_scope and getattr(error, "code", "") in ("broker_died", "broker_silent"):
                     spawned, in_scope = None, False  # systemd-run could not, or waits: without it
-                    early = EarlyOrders(early.policy) if early is not None else None
+                    early = EarlyOrders(early.label) if early is not None else None
                     continue
                 raise
             broker.capabilities = Capabilities.from_json(raw)

@@ -31,16 +31,16 @@ from platformdirs import user_data_path
 
 HELLO, ZYGOTE = 1, 2  # the numbers of the orders
 _NAME = "early_orders.json"
-_POLICIES = 8
+_LABELS = 8
 _SIZE_MAX = 1 << 20
 
 
 @dataclass(slots=True)
 class EarlyOrders:
-    """`policy` names the policy of the first sandbox. `hello` and `zygote` are the orders that were
-    sent."""
+    """`label` names the first sandbox: its policy, and its workspace if that is a directory of the
+    host. `hello` and `zygote` are the orders that were sent."""
 
-    policy: str
+    label: str
     hello: Mapping[str, Any] | None = None
     zygote: Mapping[str, Any] | None = None
 
@@ -56,10 +56,10 @@ class EarlyOrders:
         with suppress(OSError, RuntimeError):
             path = _path()
             _, zygotes = _read(path)
-            zygotes.pop(self.policy, None)
+            zygotes.pop(self.label, None)
             if zygote is not None:
-                zygotes[self.policy] = zygote
-            latest = dict(list(zygotes.items())[-_POLICIES:])
+                zygotes[self.label] = zygote
+            latest = dict(list(zygotes.items())[-_LABELS:])
             _write(path, json.dumps({"hello": hello, "zygotes": latest}))
 
     def matches_hello(self, hello: Mapping[str, Any]) -> bool:
@@ -71,15 +71,15 @@ class EarlyOrders:
         return self.zygote == _plain(zygote)
 
 
-def send(sock: socket.socket, policy: str) -> EarlyOrders:
-    """Send the orders that were kept for this policy, if any."""
-    early = EarlyOrders(policy)
+def send(sock: socket.socket, label: str) -> EarlyOrders:
+    """Send the orders that were kept for this label, if any."""
+    early = EarlyOrders(label)
     with suppress(OSError, RuntimeError):  # neither HOME nor an account, or a full socket
         hello, zygotes = _read(_path())
         if hello:
             _send(sock, HELLO, "hello", {**hello, **of_process()})
             early.hello = hello
-            if (zygote := zygotes.get(policy)) is not None:
+            if (zygote := zygotes.get(label)) is not None:
                 _send(sock, ZYGOTE, "start_zygote", zygote)
                 early.zygote = zygote
     return early
@@ -109,7 +109,7 @@ def _path() -> Path:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return hello, and the zygotes by policy. Both are empty if the file does not exist, if it is
+    """Return hello, and the zygotes by label. Both are empty if the file does not exist, if it is
     not the file of this user alone, or if its content is of another form."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -124,11 +124,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     try:
         content = json.loads(text)
         hello, zygotes = dict(content["hello"]), dict(content["zygotes"])
-        by_policy = {str(policy): dict(zygote) for policy, zygote in zygotes.items()}
-        is_named = all(isinstance(zygote["zygote"], str) for zygote in by_policy.values())
+        by_label = {str(label): dict(zygote) for label, zygote in zygotes.items()}
+        is_named = all(isinstance(zygote["zygote"], str) for zygote in by_label.values())
     except (ValueError, TypeError, KeyError, RecursionError):
         return {}, {}
-    return (hello, by_policy) if is_named else ({}, {})
+    return (hello, by_label) if is_named else ({}, {})
 
 
 def _write(path: Path, text: str) -> None:

@@ -43,16 +43,16 @@ class SpawnedBroker:
         watchdog.end(self.process, None, END_S)
 
 
-def spawn_broker(policy: str | None = None, *, in_scope: bool = True) -> SpawnedBroker:
+def spawn_broker(label: str | None = None, *, in_scope: bool = True) -> SpawnedBroker:
     """Start the process, with `in_scope` in a scope of systemd where cgroups need one. It starts
-    while the caller imports the runtime. `policy`: of the first sandbox, for early orders."""
+    while the caller imports the runtime. `label`: that of early orders."""
     words = scope() if in_scope else []
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     try:
         with its:
             started = start_process(its.fileno(), words)
-        return SpawnedBroker(started, ours, bool(words), _send_early(ours, policy))
+        return SpawnedBroker(started, ours, bool(words), _send_early(ours, label))
     except BaseException:
         ours.close()
         raise
@@ -63,12 +63,12 @@ def scope() -> list[str]:
     return cgroups.scope_command(cgroups.probe()) or []
 
 
-def _send_early(sock: socket.socket, policy: str | None) -> "EarlyOrders | None":
-    if policy is None:
+def _send_early(sock: socket.socket, label: str | None) -> "EarlyOrders | None":
+    if label is None:
         return None
     from sbx.isolation.broker import early_orders  # 10 ms, in which the process starts
 
-    return early_orders.send(sock, policy)
+    return early_orders.send(sock, label)
 
 
 def start_process(its: int, prefix: Sequence[str]) -> subprocess.Popen[bytes]:
