@@ -109,6 +109,7 @@ def _zygotes() -> int:
 # -- the orders of the process before --------------------------------------------------------------
 
 
+@pytest.mark.unprivileged
 def test_the_next_process_starts_its_zygote_before_it_imports_the_runtime(kept: Path) -> None:
     assert printed(_USE) == ["1 2 fork", "1 4"]
     with closing(spawn_broker("default")) as broker:
@@ -162,6 +163,7 @@ def test_a_zygote_that_the_settings_do_not_want_is_ended_and_forgotten(kept: Pat
     assert json.loads(kept.read_text())["zygotes"] == {}
 
 
+@pytest.mark.unprivileged
 @pytest.mark.parametrize("has_workspace", [False, True])
 def test_a_command_starts_its_zygote_early_too(
     kept: Path, tmp_path: Path, has_workspace: bool
