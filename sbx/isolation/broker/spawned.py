@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,10 +51,14 @@ def spawn_broker(label: str | None = None, *, in_scope: bool = True) -> SpawnedB
     ours.setblocking(False)
     try:
         with its:
-            started = start_process(its.fileno(), words)
-        return SpawnedBroker(started, ours, bool(words), _send_early(ours, label))
+            spawned = SpawnedBroker(start_process(its.fileno(), words), ours, bool(words))
     except BaseException:
         ours.close()
+        raise
+    try:
+        return replace(spawned, early=_send_early(ours, label))
+    except BaseException:  # Ctrl-C
+        spawned.close()
         raise
 
 
