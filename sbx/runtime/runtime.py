@@ -2,12 +2,10 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -25,11 +23,11 @@ from sbx.kernels.pool.factory import KernelFactory
 from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy, load, narrow, unchanged
 from sbx.runtime.data_dir import DataDirLock
+from sbx.runtime.imports import import_in_thread
 from sbx.runtime.lifetime import Lifetime
 from sbx.runtime.prewarm import PrewarmedSandbox, prewarm_spec, to_prewarmed_sandbox
 from sbx.runtime.resources import RuntimeResources
 from sbx.runtime.settings import Settings
-from sbx.runtime.without_collections import without_collections
 from sbx.telemetry.starts import StartCounts
 from sbx.workspace.allowed_paths import MountSources, OwnPaths
 from sbx.workspace.layout import DataDirectory
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 _PREPARED_AT_ONCE = 2 * (os.cpu_count() or 1)  # more would all be ready late, at the same time
 _Sandbox = TypeVar("_Sandbox", bound="AsyncSandbox")
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-_SANDBOX = "sbx.runtime.sandbox"
 
 
 class Runtime:
@@ -150,10 +147,13 @@ class Runtime:
     ) -> "AsyncSandbox":
         """Create a sandbox. Its kernel starts with the first run.
 
-        `policy` is a name, the Path of a file, or a value. `narrower` tightens it, and `env` adds
-        environment variables. `workspace` is a directory of the host to be /workspace, `uploads`
-        one to be the read-only uploads. Seconds after its last use, `ttl` closes it, and
-        `idle_timeout` ends its kernels. As root, a `workspace` of root is mapped.
+        `policy` is a name, the Path of a file, or a value. `narrower` tightens it, for instance
+        `{"limits": {"memory_max": "64MiB"}}`; `env` adds environment variables. `workspace` is a
+        directory of the host to be /workspace, `uploads` one to be the read-only uploads. Seconds
+        after its last use, `ttl` closes it, and `idle_timeout` ends its kernels.
+
+        As root, a `workspace` of root is mapped: the jail sees the files as its own, and new files
+        belong to root.
 
         Raises NotFound `policy_not_found`, PolicyError, BadRequest (`limit_widened`,
         `invalid_lifetime`), CannotEnforce, Denied (`directory_forbidden`, `workspace_has_set_id`,
@@ -165,10 +165,7 @@ class Runtime:
         interpreter = await _interpreter_of(self.settings, decided)
         new = workspace is None and uploads is None
         prewarmed = self._take_prewarmed(loaded, decided, interpreter) if new else None
-        if _SANDBOX not in sys.modules:  # this takes 40 ms, while the first zygote starts
-            await asyncio.sleep(0)  # its order is sent first
-            with without_collections():
-                await in_thread(import_module, _SANDBOX)
+        await import_in_thread("sbx.runtime.sandbox")  # 40 ms, while the first zygote starts
         from sbx.runtime.sandbox import AsyncSandbox
 
         sandbox = AsyncSandbox(

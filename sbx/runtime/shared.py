@@ -11,7 +11,7 @@ import threading
 
 from sbx.aio import Loop
 from sbx.isolation.broker.spawned import spawn_broker
-from sbx.runtime.without_collections import without_collections
+from sbx.runtime.imports import without_collections
 
 
 class SharedRuntime(Loop):

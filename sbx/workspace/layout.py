@@ -310,7 +310,7 @@ class DataDirectory:
             return staging is None or empty_directory(staging, deadline_s)
 
     def _roll_back(self, sandbox: str, conversation: str) -> bool:
-        from sbx.workspace.snapshots.recover import recover  # 5 ms, which a new sandbox needs not
+        from sbx.workspace.snapshots.recover import recover  # 5 ms, for old sandboxes only
 
         with ExitStack() as stack:
             staging = self._hold(stack, sandbox, conversation, "staging")

@@ -83,7 +83,7 @@ def end(process: "subprocess.Popen[bytes]", watchdog: Watchdog | None, end_s: fl
 
 
 def _ends_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Wait for the end of a child. subprocess would look from time to time, and be 15 ms late."""
+    """Wait for the end of a child by its pidfd: `Popen.wait` with a time-out is 15 ms late."""
     if process.poll() is not None:
         return True
     pidfd = os.pidfd_open(process.pid)

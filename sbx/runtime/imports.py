@@ -1,8 +1,13 @@
-"""Imports without collections of garbage."""
+"""Imports of large modules, at their first use."""
 
+import asyncio
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+
+from sbx.aio import in_thread
 
 
 @contextmanager
@@ -24,3 +29,12 @@ def without_collections() -> Iterator[None]:
             gc.freeze()
             gc.unfreeze()  # into the oldest generation
         gc.enable()
+
+
+async def import_in_thread(name: str) -> None:
+    """Import a module that is not imported yet. The tasks that wait to run begin before it: the
+    import would slow them."""
+    if name not in sys.modules:
+        await asyncio.sleep(0)
+        with without_collections():
+            await in_thread(import_module, name)
