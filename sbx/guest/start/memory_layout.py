@@ -6,6 +6,10 @@ each lies on a different page, and a fork copies every such page. Copies of thei
 one after the other lie next to each other: a warm kernel then has 0.8 MiB less private memory, of
 2.8 (measured for the cells of `warming`).
 
+Python caches the last 4,096 attributes that it found in types, and refers to their names. When a
+fork finds others, it counts the references to the old names down, each on a page of its own. If the
+cache is empty, a kernel with pandas has 0.5 MiB less private memory, of 5.9, and PID 1 0.1 less.
+
 A fork places new objects into freed gaps, which lie on pages all over the zygote. If the gaps are
 filled, new objects lie together on new pages, and a kernel that has been idle and entered has
 0.9 MiB less private memory, of 7.5.
@@ -48,6 +52,11 @@ def gather(work: Callable[[], object]) -> None:
     for function in gc.get_objects():
         if isinstance(function, FunctionType) and function.__code__ in called:
             function.__code__ = function.__code__.replace()
+
+
+def forget_names() -> None:
+    """Empty the cache of attributes. The next calls of a method fill it again."""
+    sys._clear_type_cache()
 
 
 def fill() -> None:

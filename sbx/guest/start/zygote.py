@@ -68,6 +68,7 @@ def main() -> NoReturn:
     # fork by the changed pid. So process 2 of this namespace must not be the zygote.
     _fork_and_reap()
     fork_child.ask_ahead(description["walls"])
+    memory_layout.forget_names()
     memory_layout.fill()
     gc.freeze()  # as below, for supervisors
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit statuses are not used: Linux reaps jails
@@ -278,6 +279,7 @@ def _is_idle(keeper: socket.socket) -> bool:
 def _arrange(shell: Any) -> None:
     """Arrange the memory for the kernels that are forked from now on."""
     gc.unfreeze()
+    memory_layout.forget_names()
     _rehearse(shell)
     memory_layout.gather(lambda: _rehearse(shell))
     _rehearse(shell)
