@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sbx.errors import Unavailable
 from sbx.linux.descriptors import closing
+from sbx.linux.new_files import new_file_beside
 
 _SECRET_BYTES = 32
 _READ_MAX = 4096
@@ -41,20 +42,15 @@ def keep_secret(path: Path, content: bytes) -> None:
 
 def _write(path: Path, content: bytes, *, replace: bool) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+    with new_file_beside(path, 0o600) as (fresh, file):
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
         if replace:
             fresh.replace(path)
         else:
             with suppress(FileExistsError):
                 os.link(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> bytes:

@@ -137,17 +137,20 @@ class BrokerClient(BrokerConnection):
         Unavailable `zygote_failed` with the cause.
         """
         early, self._early = self._early, None
-        order = _zygote_order(plan, walls, uid, _early_name(early) or secrets.token_hex(8))
+        name = (early.zygote_name if early is not None else None) or secrets.token_hex(8)
+        order = _zygote_order(plan, walls, uid, name)
         is_sent = early is not None and early.matches_zygote(order)
         if early is not None and not is_sent:
             await self._retire_early(early)
-            order = _zygote_order(plan, walls, uid, secrets.token_hex(8))
-        name = order["zygote"]
+            name = secrets.token_hex(8)
+            order = _zygote_order(plan, walls, uid, name)
         zygote = ZygoteHandle(self.order, self._fork, name, plan)
         self._zygotes[name] = zygote
-        sent = ZYGOTE if is_sent else None
         try:
-            ready = await self.order("start_zygote", deadline_s=deadline_s, sent=sent, **order)
+            if is_sent:
+                ready = await self.early_reply(ZYGOTE, "start_zygote", deadline_s)
+            else:
+                ready = await self.order("start_zygote", deadline_s=deadline_s, **order)
         except BaseException:
             self._zygotes.pop(name, None)
             if self.alive:
@@ -155,7 +158,7 @@ class BrokerClient(BrokerConnection):
                     await run_to_completion(self.order("retire_zygote", zygote=name))
             raise
         zygote.python, zygote.missing = ready["python"], ready["missing"]
-        if early is not None:
+        if early is not None and not is_sent:
             await self._keep(early, order)
         return zygote
 
@@ -167,8 +170,8 @@ class BrokerClient(BrokerConnection):
             await self._keep(early, None)
 
     async def _retire_early(self, early: EarlyOrders) -> None:
-        if (name := _early_name(early)) is not None:
-            await self.order("retire_zygote", zygote=name)
+        if early.zygote_name is not None:
+            await self.order("retire_zygote", zygote=early.zygote_name)
 
     async def _keep(self, early: EarlyOrders, order: Mapping[str, Any] | None) -> None:
         await in_thread(early.keep, self._greeting, order)
@@ -273,10 +276,6 @@ def _zygote_order(
         },
         "uid": uid,
     }
-
-
-def _early_name(early: EarlyOrders | None) -> str | None:
-    return early.zygote["zygote"] if early is not None and early.zygote is not None else None
 
 
 def _staged(

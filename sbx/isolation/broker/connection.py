@@ -68,8 +68,10 @@ class BrokerConnection:
             try:
                 in_scope = await broker._open(spawned, in_scope=in_scope)
                 broker._greeting, broker._early = greeting, early
-                is_sent = early is not None and early.hello is not None
-                raw = await broker.order("hello", sent=HELLO if is_sent else None, **greeting)
+                if early is not None and early.hello is not None:
+                    raw = await broker.early_reply(HELLO, "hello")
+                else:
+                    raw = await broker.order("hello", **greeting)
             except BaseException as error:
                 await broker.close()
                 if in_scope and getattr(error, "code", "") in ("broker_died", "broker_silent"):
@@ -104,38 +106,50 @@ class BrokerConnection:
         return None if self.alive else self._why()
 
     async def order(
-        self,
-        do: str,
-        *,
-        fds: Sequence[int] = (),
-        deadline_s: float | None = None,
-        sent: int | None = None,
-        **words: Any,
+        self, do: str, *, fds: Sequence[int] = (), deadline_s: float | None = None, **words: Any
     ) -> dict[str, Any]:
-        """Send one order and wait for its outcome. Raise the error of the broker, by its code.
-        `sent`: the number of this order, if it was sent early."""
-        check_process(self._pid)
-        if self._sock is None:
-            raise self._why()
-        if sent is None:
-            self._seq += 1
-        seq = sent or self._seq
-        packet = json.dumps({"seq": seq, "do": do, **words}, ensure_ascii=False).encode()
+        """Send one order and wait for its outcome. Raise the error of the broker, by its code."""
+        self._check_open()
+        self._seq += 1
+        packet = json.dumps({"seq": self._seq, "do": do, **words}, ensure_ascii=False).encode()
         if len(packet) > _ORDER_MAX:
             raise errors.BadRequest(
                 f"what is to be done takes {len(packet)} bytes to say; {_ORDER_MAX} are possible",
                 code="order_too_large",
                 hint="most of it are environment variables: put large values into a file",
             )
+        return await self._reply(self._seq, do, deadline_s, packet, fds)
+
+    async def early_reply(
+        self, number: int, do: str, deadline_s: float | None = None
+    ) -> dict[str, Any]:
+        """Wait for the outcome of an early order. Raise as `order`."""
+        self._check_open()
+        return await self._reply(number, do, deadline_s)
+
+    def _check_open(self) -> None:
+        check_process(self._pid)
+        if self._sock is None:
+            raise self._why()
+
+    async def _reply(
+        self,
+        seq: int,
+        do: str,
+        deadline_s: float | None,
+        packet: bytes = b"",
+        fds: Sequence[int] = (),
+    ) -> dict[str, Any]:
+        """Send the packet, if there is one to send, and wait for its outcome."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._waiting[seq] = answer
         deadline_s, sent_at = deadline_s or process.ORDER_S, loop.time()
         try:
-            if sent is None:
+            if packet:
                 async with asyncio.timeout(deadline_s):
                     await self._send(packet, fds)
-            elif (early := self._early_replies.pop(sent, None)) is not None:
+            elif (early := self._early_replies.pop(seq, None)) is not None:
                 _settle(answer, early)
             # Not asyncio.timeout: after a blocked loop, the answer and the deadline come together.
             if not (await asyncio.wait((answer,), timeout=sent_at + deadline_s - loop.time()))[0]:

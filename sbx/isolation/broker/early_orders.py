@@ -29,6 +29,8 @@ from typing import Any
 
 from platformdirs import user_data_path
 
+from sbx.linux.new_files import new_file_beside
+
 HELLO, ZYGOTE = 1, 2  # the numbers of the orders
 _NAME = "early_orders.json"
 _LABELS = 8
@@ -61,6 +63,10 @@ class EarlyOrders:
                 zygotes[self.label] = zygote
             latest = dict(list(zygotes.items())[-_LABELS:])
             _write(path, json.dumps({"hello": hello, "zygotes": latest}))
+
+    @property
+    def zygote_name(self) -> str | None:
+        return self.zygote["zygote"] if self.zygote is not None else None
 
     def matches_hello(self, hello: Mapping[str, Any]) -> bool:
         """Whether the `hello` that was sent is equal, or none was sent."""
@@ -134,13 +140,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 def _write(path: Path, text: str) -> None:
     """Replace the file, so that a reader finds the old or the new one."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = path.with_name(f"{_NAME}.{secrets.token_hex(4)}")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "w") as file:
-            file.write(text)
-        os.replace(new, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(new)
-        raise
+    with new_file_beside(path, 0o600) as (fresh, file):
+        file.write(text.encode())
+        file.flush()
+        fresh.replace(path)

@@ -2,7 +2,6 @@
 
 import fnmatch
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import TypeVar
 
 from sbx import errors
 from sbx.aio import in_thread, long_call
+from sbx.linux.new_files import new_file_beside
 from sbx.protocol.files import FileEntry, Kind, Listing, decode_text
 from sbx.workspace.errors import is_a_directory, not_a_file, too_large, translated
 
@@ -105,20 +105,13 @@ def _write(at: Path, data: bytes) -> int:
     if at.is_dir():
         raise is_a_directory(str(at))
     at.parent.mkdir(parents=True, exist_ok=True)
-    temporary = at.parent / f".sbx-{secrets.token_hex(8)}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            with suppress(FileNotFoundError):
-                os.fchmod(fd, stat.S_IMODE(at.stat().st_mode))
-            os.fsync(fd)
-        os.replace(temporary, at)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with new_file_beside(at, 0o666) as (fresh, file):
+        file.write(data)
+        file.flush()
+        with suppress(FileNotFoundError):
+            os.fchmod(file.fileno(), stat.S_IMODE(at.stat().st_mode))
+        os.fsync(file.fileno())
+        fresh.replace(at)
     return len(data)
 
 
