@@ -1,6 +1,5 @@
 """The broker of `sbx run`, which starts while typer parses the command line: that takes 80 ms."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
@@ -25,8 +24,9 @@ def of(words: Sequence[str]) -> Iterator["SpawnedBroker | None"]:
 def _label(words: Sequence[str]) -> str:
     """Return the policy and the workspace, as far as they are known without a parser: they help the
     zygote to start early, and decide nothing."""
-    policy, workspace = _value(words, "--policy") or "default", _value(words, "--workspace")
-    return f"{policy} {os.path.abspath(workspace)}" if workspace else policy
+    from sbx.isolation.broker.spawned import label_of
+
+    return label_of(_value(words, "--policy") or "default", _value(words, "--workspace"))
 
 
 def _value(words: Sequence[str], option: str) -> str:

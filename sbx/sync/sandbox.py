@@ -56,10 +56,11 @@ class Sandbox(BlockingSandbox):
     ) -> None:
         loop: Loop
         if connect is None or connect is False:
+            from sbx.isolation.broker.spawned import label_of
             from sbx.runtime.shared import shared_runtime
 
-            label = getattr(policy, "name", policy)
-            loop = shared = shared_runtime(f"{label} {workspace}" if workspace else str(label))
+            label = label_of(str(getattr(policy, "name", policy)), workspace)
+            loop = shared = shared_runtime(label)
             sandbox: Any = shared.call(
                 shared.runtime.create(
                     policy,

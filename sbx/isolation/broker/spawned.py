@@ -43,6 +43,11 @@ class SpawnedBroker:
         watchdog.end(self.process, None, END_S)
 
 
+def label_of(policy: str, workspace: str | Path | None) -> str:
+    """Return the label of the early orders for a sandbox."""
+    return f"{policy} {os.path.abspath(workspace)}" if workspace else policy
+
+
 def spawn_broker(label: str | None = None, *, in_scope: bool = True) -> SpawnedBroker:
     """Start the process, with `in_scope` in a scope of systemd where cgroups need one. It starts
     while the caller imports the runtime. `label`: that of early orders."""
