@@ -1,6 +1,5 @@
 """The first sandbox of a process: its broker and its zygote start while the rest is imported."""
 
-import asyncio
 import json
 import os
 import subprocess
@@ -9,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from chain import broker, nests, until
 
 from sbx import Runtime
 from sbx.isolation.broker.spawned import spawn_broker
@@ -86,24 +85,12 @@ def test_a_broker_that_no_runtime_takes_over_is_ended() -> None:
 
 async def test_a_new_sandbox_starts_the_zygote_of_its_policy_before_its_first_run() -> None:
     async with Runtime() as runtime, await runtime.create() as box:
-        async with asyncio.timeout(30):
-            while not _zygotes():  # noqa: ASYNC110  # a process has no event for its start
-                await asyncio.sleep(0.01)
+        await until(lambda: nests(broker()))
         assert box.receipt is None
         assert (await box.run("1+1")).result == "2"
         receipt = await box.read_receipt()
         assert receipt is not None
         assert receipt.path == "fork"
-
-
-def _zygotes() -> int:
-    found = 0
-    for process in psutil.Process().children(recursive=True):
-        try:
-            found += "zygote.py" in " ".join(process.cmdline())
-        except psutil.Error:
-            continue
-    return found
 
 
 # -- the orders of the process before --------------------------------------------------------------
@@ -112,12 +99,12 @@ def _zygotes() -> int:
 @pytest.mark.unprivileged
 def test_the_next_process_starts_its_zygote_before_it_imports_the_runtime(kept: Path) -> None:
     assert printed(_USE) == ["1 2 fork", "1 4"]
-    with closing(spawn_broker("default")) as broker:
-        broker.sock.settimeout(30)
-        replies = [json.loads(broker.sock.recv(1 << 18)) for _ in range(2)]
+    with closing(spawn_broker("default")) as spawned:
+        spawned.sock.settimeout(30)
+        replies = [json.loads(spawned.sock.recv(1 << 18)) for _ in range(2)]
         assert [reply["seq"] for reply in replies] == [1, 2]
         assert "python" in replies[1]["ok"]
-    assert broker.process.returncode == 0
+    assert spawned.process.returncode == 0
     before = kept.read_bytes()
     assert printed(_USE) == ["1 2 fork", "1 4"]
     assert kept.read_bytes() == before
