@@ -16,9 +16,11 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypedDict, Unpack
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.calls import HERE, AgentToolCalls, EmitEvent
@@ -54,8 +56,7 @@ CompletionCheck = Callable[[Response], bool | Awaitable[bool]]
 OnStep = Callable[[Step], object]
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """None means no limit. `tokens` limits input and output together, and `cost` their `price`.
     Both are checked after each answer, so the last answer may exceed them. `seconds` limits the
     wall-clock time, including all waits; running calls are interrupted when it is over."""
@@ -274,8 +275,7 @@ class Agent:
             return "error", without_host_paths(error)
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(Struct, frozen=True):
     message: Message | None
     max_steps: int
     completion_check: Callable[[Response], object]

@@ -12,9 +12,11 @@ exist.
 import asyncio
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
+
+from msgspec import Struct
 
 from sbx.agent.tools.approval_rules import ApprovalRule, matches, rule_for
 from sbx.agent.tools.tool import Arguments
@@ -41,8 +43,7 @@ _LIST_MAX = 200
 _CURSOR_MAX = 1 << 63  # numbers are below it
 
 
-@dataclass(frozen=True, slots=True)
-class AgentContext:
+class AgentContext(Struct, frozen=True):
     """The owner and the conversation for which an agent works."""
 
     owner: str

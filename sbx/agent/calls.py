@@ -16,9 +16,10 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Literal
+
+from msgspec.structs import replace
 
 from sbx.agent.approvals import AgentContext, Approvals, Pending
 from sbx.agent.changing import (

@@ -7,8 +7,10 @@ commit or discard them.
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
+
+from msgspec import Struct
 
 from sbx.agent.sandbox import FileChange, ToolChanges, ToolDryRun, ToolSandbox
 from sbx.agent.tools.approval_rules import COMMAND_TOOL
@@ -30,8 +32,7 @@ async def ask_always() -> ChangesSetting:
     return ChangesSetting()
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeTrial:
+class ChangeTrial(Struct, frozen=True):
     """`shown` is the information for the user's decision. `is_empty` means that no file would
     change. `denied` is text for the model that follows a denial. `always_asked` means that a
     program of the host would obey a new file, so that no setting can replace the user's
@@ -142,8 +143,7 @@ _NETWORK = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DryRunCommand:
+class DryRunCommand(Struct, frozen=True):
     text: str
     cwd: str | None
     timeout: float | None

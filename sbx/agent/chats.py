@@ -15,10 +15,10 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cachetools import TTLCache
+from msgspec import Struct
 
 from sbx.agent.messages import Price
 from sbx.agent.progress import RunProgress
@@ -50,8 +50,7 @@ _ABORTED = AgentRunEnd("aborted", "", {})
 Key = tuple[str, ...]  # the owner first, the conversation last
 
 
-@dataclass(frozen=True, slots=True)
-class ChatAsk:
+class ChatAsk(Struct, frozen=True):
     """A request to the agent of a conversation. Without a `message` the agent continues where an
     earlier run broke off. A `model` of None is the configured one. `check_command`:
     see AgentOptions."""

@@ -13,7 +13,9 @@ with too many images.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sbx.agent.history import Kept
 from sbx.agent.messages import Image, Message, Response
@@ -39,8 +41,7 @@ _LAST = 3, 4  # the fraction of `above_tokens` that the last steps may use
 _GAIN = 4  # a summary must replace at least 1/4 of `above_tokens`
 
 
-@dataclass(frozen=True, slots=True)
-class Compaction:
+class Compaction(Struct, frozen=True):
     """The rule for compaction. It starts when a request is larger than `above_tokens`, estimated
     from its bytes or counted by the provider, or when the provider refuses it as too long. It
     covers all but the last `keep_steps` steps. If these steps leave too little room, it keeps

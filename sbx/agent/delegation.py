@@ -10,7 +10,8 @@ import asyncio
 import posixpath
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sbx.agent.agent import SYSTEM, Agent, Budget
 from sbx.agent.messages import Price, TokenUsage, carried
@@ -35,8 +36,7 @@ _PROMPT = (
 OpenSandbox = Callable[[], AbstractAsyncContextManager[ToolSandbox]]
 
 
-@dataclass(frozen=True, slots=True)
-class Delegation:
+class Delegation(Struct, frozen=True):
     """What sub-agents have: the first agent's `model` and `tools`, a new sandbox from
     `open_sandbox`, and `permissions` in it. `max_steps` and `max_tokens` limit each of them, and
     `at_once` their number. `price` and `max_cost` are those of the first agent."""

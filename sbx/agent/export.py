@@ -5,9 +5,11 @@ import binascii
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sbx.agent.history import MessageHistory
 from sbx.agent.messages import Message, carried, carried_call, from_json, to_json
@@ -17,8 +19,7 @@ _FORMAT = 1
 _CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,40}")  # the format that every provider accepts
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Struct, frozen=True):
     message: Message
     covers: int | None
 

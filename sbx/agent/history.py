@@ -8,8 +8,9 @@ last one is available. So the worst effect of a crash is an answer without resul
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sbx.agent.messages import Message, ToolCall, from_json, to_json
 from sbx.aio import run_to_completion
@@ -28,8 +29,7 @@ INTERRUPTED = (
 ENDED = "The run ended before this call did. It is not known how far it came."
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """A stored message with its position. `seq` starts at 1 and increases by one. `created_at` is
     in seconds since the epoch. A summary replaces all messages up to and including `covers`."""
 

@@ -14,6 +14,8 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
 from sbx.agent.approvals import AgentContext, Approvals
 from sbx.agent.calls import AT_ONCE, HERE, AgentToolCalls, EmitEvent
 from sbx.agent.changing import ReadSetting, ask_always
@@ -50,8 +52,7 @@ _FORM: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class McpApprovals:
+class McpApprovals(Struct, frozen=True):
     """The approvals of one client. `changes` reads the setting for changes of files in a
     project."""
 

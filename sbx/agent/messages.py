@@ -1,23 +1,23 @@
 """The messages of a conversation with a model, independent of any provider."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 Role = Literal["user", "assistant", "tool", "summary"]
 Stop = Literal["end", "tools", "length", "refusal"]
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(Struct, frozen=True):
     """A picture as base64 text, for models that take them."""
 
     media_type: str
     data: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(Struct, frozen=True):
     """A call as the model wrote it. `arguments` is JSON text that may be invalid. `id` is generated
     by sbx and globally unique, because providers repeat their ids between conversations."""
 
@@ -26,8 +26,7 @@ class ToolCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """One message. A `tool` message answers one call and follows the `assistant` message that made
     it. A `summary` replaces earlier messages, and the model receives it as a user message."""
 
@@ -42,8 +41,7 @@ class Message:
     error: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenUsage:
+class TokenUsage(Struct, frozen=True):
     """Tokens."""
 
     input_tokens: int = 0
@@ -62,8 +60,7 @@ class TokenUsage:
         return {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
+class Price(Struct, frozen=True):
     """The prices of a million tokens."""
 
     input: float
@@ -73,8 +70,7 @@ class Price:
         return (usage.input_tokens * self.input + usage.output_tokens * self.output) / 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(Struct, frozen=True):
     """One answer of a model. `refusal`: the model refused to answer. `length`: the answer was cut
     off."""
 

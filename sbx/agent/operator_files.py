@@ -4,10 +4,10 @@ import os
 import stat
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sbx.errors import BadRequest, Unavailable
@@ -26,8 +26,7 @@ class OperatorTable(BaseModel):
 T = TypeVar("T", bound=OperatorTable)
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorFiles(Generic[T]):
+class OperatorFiles(Struct, Generic[T], frozen=True):
     """One kind of file: `{directory}/{name}.toml` has the fields of `model`. `noun` is for
     messages, `code` is that of their errors, and `page` documents the fields."""
 

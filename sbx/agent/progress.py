@@ -3,8 +3,9 @@
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from sbx.agent.messages import Price, TokenUsage
 from sbx.agent.tools.plan import plan_steps
@@ -24,8 +25,7 @@ _NAME_MAX = 64
 OTHER = "other"
 
 
-@dataclass(slots=True)
-class RunProgress:
+class RunProgress(Struct):
     """`step` is the current one, from 1; `calls` have begun and not ended, by id; `usage` is that
     of the steps that have ended; `plan` has the steps of the last call of the tool `plan`."""
 
@@ -89,8 +89,7 @@ class RunProgress:
             self._failures[OTHER if is_new else code] += 1
 
 
-@dataclass(frozen=True, slots=True)
-class EndedRun:
+class EndedRun(Struct, frozen=True):
     """What a report needs of one run. `report` is that of its progress; None for an older run."""
 
     reason: str

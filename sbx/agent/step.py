@@ -4,7 +4,9 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sbx.agent.calls import AgentToolCalls, EmitEvent
 from sbx.agent.compaction import Compaction, estimated, is_too_long, summarised, to_cover, view
@@ -32,8 +34,7 @@ _log = logging.getLogger(__name__)
 SystemPrompt = Callable[[], Awaitable[str]]  # called before each request to the model
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """The argument of `on_step`. `results` are the tool messages, in the order of the calls."""
 
     number: int

@@ -2,11 +2,11 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Annotated, Literal, Self
 
+from msgspec import Struct
 from pydantic import Field, StringConstraints, model_validator
 
 from sbx.agent.operator_files import OperatorFiles, OperatorTable
@@ -61,8 +61,7 @@ class TaskTemplate(OperatorTable):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class FilledTask:
+class FilledTask(Struct, frozen=True):
     """A task to be done. `uploads`: files of the host, with different names."""
 
     prompt: str

@@ -12,11 +12,11 @@ operator (root and the user of the service), and no other user has more than hal
 import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from weakref import WeakKeyDictionary
 
+from msgspec import Struct
 from uvicorn.server import ServerState
 
 PLACE = "sbx.place"  # in the extensions of a scope
@@ -35,8 +35,7 @@ class AdmissionDecision(StrEnum):
     REFUSE = "refuse"
 
 
-@dataclass(frozen=True, slots=True)
-class TcpOpen:
+class TcpOpen(Struct, frozen=True):
     """The open TCP connections when a new one comes. `of_address`: the unauthenticated ones of its
     address; 0 for loopback, where a reverse proxy connects for all clients. `idle`: the
     authenticated ones without a request."""
@@ -47,8 +46,7 @@ class TcpOpen:
     idle: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class UnixOpen:
+class UnixOpen(Struct, frozen=True):
     """The open connections of the Unix socket when a new one comes. `others`: those of all users
     except operators; `of_user`: those of the user of the new one; `operator`: whether it is one."""
 

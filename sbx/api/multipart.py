@@ -12,12 +12,12 @@ import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
+from msgspec import Struct, field
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
@@ -33,8 +33,7 @@ _PARAMETER = re.compile(r';[ \t]*([^\s=;"]+)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|
 _ESCAPED = re.compile(r'\\(["\\])')
 
 
-@dataclass(frozen=True, slots=True)
-class FormLimits:
+class FormLimits(Struct, frozen=True):
     """The limits of one body: its parts, bytes of the headers of a part, bytes of a text field."""
 
     parts: int = 32
@@ -42,8 +41,7 @@ class FormLimits:
     field_bytes: int = 64 * 1024
 
 
-@dataclass(slots=True)
-class _Head:
+class _Head(Struct):
     """The headers of a part, from the parser piece by piece."""
 
     size: int = 0
@@ -214,7 +212,10 @@ class Form:
             )
 
 
-def read_form(request: Request, limits: FormLimits = FormLimits()) -> Form:
+_FORM_LIMITS = FormLimits()
+
+
+def read_form(request: Request, limits: FormLimits = _FORM_LIMITS) -> Form:
     """Return the form in the body of `request`. Raise BadRequest `unsupported_media_type`."""
     kind, options = parse_options_header(request.headers.get("content-type"))
     boundary = options.get(b"boundary", b"")

@@ -4,8 +4,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from sbx.protocol.usage import SandboxUsage
 from sbx.runtime.conversation import Conversation

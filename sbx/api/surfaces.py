@@ -7,10 +7,10 @@ has no prefix, so `e2b_path` adds one.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from msgspec import Struct
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
@@ -21,8 +21,7 @@ _KEY_FORM = re.compile(r"sk-sbx-[0-9a-f]{64}|[\w-]+\.[\w-]+\.[\w-]+|[!-~]{20,409
 Link = tuple[str, str, int]  # the text, and the sandbox and port that it must open
 
 
-@dataclass(frozen=True, slots=True)
-class Surface:
+class Surface(Struct, frozen=True):
     """`error_body` gets the error, already without paths of the host, and its HTTP status; it
     returns JSON or a text. `header` carries the key, after `scheme` if there is one; `key_of` makes
     the key of sbx of it. `link` returns the link of a request, if it has one."""

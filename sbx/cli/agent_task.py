@@ -2,9 +2,11 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from sbx.agent.agent import Agent
 from sbx.agent.delegation import OpenSandbox

@@ -1,10 +1,10 @@
 """`sbx store`: the store of a service, and the directories that have no row in it."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
 from sbx.cli import connect, exits, output
 from sbx.cli.terminal import STDOUT, one_line, write

@@ -7,9 +7,11 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from sbx import errors
 from sbx.doctor.resources import HostResources
@@ -34,8 +36,7 @@ _PATHS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyCheck:
+class PolicyCheck(Struct, frozen=True):
     """Whether one shipped policy can run here. `weaker` has pairs (wall, the weaker means).
     `not_forked` is the reason why its kernels start cold, and `preload_failed` has the modules that
     they do not have at the start, with the reasons; both of a kernel that was started."""
@@ -62,8 +63,7 @@ class PolicyCheck:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
+class Live(Struct, frozen=True):
     """The result of a live check by one path: a receipt or an error. The duration is in seconds."""
 
     path: str
@@ -98,8 +98,7 @@ class Live:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
+class CheckResult(Struct, frozen=True):
     """Whether sandboxes of the policy `default` can run a language here.
 
     `path` is the path of its program inside the sandbox. `remedy` is the way to install it.
@@ -118,8 +117,7 @@ class CheckResult:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class HostCheck:
+class HostCheck(Struct, frozen=True):
     linux: str
     machine: str
     root: bool

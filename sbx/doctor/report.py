@@ -4,8 +4,9 @@ this host, and report which attacks the restrictions stopped."""
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sbx import errors
 from sbx.doctor.attacks.attack import Outcome
@@ -34,8 +35,7 @@ _LAYERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AttackReport:
+class AttackReport(Struct, frozen=True):
     """The result of all trials. `refused` are the policies that do not run on this host, so they
     were not attacked."""
 

@@ -1,15 +1,13 @@
 """The CPUs, the memory and the load of this host."""
 
-from dataclasses import dataclass
-
 import psutil
+from msgspec import Struct
 
 _MEMORY_MIN = 512 << 20  # bytes
 _LOAD_MAX = 4.0  # for each CPU
 
 
-@dataclass(frozen=True, slots=True)
-class HostResources:
+class HostResources(Struct, frozen=True):
     """`cpus` that this process may use, memory in bytes, and the load of the last minute."""
 
     cpus: int

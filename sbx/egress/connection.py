@@ -10,12 +10,13 @@ A redirect is a reply like others: the client that follows it sends a new reques
 import asyncio
 import ssl
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
 
 import anyio
 import h11
 from anyio.abc import ByteStream
 from anyio.streams.tls import TLSStream
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sbx.egress import denials, http_heads
 from sbx.egress.denials import EgressDenied, HostGone
@@ -44,8 +45,7 @@ HELLO_MAX = 32 * 1024  # with keys of post-quantum exchanges it takes some 2 KiB
 _RECORD_MAX = 16 * 1024
 
 
-@dataclass(slots=True)
-class _OpenRequest:
+class _OpenRequest(Struct):
     """A request that was allowed and has not ended: its end is recorded, too."""
 
     request: ProxyRequest

@@ -3,8 +3,9 @@
 import asyncio
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sbx.egress.denials import EgressDenied
 from sbx.egress.resolver import Resolver
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from sbx.egress.certificates import Authority
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
+class Timeouts(Struct, frozen=True):
     """The waits for clients inside and for hosts outside, in seconds."""
 
     idle: float = 60.0  # for the next request of a connection
@@ -61,16 +61,14 @@ class FairQueue:
             await asyncio.sleep(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
+class Tls(Struct, frozen=True):
     """The means to end TLS here and to begin it again towards the outside."""
 
     authority: "Authority"
     outside: ssl.SSLContext
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
+class ConnectionLimits(Struct, frozen=True):
     """`grants` are those of the conversation that connects, if the policy permits any."""
 
     sandbox: str

@@ -14,10 +14,11 @@ import ssl
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
+
+from msgspec.structs import replace
 
 from sbx.egress.connection import ProxyConnection
 from sbx.egress.denials import EgressDenied

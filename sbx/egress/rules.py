@@ -10,9 +10,10 @@ Hosts here are canonical (hosts.py), and so are those of a policy.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import unquote
+
+from msgspec import Struct
 
 from sbx.egress.addresses import is_exempt, reserved
 from sbx.egress.hosts import NoHost, canonical, is_address
@@ -27,15 +28,13 @@ UNLISTED = "network.allow"  # the rule that refuses a host or a port which no en
 _parsed = lru_cache(4096)(destinations.parse)
 
 
-@dataclass(frozen=True, slots=True)
-class ClientHello:
+class ClientHello(Struct, frozen=True):
     """The server name in the first message of TLS."""
 
     sni: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ProxyRequest:
+class ProxyRequest(Struct, frozen=True):
     """A request, or the parts of it that are known. `path` (with its query) is None if the proxy
     cannot see it. `own` are those of `addresses` that belong to this host."""
 
@@ -48,8 +47,7 @@ class ProxyRequest:
     own: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class RuleResult:
+class RuleResult(Struct, frozen=True):
     """`rule` is the key of the policy that decided, with the entry if one allowed."""
 
     allowed: bool
@@ -57,8 +55,7 @@ class RuleResult:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class EgressDecision:
+class EgressDecision(Struct, frozen=True):
     """A record of the decision about a request. An allowed request has a second one at its end
     (`ended`), with the bytes from (`bytes_in`) and to (`bytes_out`) the host. If a rule cut the
     request off, that record is not `allowed` and has the `rule`."""

@@ -14,10 +14,11 @@ import stat
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sbx import errors
 from sbx.aio import in_thread, run_to_completion
@@ -34,8 +35,7 @@ _SECRET_MAX = 64 * 1024
 _SWEEP_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
+class _Opened(Struct, frozen=True):
     way_out: WayOut
     stop: Callable[[], None]
 

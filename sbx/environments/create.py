@@ -19,12 +19,12 @@ import importlib.metadata
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 from packaging.utils import canonicalize_name
 
 from sbx.aio import in_thread, run_to_completion
@@ -43,8 +43,7 @@ _ASK = "import json, sys; print(json.dumps([sys.base_prefix, sys.base_exec_prefi
 OnStep = Callable[[str, str], None]  # the step, and a line about it
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentSpec:
+class EnvironmentSpec(Struct, frozen=True):
     """The environment to create. `timeout_s` is for the whole creation. `build`: also use source
     distributions, whose code runs on the host as the current user."""
 

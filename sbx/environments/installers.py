@@ -12,10 +12,10 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import Struct
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -42,8 +42,7 @@ _UV_SOURCES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Installer:
+class Installer(Struct, frozen=True):
     """`command` runs the installer. `build`: whether source distributions may be built.
 
     `lock` returns the text of requirements.lock. `install` installs exactly these packages into the
@@ -65,7 +64,7 @@ class Installer:
         raise NotImplementedError
 
 
-class Pip(Installer):
+class Pip(Installer, frozen=True):
     async def lock(
         self, steps: StepRunner, python: Path, requirements_in: Path, *, missing: bool = False
     ) -> str:
@@ -101,7 +100,7 @@ class Pip(Installer):
         return (*self.command, "--python", str(python), "--no-color")
 
 
-class Uv(Installer):
+class Uv(Installer, frozen=True):
     async def lock(self, steps: StepRunner, python: Path, requirements_in: Path) -> str:
         output = await steps.run(
             *self.command,

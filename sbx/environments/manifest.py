@@ -4,8 +4,9 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sbx.environments.record import ALGORITHM
 from sbx.errors import Unavailable
@@ -15,8 +16,7 @@ _LISTED_MAX = 1000
 _SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
-@dataclass(frozen=True, slots=True)
-class FileHashes:
+class FileHashes(Struct, frozen=True):
     """`entries`: a text for each path below the tree: the size, the executable bit and the hash of
     a file, or the target of a link."""
 
@@ -25,8 +25,7 @@ class FileHashes:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Differences:
+class Differences(Struct, frozen=True):
     """Paths, each list sorted. All lists are empty if the tree is unchanged."""
 
     changed: tuple[str, ...]

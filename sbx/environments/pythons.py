@@ -7,9 +7,9 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from platformdirs import user_data_path
 
 from sbx.environments.interpreter import ask_python
@@ -34,8 +34,7 @@ _NAMED = re.compile(r"(?:/versions/|/cpython-|/python)(3\.\d+(?:\.\d+)?)[^/]*(?:
 _NAME = re.compile(r"python(3(\.\d+)?)?")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Python:
+class Python(Struct, frozen=True, order=True):
     """A working Python. `executable` is not in a virtual environment. `pip` is its version or
     ""."""
 

@@ -8,9 +8,9 @@ uv chooses the index, never a list of packages.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from msgspec import Struct
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -25,8 +25,7 @@ _OPTIONS = re.compile(r"\s--?[A-Za-z]")
 _PINNED = re.compile(r"(?P<what>\S+==\S+|\S+ @ \S+)(?P<hashes>(?: --hash=\w+:[0-9a-f]+)*)")
 
 
-@dataclass(frozen=True, slots=True)
-class PackageRequirement:
+class PackageRequirement(Struct, frozen=True):
     """One requirement in canonical form. `hashes` (`sha256:…`) of the author, if there are any."""
 
     name: str
@@ -34,8 +33,7 @@ class PackageRequirement:
     hashes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LockFile:
+class LockFile(Struct, frozen=True):
     """One package of a lock: `name==version` or `name @ url`, and the hashes of its files."""
 
     name: str

@@ -10,7 +10,8 @@ import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sbx.aio import run_to_completion
 from sbx.errors import Unavailable
@@ -29,8 +30,7 @@ _NOT_HANDED_ON = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
+class StepOutput(Struct, frozen=True):
     """The output of a command: the last `lines` of both streams; `out` is stdout, if requested."""
 
     code: int
@@ -38,8 +38,7 @@ class StepOutput:
     out: bytes = b""
 
 
-@dataclass(slots=True)
-class StepRunner:
+class StepRunner(Struct):
     """The commands of one creation. `on_line` gets each line of output. `until` is a time of the
     loop's clock. Each command inherits the descriptors `inherited`."""
 

@@ -12,9 +12,11 @@ import asyncio
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from sbx import errors
 from sbx.isolation import process_state
@@ -29,8 +31,7 @@ _END_S = 5.0
 _NO_WALL = Wall("all", "none", "nothing: the policy host has no walls", weaker=True)
 
 
-@dataclass(frozen=True, slots=True)
-class HostPlan:
+class HostPlan(Struct, frozen=True):
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     directory: str

@@ -4,8 +4,10 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from sbx.isolation.seccomp import Filter
 
@@ -36,8 +38,7 @@ WAY_OUT = "/run/sbx"
 CERTIFICATES = "certificates.pem"
 
 
-@dataclass(frozen=True, slots=True)
-class Interpreter:
+class Interpreter(Struct, frozen=True):
     """A Python on the host: its executable, and the directories that it needs.
 
     `links` are (path, target) of symlinks outside of these, between the executable and the real
@@ -49,8 +50,7 @@ class Interpreter:
     links: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class WayOut:
+class WayOut(Struct, frozen=True):
     """The directory of the host with `egress.sock` of a sandbox's proxy and, with `certificates`,
     the ones to trust inside. `environment` has the placeholders of secrets."""
 
@@ -59,8 +59,7 @@ class WayOut:
     environment: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GuardPaths:
+class GuardPaths(Struct, frozen=True):
     """For a workspace that is a directory of the host: the directory of its quarantine, with the
     rules of the guard. `looked_at_most`: the number of entries at which the search for the targets
     of host executables ended early."""
@@ -69,8 +68,7 @@ class GuardPaths:
     looked_at_most: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
+class Paths(Struct, frozen=True):
     """The directories of the host for one jail. `guest` has the package `sbx`; `disk` is the wall
     that limits the files. `mapped`: an idmapped mount shows the files of another host uid."""
 
@@ -88,8 +86,7 @@ class Paths:
     mapped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Bind:
+class Bind(Struct, frozen=True):
     """A host path inside a jail.
 
     `staged`: the jail's host uid may be unable to reach the source (below root's home), so a root
@@ -105,15 +102,13 @@ class Bind:
     mapped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Tmpfs:
+class Tmpfs(Struct, frozen=True):
     target: str
     size: int
     mode: str = "1777"
 
 
-@dataclass(frozen=True, slots=True)
-class Symlink:
+class Symlink(Struct, frozen=True):
     target: str
     points_to: str
 
@@ -121,16 +116,14 @@ class Symlink:
 Mount = Bind | Tmpfs | Symlink
 
 
-@dataclass(frozen=True, slots=True)
-class DataFile:
+class DataFile(Struct, frozen=True):
     """A small read-only file for the jail: the synthetic /etc."""
 
     target: str
     content: str
 
 
-@dataclass(frozen=True, slots=True)
-class Wall:
+class Wall(Struct, frozen=True):
     """One limit or layer: the demand of the policy, and the means that enforces it here."""
 
     name: str
@@ -139,8 +132,7 @@ class Wall:
     weaker: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GroupLimits:
+class GroupLimits(Struct, frozen=True):
     """The limits of the sandbox's cgroup; None is unlimited. Bytes, tasks, cpus, `IoLimit`s."""
 
     memory_max: int | None
@@ -149,8 +141,7 @@ class GroupLimits:
     io: tuple[tuple[str, int | None, int | None], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Seal:
+class Seal(Struct, frozen=True):
     """The restrictions that the guest applies to itself before it reads anything of the user.
 
     Every process loads `jail_filter` in addition to the filter of the plan, and the kernel also
@@ -175,14 +166,13 @@ class Seal:
     unix_filter: Filter | None = None
 
     def to_json(self) -> dict[str, Any]:
-        seal = {field.name: getattr(self, field.name) for field in fields(self)}
+        seal = asdict(self)
         for name in ("kernel_filter", "jail_filter", "unix_filter"):
             seal[name] = seal[name] and seal[name].program.hex()
         return {**seal, "rlimits": dict(self.rlimits)}
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchPlan:
+class LaunchPlan(Struct, frozen=True):
     """Everything that one launch needs.
 
     `mounts` are common to all jails of the policy, `own_mounts` belong to this one. Both are in the
@@ -211,8 +201,7 @@ class LaunchPlan:
     unix_sockets: str = "own"
 
 
-@dataclass(frozen=True, slots=True)
-class ZygotePlan:
+class ZygotePlan(Struct, frozen=True):
     """The common parts of all jails of one zygote: equal plans may share one.
 
     It has nothing of a conversation. A jail gets its files, variables and limits when it enters a

@@ -8,9 +8,11 @@ it refuses nothing, and reports the changes.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
+
+from msgspec.structs import asdict
 
 from sbx.errors import CannotEnforce
 from sbx.isolation.launch_plan import LaunchPlan, Wall

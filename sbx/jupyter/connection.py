@@ -1,9 +1,10 @@
 """The addresses and keys of a bridge, as in a connection file."""
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from sbx.errors import BadRequest
 
@@ -12,8 +13,7 @@ _WEAK = frozenset({"md5", "sha1", "shake_128", "shake_256"})  # broken, or of no
 _Z85_KEY = 40  # characters of a key of 32 bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionInfo:
+class ConnectionInfo(Struct, frozen=True):
     """The address of a bridge. Port 0 means a free port. For `ipc`, `ip` is the start of a path and
     the ports are its ends."""
 

@@ -7,12 +7,12 @@ as in other kernels: Linux chooses the ports, and a key is made.
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from jupyter_client.connect import write_connection_file
+from msgspec.structs import asdict
 
 from sbx.errors import BadRequest, NotFound
 from sbx.jupyter.connection import ConnectionInfo

@@ -8,9 +8,10 @@ import fnmatch
 import re
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+
+from msgspec import Struct
 
 from sbx.jupyter.parse import HistoryRequest as HistoryRequest
 
@@ -20,8 +21,7 @@ OUTPUT_MAX = 16 << 10
 _TAIL = 10
 
 
-@dataclass(slots=True)
-class HistoryCell:
+class HistoryCell(Struct):
     """One cell. `output` is the value of its last expression, as text."""
 
     session: int

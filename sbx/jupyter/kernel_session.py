@@ -11,8 +11,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sbx.aio import run_to_completion
 from sbx.jupyter import serialize
@@ -36,8 +37,7 @@ _AT_ONCE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedRequest:
+class QueuedRequest(Struct, frozen=True):
     """A request, and the channel that its reply goes to."""
 
     channel: str

@@ -10,11 +10,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from msgspec import Struct
 from traitlets import TraitError
 
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
@@ -26,8 +26,7 @@ PROVISIONER = "sbx"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 
 
-@dataclass(frozen=True, slots=True)
-class KernelspecDir:
+class KernelspecDir(Struct, frozen=True):
     """The directory of kernelspecs: the user's Jupyter directory, or one below `prefix`."""
 
     prefix: Path | None = None
@@ -39,8 +38,7 @@ class KernelspecDir:
         return self.prefix.absolute() / "share" / "jupyter" / "kernels"
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
+class Installed(Struct, frozen=True):
     """An installed kernelspec of sbx. `standalone`: each kernel is a separate process."""
 
     name: str

@@ -12,9 +12,10 @@ At most 32 seats wait. After that, the files of the seat that was left longest a
 import hashlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakKeyDictionary
+
+from msgspec import Struct, field
 
 from sbx.aio import in_thread
 from sbx.errors import Denied
@@ -28,8 +29,7 @@ _log = logging.getLogger(__name__)
 _WAITING_MAX = 32
 
 
-@dataclass(frozen=True, slots=True)
-class NotebookSpec:
+class NotebookSpec(Struct, frozen=True):
     """A request for a seat. `policy`: its name, or its file. `directory`: the directory of the
     notebook. `notebook`: the client's name for it; any text. `private`: paths that no workspace may
     contain."""
@@ -48,8 +48,7 @@ class NotebookSpec:
         return hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NotebookSandbox:
+class NotebookSandbox(Struct, frozen=True, eq=False):
     """A sandbox for one kernel at a time. `directory` is its workspace on the host if that belongs
     to the user. `key` is the name under which the seat waits."""
 
@@ -67,8 +66,7 @@ class NotebookSandbox:
         return self.directory is None and self.key is None
 
 
-@dataclass(slots=True, eq=False)
-class NotebookSandboxes:
+class NotebookSandboxes(Struct, eq=False):
     """The seats of one runtime, on its event loop."""
 
     runtime: Runtime

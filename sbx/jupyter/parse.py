@@ -6,12 +6,12 @@ content of a request as one of the classes here. Unknown keys are accepted: clie
 version send some.
 """
 
-from dataclasses import dataclass
 from hmac import compare_digest
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from jupyter_client.session import DELIM, Session
+from msgspec import Struct
 
 from sbx.errors import BadRequest
 
@@ -29,8 +29,7 @@ class MalformedMessage(Exception):
         super().__init__(str(message)[:200].encode("unicode_escape").decode("ascii"))
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRequest:
+class KernelRequest(Struct, frozen=True):
     """One message of a client. `names` is the route back to it; `content` is any JSON object."""
 
     names: tuple[bytes, ...]

@@ -9,10 +9,10 @@ Reference: Jupyter's messaging specification, version 5.4.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from sbx import __version__
 from sbx.errors import SbxError
@@ -34,8 +34,7 @@ _HELP = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class JupyterMessage:
+class JupyterMessage(Struct, frozen=True):
     """One message without its envelope."""
 
     kind: str

@@ -10,13 +10,13 @@ import os
 import socket
 import stat
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import zmq
 import zmq.asyncio
+from msgspec.structs import replace
 
 from sbx.errors import Unavailable
 from sbx.jupyter.connection import CHANNELS, ConnectionInfo, invalid

@@ -15,8 +15,9 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from sbx import errors
 from sbx.policy import destinations
@@ -107,8 +108,7 @@ def _number(target: str) -> int:
     return int(target) if target.isascii() and target.isdecimal() and len(target) < 10 else 0
 
 
-@dataclass
-class _Active:
+class _Active(Struct):
     """`until` in seconds of the monotonic clock. `run`: a grant for one run is for this one."""
 
     grant: Grant

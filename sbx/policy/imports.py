@@ -11,7 +11,8 @@ Imports inside the libraries that a cell uses are not checked.
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sbx.policy.tables import Imports
 
@@ -19,8 +20,7 @@ _LONGEST_CHAIN = 16
 _IMPORTERS = ("__import__", "import_module", "importlib.import_module")
 
 
-@dataclass(frozen=True, slots=True)
-class ImportDenied:
+class ImportDenied(Struct, frozen=True):
     """One refused import. `name` is the module or member at `line` of the cell.
 
     `forbidden` is True if `imports.forbid` names it, and False if it is only missing from

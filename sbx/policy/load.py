@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from msgspec import Struct
 from pydantic import ValidationError
 
 from sbx.errors import NotFound, out_of_files
@@ -42,8 +43,7 @@ _FILE_KEYS = ("schema", "extends", *(key for key in Policy.model_fields if key !
 _NOT_INHERITED = ("description", "expect")
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyInfo:
+class PolicyInfo(Struct, frozen=True):
     """One line of `sbx policy list`. `problem` is the reason why the policy cannot be used, or
     None."""
 
@@ -74,8 +74,7 @@ class _Layer:
 _Stamp = tuple[int, int, int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(Struct, frozen=True):
     """A policy, with the stamps of every file and directory that its name led to."""
 
     policy: Policy

@@ -20,12 +20,12 @@ import json
 import string
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from sbx import errors
 from sbx.aio import in_thread
@@ -41,8 +41,7 @@ _STREAMS_MAX = 256  # commands at once of which the last piece is remembered
 _SHOWN_MAX = 200
 
 
-@dataclass(frozen=True, slots=True)
-class TokenTriggered:
+class TokenTriggered(Struct, frozen=True):
     """The use of a honeytoken: its name (`token`: a variable or a host), where, and when."""
 
     token: str

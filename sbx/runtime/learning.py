@@ -11,8 +11,9 @@ another one. A task with effects on other computers repeats them with each run.
 
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sbx.egress.rules import UNLISTED
 from sbx.errors import BadRequest
@@ -31,8 +32,7 @@ LearnedTask = Callable[[AsyncSandbox], Awaitable[Run]]
 OnLearned = Callable[[str], object]
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Struct, frozen=True):
     """What one run used. `hosts` are those that it reached, `refused` those that no entry allows,
     and `private` the names and addresses that lead into a private network. Sizes are in bytes."""
 
@@ -44,8 +44,7 @@ class Observation:
     disk: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LearnedPolicy:
+class LearnedPolicy(Struct, frozen=True):
     """`policy` is the narrowest one with which the task succeeded; None if it never did. `changes`
     are the tables and keys in which it differs from its base, as in a policy file. `runs` counts
     the runs, and `last` is the last one with this policy."""

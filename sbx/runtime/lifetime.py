@@ -7,15 +7,15 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sbx.errors import BadRequest
 
 _LOOK_S = (0.05, 5.0)  # between two looks at a sandbox whose kernels have ended
 
 
-@dataclass(frozen=True, slots=True)
-class Lifetime:
+class Lifetime(Struct, frozen=True):
     """Seconds since the last use; infinite without a limit. Raise BadRequest `invalid_lifetime`."""
 
     ttl_s: float = math.inf

@@ -13,8 +13,9 @@ import re
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from sbx import errors
 from sbx.aio import in_thread, run_to_completion
@@ -33,8 +34,7 @@ _TARGET = re.compile(rf"(?:{TOP}|{SHARED})/[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class _Mounted:
+class _Mounted(Struct, frozen=True):
     """`identity`: (device, inode) of the source. `conversation`: the only one that sees it; None:
     every one."""
 

@@ -8,10 +8,11 @@ at once. It never had files of a user, runs no code of a user before, and is use
 import asyncio
 import logging
 import secrets
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sbx.aio import in_thread, run_to_completion
 from sbx.errors import SbxError
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class PrewarmedSandbox:
+class PrewarmedSandbox(Struct, eq=False):
     """See the module. `group` is its name at the broker, `directory` and `conversation` are opaque
     names below the data directory. `opened` and `kernel` are there until they are taken."""
 

@@ -1,9 +1,10 @@
 """The parts that the sandboxes of a runtime share, and their requests for kernels."""
 
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from sbx.isolation.broker.client import BrokerClient
 from sbx.isolation.launch_plan import GroupLimits, Interpreter, Paths, WayOut
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 _MIME_MAX = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeResources:
+class RuntimeResources(Struct, frozen=True):
     """The parts of a runtime that every sandbox uses. `unowned_directories`: those of sandboxes
     without an owner, which no store has; `copies`: those of frozen copies. `confined`: the broker
     gives jails only uids of its range."""

@@ -6,10 +6,11 @@ import math
 import os
 import secrets
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from sbx import errors
 from sbx.aio import in_thread

@@ -7,8 +7,9 @@ for all owners, and before a stored profile of the same agent.
 import asyncio
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from sbx.agent.profile import AgentProfile, profile_files, read_profile
 from sbx.aio import Clock
@@ -21,8 +22,7 @@ _PER_OWNER = 200
 _OF_FILES = ""  # the owner of what a file has
 
 
-@dataclass(frozen=True, slots=True)
-class StoredProfile:
+class StoredProfile(Struct, frozen=True):
     """One version of a profile. `id` is None and `version` 0 for a file that no conversation has
     used as it is now."""
 
@@ -34,8 +34,7 @@ class StoredProfile:
     created_at: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenProfile:
+class BrokenProfile(Struct, frozen=True):
     """A file that is not a valid profile. Conversations with its agent do not begin."""
 
     agent_id: str

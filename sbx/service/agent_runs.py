@@ -9,8 +9,10 @@ owner. Through a tool, an agent may do no more than its caller by direct calls.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sbx.agent.agent import Agent
 from sbx.agent.approvals import AgentContext, Approvals
@@ -50,8 +52,7 @@ _CONVERSATION = "default"  # of the sandbox of a sub-agent
 _SUB_AGENT_S = 86_400.0  # the life of this sandbox, in case that the service ends before
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentRequest(ChatAsk):
+class AgentRequest(ChatAsk, frozen=True, kw_only=True):
     """A message to the agent of a conversation, on behalf of `caller` and within their bounds.
 
     `session` and `chat` exist. `scope` is the permission that opens the sandbox. `after_seq`: the
@@ -88,8 +89,7 @@ class AgentRequest(ChatAsk):
         return {name: value for name, value in place.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invoke(AgentRequest):
+class Invoke(AgentRequest, frozen=True, kw_only=True):
     """One call of a tool by a program, without a model. A conversation may have many at once."""
 
     tool: Tool
@@ -100,8 +100,7 @@ class Invoke(AgentRequest):
         return self.owner, self.call.id
 
 
-@dataclass(frozen=True, slots=True)
-class AgentRunFactory:
+class AgentRunFactory(Struct, frozen=True):
     """The parts that all runs of agents share. `tools` write no files of sbx into a project."""
 
     service: Service
@@ -326,8 +325,7 @@ def _retrieve_error(starting: "asyncio.Task[RunHandle]") -> None:
 # -- permissions ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScopedPermissions(Permissions):
+class ScopedPermissions(Permissions, frozen=True, kw_only=True):
     """Permissions that also deny everything that `caller` may not do. `sandbox` knows whether a
     person has allowed the commands of this conversation meanwhile."""
 

@@ -5,8 +5,9 @@ import logging
 import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from sbx.agent.approvals import Approvals
 from sbx.agent.chats import ChatRun, Chats

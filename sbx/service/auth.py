@@ -15,9 +15,10 @@ import sqlite3
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from sbx.aio import Clock, run_to_completion
 from sbx.errors import BadRequest, Broken, Denied, NotFound, Unavailable

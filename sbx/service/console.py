@@ -14,9 +14,10 @@ import hashlib
 import hmac
 import secrets
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cachetools import TTLCache
+from msgspec import Struct
 
 from sbx.aio import Clock
 from sbx.errors import Denied, NotFound, Unavailable
@@ -38,16 +39,14 @@ _CODES_MAX = 4096
 _USER_AGENT_MAX = 300
 
 
-@dataclass(frozen=True, slots=True)
-class ConsoleLogin:
+class ConsoleLogin(Struct, frozen=True):
     """A browser that is logged in, and its rights."""
 
     caller: Caller
     row: ConsoleSessionRow
 
 
-@dataclass(frozen=True, slots=True)
-class _Code:
+class _Code(Struct, frozen=True):
     caller: Caller
     expires_at: float
 

@@ -8,8 +8,9 @@ those of Shipyard.
 
 import asyncio
 from abc import abstractmethod
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from sbx import errors
 from sbx.aio import run_to_completion

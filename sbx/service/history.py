@@ -6,8 +6,9 @@ The end of a run that the store refuses is kept in memory, and written later.
 import logging
 import sqlite3
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from sbx.aio import Clock
 from sbx.errors import BadRequest, NotFound

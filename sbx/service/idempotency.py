@@ -18,7 +18,8 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sbx.aio import Clock
 from sbx.errors import Conflict, SbxError
@@ -34,8 +35,7 @@ _log = logging.getLogger(__name__)
 Reply = tuple[int, bytes]
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(Struct):
     """A call in progress. `done` once it is over, with its reply if there is one to share;
     `reserved` once the key belongs to this call, and not to a stored reply."""
 

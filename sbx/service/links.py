@@ -5,10 +5,10 @@ secret of the tokens, and not stored. It ends with its time, with its sandbox, a
 token of its maker.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from cachetools import TTLCache
+from msgspec import Struct
 
 from sbx.aio import Clock
 from sbx.errors import Denied
@@ -21,8 +21,7 @@ _CHECKED_S = 5.0  # between two looks at the key of its maker
 _CHECKED_MAX = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """A checked link. `port`: the only one that it opens; None: all, and everything else."""
 
     caller: Caller

@@ -1,15 +1,15 @@
 """Values that describe sandboxes, workspaces and conversations; the API turns them into replies."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from sbx.policy import Policy
 from sbx.service.lifecycle import State
 
 
-@dataclass(frozen=True, slots=True)
-class SessionIdentity:
+class SessionIdentity(Struct, frozen=True):
     """The owner of a session. Its id is unique among the live sandboxes of an owner."""
 
     session_id: str
@@ -19,8 +19,7 @@ class SessionIdentity:
     recreated_because: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxView:
+class SandboxView(Struct, frozen=True):
     """A sandbox at one moment. Times are seconds of the epoch. `profile` is the requested name of
     the policy, and `policy` the result with the request; `stopped`: by request, and not used since;
     `failure`: the error of the last start, as `SbxError.to_dict`; `ttl_s`, `restored`
@@ -50,8 +49,7 @@ class SandboxView:
     labels: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationView:
+class ConversationView(Struct, frozen=True):
     """`status` is `idle`, `ready` or `busy`. `files` and `bytes`: what its workspace holds, of what
     could be counted in a moment."""
 
@@ -62,8 +60,7 @@ class ConversationView:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceView:
+class WorkspaceView(Struct, frozen=True):
     """A workspace with a separate id. `managed_by`: the sandbox with which it is deleted."""
 
     id: str
@@ -74,8 +71,7 @@ class WorkspaceView:
     last_accessed_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class TaskReport:
+class TaskReport(Struct, frozen=True):
     """The report of one task of a collection."""
 
     task_name: str

@@ -6,16 +6,16 @@ client that does not keep up loses its subscription instead of single notices.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sbx.service.caller import Caller
 
 _WAITING_MAX = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(Struct, frozen=True):
     """`body` has a `type`, such as `sandbox` or `chat.ended`. A notice goes to the callers that see
     this user, agent and conversation; one `of_project` to none with the bounds of a token."""
 

@@ -1,9 +1,11 @@
 """The record of one sandbox that was not deleted: its row, its policy, its state and its events."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sbx import errors
 from sbx.aio import Clock
@@ -36,8 +38,7 @@ LATEST = 253_402_300_799.0  # the last second of the year 9999
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceDependencies:
+class ServiceDependencies(Struct, frozen=True):
     """The parts of a service that every sandbox uses.
 
     `make_room` ends idle kernels until a kernel of this owner may start. `workspaces`, by id, are

@@ -5,8 +5,9 @@ is kept in memory where it cannot be written yet.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sbx.errors import Unavailable
 from sbx.service.caller import Caller
@@ -45,8 +46,7 @@ def refusal(code: str) -> Unavailable:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(Struct, frozen=True):
     """The parts of a service that have to record its work."""
 
     reserve: Reserve

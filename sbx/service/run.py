@@ -4,8 +4,9 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from sbx.errors import Closed, Conflict, SbxError
 from sbx.kernels.kernel import Kernel
@@ -29,8 +30,7 @@ _RECORDED_AFTER_S = 0.02
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RunRequest:
+class RunRequest(Struct, frozen=True):
     """A request for a run. Without a `timeout_s`, the policy's run_timeout applies. `cwd`, `env`
     and `stdin` are for a command or a script only, `args` for a script. `interactive`: input()
     emits an InputRequest event, which `RunHandle.answer` answers; without it, input() raises.

@@ -6,9 +6,10 @@ files stay. Every change of `active` happens under the lock; code that needs no 
 
 import logging
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from sbx import errors
 from sbx.aio import run_to_completion

@@ -9,10 +9,11 @@ that the caller may not see is NotFound, whatever the reason.
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
+
+from msgspec.structs import asdict, replace
 
 from sbx import errors
 from sbx.aio import Clock, run_to_completion

@@ -1,8 +1,10 @@
 """The limits of sessions and their uploads, which the settings of the service read as well."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sbx.errors import BadRequest
 from sbx.policy import Policy
@@ -12,8 +14,7 @@ UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 TYPES = ("csv", "xlsx", "json", "txt", "pkl", "png", "jpg", "pdf")
 
 
-@dataclass(frozen=True, slots=True)
-class FileRules:
+class FileRules(Struct, frozen=True):
     """The limits of the uploads to a session: bytes of a file as `size` units, files of a
     conversation, and extensions in lower case."""
 
@@ -77,8 +78,7 @@ class FileRules:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRules:
+class SessionRules(Struct, frozen=True):
     """The operator's settings for sessions; a request may only narrow them. `ttl_s` in seconds."""
 
     policy: str = "default"

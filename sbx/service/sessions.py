@@ -11,10 +11,12 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextvars import Context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Literal
 from weakref import WeakValueDictionary
+
+from msgspec import Struct, structs
 
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError
 from sbx.service.caller import Caller
@@ -70,8 +72,7 @@ def reason_of(view: SandboxView) -> str | None:
 # -- one sandbox for each session -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SessionAsk:
+class SessionAsk(Struct, frozen=True):
     """A checked request for a session. `policy` None: the operator's; `ttl_s` in seconds."""
 
     user_id: str
@@ -84,8 +85,7 @@ class SessionAsk:
     files: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Making:
+class _Making(Struct, frozen=True):
     """A session that is still to be made."""
 
     identity: SessionIdentity
@@ -144,7 +144,7 @@ class Sessions:
             if ask.policy is None and (view is None or view.state is State.EXPIRED):
                 profile = await self._service.agent_profiles.find(caller.owner, ask.agent_id)
                 if profile is not None and profile.profile.policy is not None:
-                    decision = replace(decision, policy=profile.profile.policy)
+                    decision = structs.replace(decision, policy=profile.profile.policy)
             if view is None:
                 return await self._made(caller, decision), "created"
             if (view.user_id, view.agent_id) != (ask.user_id, ask.agent_id):
@@ -155,8 +155,10 @@ class Sessions:
                 )
             if view.state is State.EXPIRED:
                 # No caller can use it: a caller with access to a session may replace it.
-                again = replace(decision.identity, recreated_because="expired")
-                return await self._made(caller, replace(decision, identity=again)), "created"
+                again = structs.replace(decision.identity, recreated_because="expired")
+                return await self._made(
+                    caller, structs.replace(decision, identity=again)
+                ), "created"
             if view.stopped or view.state is State.FAILED:
                 freely = replace(caller, scopes=None)
                 return await self._service.sandboxes.resume(freely, view.id), "resumed"

@@ -10,8 +10,9 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from sbx.agent.chats import ChatRun
 from sbx.agent.task import FilledTask, TaskTemplate, fill_input, read_tasks

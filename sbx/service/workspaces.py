@@ -3,9 +3,10 @@ created on their own, and several sandboxes may use one."""
 
 import secrets
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from sbx import errors
 from sbx.aio import Clock, run_to_completion

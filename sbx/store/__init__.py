@@ -26,7 +26,6 @@ import logging
 import sqlite3
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -171,14 +170,9 @@ class Store:
         self._writer.later(act, begin=WRITE)
 
 
-def values(record: Any) -> tuple[Any, ...]:
-    """Return the values of a dataclass in the order of its fields."""
-    return tuple(getattr(record, field.name) for field in fields(record))
-
-
 def record(kind: type[T], row: sqlite3.Row, **changes: Any) -> T:
-    """Return a dataclass from the columns of a row; `changes` replace values."""
-    columns = {field.name for field in fields(kind)}.intersection(row.keys())  # type: ignore[arg-type]
+    """Return a record from the columns of a row; `changes` replace values."""
+    columns = {*kind.__annotations__}.intersection(row.keys())
     return kind(**{name: row[name] for name in columns} | changes)
 
 

@@ -2,13 +2,14 @@
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
 
-from sbx.store import Store, values
+from msgspec import Struct
+from msgspec.structs import astuple, replace
+
+from sbx.store import Store
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileRow:
+class ProfileRow(Struct, frozen=True):
     """One version. `owner` is empty for a file of the operator; `body` is JSON."""
 
     id: str
@@ -20,7 +21,7 @@ class ProfileRow:
     deleted: int = 0
 
 
-_ROW = ", ".join(field.name for field in fields(ProfileRow))
+_ROW = ", ".join(ProfileRow.__struct_fields__)
 Check = Callable[[ProfileRow | None], object]
 
 
@@ -36,7 +37,7 @@ async def put(store: Store, row: ProfileRow, check: Check = lambda _: None) -> P
         new = replace(row, version=1 if last is None else last.version + 1)
         on.execute(
             f"INSERT INTO agent_profiles ({_ROW}) VALUES (?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
-            values(new),
+            astuple(new),
         )
         return new
 

@@ -7,8 +7,9 @@ was interrupted by the end of the service before it; its messages so far are kep
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from sbx.errors import Conflict, NotFound
 from sbx.store import Store, record
@@ -16,8 +17,7 @@ from sbx.store import Store, record
 _LIST_MAX = 200
 
 
-@dataclass(frozen=True, slots=True)
-class AgentRunRow:
+class AgentRunRow(Struct, frozen=True):
     """`reason` is the cause of its end; an interrupted run has none. `seq` is its place in
     lists. `report` has its steps, tools and failures, see sbx.agent.progress."""
 

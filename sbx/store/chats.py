@@ -7,15 +7,17 @@ that only expired stays as long as the session's tombstone, for a user who comes
 
 import json
 import sqlite3
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict
+
+from msgspec import Struct, structs
+from msgspec.structs import astuple, replace
 
 from sbx.errors import Conflict, NotFound
 from sbx.protocol.changes import ChangeBudget, ChangesMode, ChangesSetting
-from sbx.store import Store, values
+from sbx.store import Store
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRow:
+class ChatRow(Struct, frozen=True):
     """`sandbox_id` is the last sandbox of the agent. A chat without `project_id` is temporary.
     `title`: that of its user, or the begin of the first message. `profile_id`: the version of the
     profile of its agent."""
@@ -39,7 +41,7 @@ class ChatRow:
         return self.owner, self.user_id, self.agent_id, self.conversation_id
 
 
-_CHAT = ", ".join(field.name for field in fields(ChatRow))
+_CHAT = ", ".join(ChatRow.__struct_fields__)
 
 
 async def ensure(store: Store, row: ChatRow) -> ChatRow:
@@ -98,8 +100,7 @@ async def list_for_owner(store: Store, owner: str, *, limit: int = 1000) -> list
     return [ChatRow(*row) for row in rows]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatFilter:
+class ChatFilter(Struct, frozen=True, kw_only=True):
     """The chats of a list: None selects all. `search` is a part of a title; `after` is the time of
     the last use and the id of the last chat of the page before."""
 
@@ -128,7 +129,7 @@ async def page(
         " AND (:search IS NULL OR instr(lower(coalesce(title, conversation_id)), lower(:search)))"
         " AND (:used IS NULL OR (last_used_at, id) < (:used, :chat_id))"
         " ORDER BY last_used_at DESC, id DESC LIMIT :limit",
-        **{field.name: getattr(chosen, field.name) for field in fields(chosen)} | {"after": None},
+        **structs.asdict(chosen) | {"after": None},
         used=used,
         chat_id=chat_id,
         now=now,
@@ -226,7 +227,7 @@ def _added(on: sqlite3.Connection, row: ChatRow) -> ChatRow:
         raise NotFound(f"project {row.project_id} does not exist")
     on.execute(
         f"INSERT INTO chats ({_CHAT}) VALUES ({', '.join('?' * 12)})",  # noqa: S608
-        values(row),
+        astuple(row),
     )
     return row
 

@@ -6,15 +6,16 @@ The store has only the hash of a cookie.
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from sbx.store import Store, record, values
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from sbx.store import Store, record
 
 PREFIX = "login-"  # of the ids
 
 
-@dataclass(frozen=True, slots=True)
-class ConsoleSessionRow:
+class ConsoleSessionRow(Struct, frozen=True):
     """`token_id`: the token whose rights it has; `key_id`: the key that requested it. It ends with
     either. `last_seen_at` is exact to a minute."""
 
@@ -35,7 +36,7 @@ async def add(store: Store, row: ConsoleSessionRow, digest: str) -> None:
         lambda on: on.execute(
             "INSERT INTO console_sessions (id, owner, operator, token_id, key_id, user_agent,"
             " created_at, last_seen_at, expires_at, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*values(row), digest),
+            (*astuple(row), digest),
         )
     )
 
@@ -89,8 +90,7 @@ async def forget_ended(store: Store, before: float) -> int:
 # -- templates -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateRow:
+class TemplateRow(Struct, frozen=True):
     """`variables`: name, label and default of each `{{name}}` in the prompt."""
 
     id: str

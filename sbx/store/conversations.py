@@ -4,13 +4,13 @@ Functions that take a connection run inside a transaction of `Store.write`.
 """
 
 import sqlite3
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sbx.store import Store, chats
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationRow:
+class ConversationRow(Struct, frozen=True):
     """`directory` is a random name below the directory of the sandbox's workspace."""
 
     sandbox_id: str
@@ -85,8 +85,7 @@ async def conversation_in_workspace(store: Store, workspace_id: str, name: str) 
     return row is not None
 
 
-@dataclass(frozen=True, slots=True)
-class ContextRow:
+class ContextRow(Struct, frozen=True):
     sandbox_id: str
     conversation: str
     name: str

@@ -12,9 +12,10 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from stat import S_IRWXG, S_IRWXO, S_ISREG
+
+from msgspec import Struct
 
 from sbx.errors import Unavailable, is_disk_full
 from sbx.store import marks
@@ -96,8 +97,7 @@ def make(path: Path, steps: Sequence[Migration]) -> None:
         remove(fresh)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreContents:
+class StoreContents(Struct, frozen=True):
     """The version and the mark of a store. `version` is 0 for an SQLite file without a schema."""
 
     version: int

@@ -3,14 +3,14 @@
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sbx.store import Store, record
 
 
-@dataclass(frozen=True, slots=True)
-class EventRow:
+class EventRow(Struct, frozen=True):
     """`seq` rises over all sandboxes and is never used twice."""
 
     seq: int

@@ -11,7 +11,8 @@ records the run, see `began`.
 import json
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sbx.errors import Unavailable
 from sbx.store import Store
@@ -24,8 +25,7 @@ _RETRY_AFTER_S = 60.0
 Slot = tuple[str, str]  # space and key
 
 
-@dataclass(frozen=True, slots=True)
-class StoredReply:
+class StoredReply(Struct, frozen=True):
     """A reply, and the fingerprint of its call. `body` None: the body was not kept.
 
     `status` None: the call was reserved and has no reply. Then `run_id` is the run that it began,
@@ -39,16 +39,14 @@ class StoredReply:
     run_status: str | None = None
 
 
-@dataclass(slots=True)
-class Reservation:
+class Reservation(Struct):
     """The key of a call. `is_new`: this call wrote its row, and may remove it."""
 
     slot: Slot
     is_new: bool = False
 
 
-@dataclass(slots=True)
-class _OwnerUsage:
+class _OwnerUsage(Struct):
     keys: int = 0
     bytes: int = 0
 

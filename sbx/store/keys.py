@@ -1,13 +1,13 @@
 """Bearer keys and their owners. The store has only the hash of a key."""
 
 import sqlite3
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sbx.store import Store, record
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRecord:
+class KeyRecord(Struct, frozen=True):
     """A key without its secret. `last_used_at` is exact to a minute."""
 
     id: str

@@ -15,9 +15,11 @@ import secrets
 import shlex
 import sqlite3
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from sbx.errors import Unavailable
 from sbx.workspace.unclaimed import OPAQUE_NAME
@@ -28,8 +30,7 @@ _READ_MAX = 4096
 Verdict = Literal["create", "adopt", "continue", "store_missing", "store_older", "store_of_another"]
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     id: str
     generation: int
 

@@ -3,8 +3,9 @@
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sbx.aio import Clock
 from sbx.errors import NotFound, TooLarge
@@ -16,8 +17,7 @@ _PAGE_MAX = 8 << 20  # bytes of JSON in one page, except for a single larger mes
 _LIST_MAX = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class MessageRow:
+class MessageRow(Struct, frozen=True):
     """`seq` rises by one from 1. A summary replaces all messages up to `covers`."""
 
     seq: int

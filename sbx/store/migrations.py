@@ -7,16 +7,16 @@ middle leaves the version before it.
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+
+from msgspec import Struct
 
 APPLICATION_ID = 0x53425853  # "SBXS": marks a store of sbx among other SQLite files
 BACKUP_ID = 0x53425842  # "SBXB": a copy by `sbx store backup`; no service starts from it
 
 
-@dataclass(frozen=True, slots=True)
-class Migration:
+class Migration(Struct, frozen=True):
     version: int
     sql: str
 

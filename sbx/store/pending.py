@@ -9,7 +9,8 @@ import logging
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sbx.errors import Unavailable
 from sbx.store import Store
@@ -28,8 +29,7 @@ _CLOSE_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
+class _Write(Struct, frozen=True):
     act: Act
     size: int
     on_done: OnDone | None

@@ -1,14 +1,15 @@
 """Projects: working directories of the host with names. No directory belongs to two owners."""
 
 import sqlite3
-from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from sbx.errors import Conflict
-from sbx.store import Store, record, values
+from sbx.store import Store, record
 
 
-@dataclass(frozen=True, slots=True)
-class ProjectRow:
+class ProjectRow(Struct, frozen=True):
     """A project. `conversations`: how many it has."""
 
     id: str
@@ -30,7 +31,7 @@ def add(on: sqlite3.Connection, row: ProjectRow) -> None:
     _refuse_shared(on, row)
     on.execute(
         f"INSERT INTO projects ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",  # noqa: S608
-        values(row)[:-1],
+        astuple(row)[:-1],
     )
 
 

@@ -6,10 +6,11 @@ still `running` when a service starts was interrupted by the end of the service 
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from sbx.protocol.bundles import Bundle, BundlePart, stored, text_of
 from sbx.protocol.contexts import DEFAULT_CONTEXT
@@ -30,8 +31,7 @@ _ROW = 2 << 10  # bytes in memory, about, of a row without texts
 _OFFSET_MAX = 1 << 60  # SQLite counts up to 2⁶³
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
+class RunRow(Struct, frozen=True):
     """A recorded run. `run` is its shortened result; None while it runs.
 
     Times are seconds of the epoch. `status` is a `Status`, or `running`.
@@ -58,8 +58,7 @@ class RunRow:
         return self.status == Status.OK
 
 
-@dataclass(frozen=True, slots=True)
-class RunFilter:
+class RunFilter(Struct, frozen=True):
     """Select runs of a sandbox; None selects both. `tags`: any of them, as a part of a tag, in
     either case (of ASCII letters). `running`: also runs that have not ended. `without`: ids that a
     query of the store leaves out."""
@@ -74,8 +73,7 @@ class RunFilter:
     without: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(Struct, frozen=True):
     """A run at its start. `reservation`: the idempotency key of its call."""
 
     id: str

@@ -6,14 +6,15 @@ Functions that take a connection run inside a transaction of `Store.write`.
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any
 
-from sbx.store import Store, chats, record, values
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from sbx.store import Store, chats, record
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxRow:
+class SandboxRow(Struct, frozen=True):
     """`ttl_s`: seconds from the last use to an expiry that slides; None: it does not. `restored`:
     it expired, and a later request found its files. `labels`: of the surface that created it."""
 
@@ -41,8 +42,7 @@ class SandboxRow:
     labels: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EndedSandbox:
+class EndedSandbox(Struct, frozen=True):
     id: str
     cause: str | None
     expires_at: float | None
@@ -52,8 +52,8 @@ class EndedSandbox:
     directory: str
 
 
-_SANDBOX = ", ".join(field.name for field in fields(SandboxRow))
-_PLACES = ", ".join("?" for _ in fields(SandboxRow))
+_SANDBOX = ", ".join(SandboxRow.__struct_fields__)
+_PLACES = ", ".join("?" for _ in SandboxRow.__struct_fields__)
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ async def kernels_left(store: Store) -> dict[str, frozenset[tuple[str, str]]]:
 
 
 def _columns(row: SandboxRow) -> list[Any]:
-    return [json.dumps(value) if isinstance(value, Mapping) else value for value in values(row)]
+    return [json.dumps(value) if isinstance(value, Mapping) else value for value in astuple(row)]
 
 
 def _sandbox(row: sqlite3.Row) -> SandboxRow:

@@ -3,16 +3,17 @@
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from sbx.store import Store, values
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from sbx.store import Store
 
 _KEPT = 200  # ended tasks of an owner
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRow:
+class TaskRow(Struct, frozen=True):
     id: str
     owner: str
     template: str
@@ -22,8 +23,7 @@ class TaskRow:
     ended_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TaskInputRow:
+class TaskInputRow(Struct, frozen=True):
     """`state`: `waiting`, `running`, `interrupted`, or the reason of the end of its run."""
 
     number: int
@@ -40,7 +40,7 @@ async def add(store: Store, task: TaskRow, inputs: Sequence[TaskInputRow]) -> No
     """Add a task. Delete the oldest ended tasks of its owner beyond the limit."""
 
     def act(on: sqlite3.Connection) -> None:
-        on.execute("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?)", values(task))
+        on.execute("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(task))
         on.executemany(
             "INSERT INTO task_inputs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [(task.id, *_columns(each)) for each in inputs],

@@ -2,13 +2,14 @@
 
 import json
 import sqlite3
-from dataclasses import dataclass
 
-from sbx.store import Store, record, values
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from sbx.store import Store, record
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRecord:
+class TokenRecord(Struct, frozen=True):
     """The bounds of a token. None does not limit."""
 
     id: str
@@ -23,7 +24,7 @@ class TokenRecord:
 
 
 async def add(store: Store, token: TokenRecord) -> None:
-    new = [json.dumps(sorted(v)) if isinstance(v, frozenset) else v for v in values(token)]
+    new = [json.dumps(sorted(v)) if isinstance(v, frozenset) else v for v in astuple(token)]
     await store.write(
         lambda on: on.execute(
             "INSERT INTO tokens (id, owner, user_id, agent_id, conversation_id, scopes,"

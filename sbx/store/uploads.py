@@ -1,14 +1,14 @@
 """The authors and times of uploads. The file on disk is decisive; a row may outlive it, or be
 late."""
 
-from dataclasses import dataclass
+from msgspec import Struct
+from msgspec.structs import astuple
 
-from sbx.store import Store, values
+from sbx.store import Store
 from sbx.store.pending import PendingWrites
 
 
-@dataclass(frozen=True, slots=True)
-class UploadRow:
+class UploadRow(Struct, frozen=True):
     sandbox_id: str
     conversation: str
     name: str
@@ -26,7 +26,7 @@ async def put(pending: PendingWrites, row: UploadRow) -> None:
         lambda on: on.execute(
             "INSERT OR REPLACE INTO uploads (sandbox_id, conversation, name, size, sha256,"
             " uploaded_at, uploaded_by) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            values(row),
+            astuple(row),
         ),
     )
 

@@ -7,9 +7,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from sbx.errors import BadRequest, Broken, Closed, SbxError, Unavailable
 from sbx.store.errors import is_full, translated
@@ -21,8 +22,7 @@ _WAIT_S = 30.0  # far beyond what a working disk needs, and its busy time-out
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(Struct, frozen=True):
     act: Callable[[sqlite3.Connection], Any]
     begin: str | None  # None: one query, which is a transaction by itself
     reply: "asyncio.Future[Any] | None"  # None: no caller waits

@@ -4,14 +4,15 @@ Functions that take a connection run inside a transaction of `Store.write`.
 """
 
 import sqlite3
-from dataclasses import dataclass, fields
 
-from sbx.store import Store, values
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from sbx.store import Store
 from sbx.store.conversations import ConversationRow, add_conversation
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceRow:
+class WorkspaceRow(Struct, frozen=True):
     """`directory` is a random name below the data directory; `uid` is the host uid of its files."""
 
     id: str
@@ -25,13 +26,13 @@ class WorkspaceRow:
     deleted_at: float | None = None
 
 
-_WORKSPACE = ", ".join(field.name for field in fields(WorkspaceRow))
+_WORKSPACE = ", ".join(WorkspaceRow.__struct_fields__)
 
 
 def add_workspace(on: sqlite3.Connection, row: WorkspaceRow) -> None:
     on.execute(
         f"INSERT INTO workspaces ({_WORKSPACE}) VALUES ({', '.join('?' * 9)})",  # noqa: S608
-        values(row),
+        astuple(row),
     )
 
 

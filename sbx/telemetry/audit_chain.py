@@ -25,9 +25,11 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sbx.errors import Unavailable, is_disk_full
 from sbx.telemetry.audit_rotation import ROTATED, rotated_files
@@ -42,8 +44,7 @@ _SIGNATURE = re.compile(rb',"sig":"([0-9a-f]{64})"$')  # no text in a line has a
 WHOLE_LINE = re.compile(rb'^\{.*,"hash":"([0-9a-f]{64})"\}\n', re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(Struct, frozen=True):
     """The result of `verify`.
 
     `count` is the number of whole lines up to the end or up to `broken_at`, the first line (from 1)

@@ -6,8 +6,9 @@ called, the functions do nothing and import nothing, so that a program that embe
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sbx.telemetry.starts import StartCounts
 
@@ -146,8 +147,7 @@ def upload_ended(size: int | None) -> None:
         by.upload_bytes.inc(size or 0)
 
 
-@dataclass(slots=True)
-class UploadTimer:
+class UploadTimer(Struct):
     """One upload that is being received. `size` in bytes is set when it is complete."""
 
     size: int | None = None

@@ -1,11 +1,12 @@
 """Counts of kernel starts: how often the fast paths worked, and why they failed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 
-@dataclass(frozen=True, slots=True)
-class StartCounts:
+class StartCounts(Struct, frozen=True):
     """Counts since the runtime started.
 
     `served` are kernels by path (pool, fork, cold). `failed` are failed attempts by path, whether

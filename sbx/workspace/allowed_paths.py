@@ -18,9 +18,10 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+from msgspec import Struct
 
 from sbx.errors import BadRequest, Denied
 from sbx.forbidden_directories import (
@@ -43,8 +44,7 @@ _RESOLVE = openat2.RESOLVE_BENEATH | openat2.RESOLVE_NO_SYMLINKS
 _PATH_MAX = 4095
 
 
-@dataclass(frozen=True, slots=True)
-class OwnPaths:
+class OwnPaths(Struct, frozen=True):
     """The paths of sbx; see HostFacts. The Python that runs this process counts as `code` too."""
 
     private: tuple[Path, ...] = ()
@@ -158,8 +158,7 @@ def _places(paths: Iterable[Path], mounts: Sequence[MountInfo]) -> Iterator[Forb
         yield place_of(path, mounts)
 
 
-@dataclass(frozen=True, slots=True)
-class MountSources:
+class MountSources(Struct, frozen=True):
     """The directories that a service may mount into live sandboxes.
 
     `within` lists directories: each of them and everything below is allowed. `writable` is whether
@@ -199,8 +198,7 @@ class MountSources:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AllowedProjects:
+class AllowedProjects(Struct, frozen=True):
     """The directories that may be projects.
 
     `within` lists directories: each of them and everything below is allowed. `own` are the paths of

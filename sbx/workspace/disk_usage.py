@@ -6,7 +6,8 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sbx.linux.descriptors import closing
 from sbx.workspace.safe_open import Opener, permit
@@ -14,8 +15,7 @@ from sbx.workspace.safe_open import Opener, permit
 _OPEN_MAX = 64  # directories on the way down that stay open
 
 
-@dataclass(frozen=True)
-class DiskUsage:
+class DiskUsage(Struct, frozen=True):
     """The disk usage of a tree: `bytes` counts allocated blocks, so holes in files do not count.
 
     `files` counts everything that is not a directory. If not `complete`, the numbers are lower
@@ -34,8 +34,7 @@ class DiskUsage:
         return self.files + self.directories
 
 
-@dataclass
-class DirLevel:
+class DirLevel(Struct):
     """A directory on the way down. `lifted` is its mode before the walk made it readable."""
 
     fd: int
@@ -44,8 +43,7 @@ class DirLevel:
     below: list[str] = field(default_factory=list)  # subdirectories still to visit
 
 
-@dataclass(frozen=True)
-class EarlyStop:
+class EarlyStop(Struct, frozen=True):
     """The numbers of bytes and inodes above which a walk may stop."""
 
     bytes: int

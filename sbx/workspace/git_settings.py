@@ -14,9 +14,10 @@ import pwd
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from sbx.workspace.small_files import read_small
 
@@ -90,8 +91,7 @@ def _plain(value: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class Repository:
+class Repository(Struct, frozen=True):
     """The directories of a repository.
 
     `work_tree` contains `.git`. `git` has the files of this work tree, and `common` has the files
@@ -114,8 +114,7 @@ class Repository:
         return cls(work_tree, git, common)
 
 
-@dataclass(frozen=True, slots=True)
-class FileSettings:
+class FileSettings(Struct, frozen=True):
     """The settings of the file `path`, without included files. `home` is the home of the user whose
     git reads the file."""
 

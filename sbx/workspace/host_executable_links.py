@@ -30,7 +30,8 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sbx.guest.path_rules import Parts, PathRules
 from sbx.linux.descriptors import closing
@@ -46,8 +47,7 @@ _TURN = 1_000  # entries of one directory before the next directory has its turn
 _ABOVE = (".git", ".envrc", *HOOK_DIRECTORIES, *HOOK_CONFIGURATIONS)
 
 
-@dataclass(slots=True)
-class ExecutableLinks:
+class ExecutableLinks(Struct):
     """The result of a walk.
 
     `aliases` are further paths to protect. `import_roots` are directories from which a host

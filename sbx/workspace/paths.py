@@ -6,8 +6,9 @@ them beneath a directory fd and never joins them into a path of the host.
 """
 
 import unicodedata
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from sbx.workspace.errors import invalid_path
 
@@ -30,8 +31,7 @@ class WorkspaceArea(StrEnum):
     SHARED = "shared"
 
 
-@dataclass(frozen=True)
-class Location:
+class Location(Struct, frozen=True):
     """A resolved path: components relative to the root of `part`; () means the root itself."""
 
     part: WorkspaceArea

@@ -19,9 +19,10 @@ import secrets
 import stat
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+
+from msgspec import Struct
 
 from sbx.errors import Conflict, NotFound, SbxError, Unavailable
 from sbx.guest.guarded_paths import ITEMS
@@ -46,8 +47,7 @@ _RESTORE_ENTRIES_MAX = 2_000_000  # a repository of loose objects, an environmen
 _RESTORE_S = 900.0
 
 
-@dataclass(frozen=True, slots=True)
-class HostProtection:
+class HostProtection(Struct, frozen=True):
     """The operator's settings for host executables: the directory of the quarantines, and the names
     to `add` to the table or `remove` from it."""
 
@@ -56,8 +56,7 @@ class HostProtection:
     remove: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class QuarantineItem:
+class QuarantineItem(Struct, frozen=True):
     """One item. `id` is unique in all quarantines; `path` is relative to `directory`."""
 
     id: str

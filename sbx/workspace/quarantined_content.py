@@ -2,9 +2,10 @@
 
 import os
 import stat
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict
 
 from sbx.workspace import quarantine
 from sbx.workspace.tree import Tree

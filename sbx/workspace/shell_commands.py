@@ -12,8 +12,9 @@ here documents.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import lru_cache
+
+from msgspec import Struct, field
 
 SCRIPT_DIRECTORY = "\x02"
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash", "fish"))
@@ -60,8 +61,7 @@ _KEYWORDS = frozenset(
 _DECLARATIONS = frozenset(("export", "local", "declare", "typeset", "readonly"))
 
 
-@dataclass(slots=True)
-class ShellScript:
+class ShellScript(Struct):
     """A script. `commands` has the words of each simple command, without keywords and assignments.
     `assignments` has the name and the value of each assignment."""
 

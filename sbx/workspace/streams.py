@@ -5,9 +5,10 @@ import os
 import secrets
 import stat
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
+
+from msgspec import Struct
 
 from sbx.linux import quota
 from sbx.linux.descriptors import OwnedDescriptor, closing
@@ -47,8 +48,7 @@ def read_chunks(fd: int) -> Iterator[bytes]:
         yield chunk
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedFile:
+class ReceivedFile(Struct, frozen=True):
     """A complete file with a temporary name in the directory `staging`, and its SHA-256."""
 
     staging: int

@@ -17,10 +17,12 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sbx.errors import NotFound
 from sbx.linux.descriptors import closing
@@ -52,8 +54,7 @@ _CONVERSATION: Frame = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class UnclaimedDirectory:
+class UnclaimedDirectory(Struct, frozen=True):
     """An unclaimed directory. `sandbox` and `conversation` are its former opaque names. `uid` owns
     the files on the host, if they are of one sandbox that ran as another user."""
 

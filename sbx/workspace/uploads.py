@@ -13,8 +13,9 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from msgspec import Struct
 
 from sbx.errors import BadRequest, Conflict, NotFound, TooLarge
 from sbx.linux.descriptors import closing
@@ -74,8 +75,7 @@ def _plain(path: str) -> str:
     return path if path.isprintable() else ascii(path)
 
 
-@dataclass(frozen=True)
-class UploadLimits:
+class UploadLimits(Struct, frozen=True):
     """The limits of uploads; None means no limit. Sizes are in bytes. Types are extensions in lower
     case, without the dot."""
 
@@ -83,6 +83,9 @@ class UploadLimits:
     max_file_count: int | None = None
     max_total_bytes: int | None = None
     allowed_types: frozenset[str] | None = None
+
+
+_NO_LIMITS = UploadLimits()
 
 
 class Uploads:
@@ -103,7 +106,7 @@ class Uploads:
         self,
         name: str,
         data: bytes | Iterable[bytes] | Path | ReceivedFile,
-        limits: UploadLimits = UploadLimits(),
+        limits: UploadLimits = _NO_LIMITS,
     ) -> Upload:
         """Store `data`, or the content of the host file at a Path, or a received file, as `name`.
 
@@ -119,7 +122,7 @@ class Uploads:
     def putting(
         self,
         name: str,
-        limits: UploadLimits = UploadLimits(),
+        limits: UploadLimits = _NO_LIMITS,
         received: ReceivedFile | None = None,
     ) -> FileWriter[Upload]:
         """Store an upload chunk by chunk, like `put`; see `FileWriter`. A `received` file is
@@ -208,8 +211,7 @@ class Uploads:
         return self._hashes[key]
 
 
-@dataclass(frozen=True)
-class _Others:
+class _Others(Struct, frozen=True):
     """The number and size of the other uploads, for the check of the limits."""
 
     count: int

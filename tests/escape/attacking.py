@@ -15,6 +15,7 @@ is as it would be; where a control would endanger this host, the test says so in
 """
 
 import asyncio
+import dataclasses
 import errno
 import platform
 import re
@@ -26,12 +27,12 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from sbx.isolation import argv
 from sbx.isolation import plan as plan_of
@@ -260,7 +261,9 @@ def by(path: str) -> Iterator[None]:
         if path == "cold":
             order = replace(order, key=None)
         elif path == "fork":  # from a pool where nothing is ever idle
-            order = replace(order, key=replace(key, min_idle=0, max_idle=0), pooled=False)
+            order = replace(
+                order, key=dataclasses.replace(key, min_idle=0, max_idle=0), pooled=False
+            )
         async with turn:
             if order.key is not None and order.key not in starter._pools:
                 leave_few_zygotes(starter)

@@ -8,7 +8,6 @@ import secrets
 import socket
 import stat
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from attacking import (
     one_path,
     tell,
 )
+from msgspec.structs import replace
 from web import ADDRESS, Web, networked, web
 
 from sbx import Runtime
@@ -131,7 +131,8 @@ async def test_its_directory_cannot_be_changed(
 
     def writable(plan: LaunchPlan) -> LaunchPlan:
         return alter_binds(
-            plan, lambda bind: replace(bind, writable=True) if bind.target == "/run/sbx" else bind
+            plan,
+            lambda bind: replace(bind, writable=True) if bind.target == "/run/sbx" else bind,
         )
 
     control = await fresh(networked())

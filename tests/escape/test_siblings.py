@@ -8,7 +8,6 @@
 import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from attacking import Fresh, Without, altered, attack, attack_by_shell, by, tell
+from msgspec.structs import replace
 
 from sbx import Runtime
 from sbx.isolation.broker.client import BrokerClient
@@ -58,7 +58,9 @@ def zygotes_draw() -> Iterator[None]:
     async def start(broker: BrokerClient, plan: ZygotePlan, *words: Any) -> ZygoteHandle:
         python, isolated, script = plan.command
         return await real(
-            broker, replace(plan, command=(python, isolated, "-c", DRAW_FIRST, script)), *words
+            broker,
+            replace(plan, command=(python, isolated, "-c", DRAW_FIRST, script)),
+            *words,
         )
 
     patch = pytest.MonkeyPatch()

@@ -9,11 +9,11 @@ that the plant works.
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from attacking import Fresh, altered, attack, one_path, tell
+from msgspec.structs import replace
 
 from sbx import Runtime
 from sbx.errors import InvalidPath, SbxError

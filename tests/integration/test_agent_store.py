@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from persistent_sandboxes import ME, open_service
 
 from sbx.agent.approvals import AgentContext, Approvals
@@ -61,21 +62,25 @@ async def history_of(store: Store, chat: ChatRow = CHAT) -> StoredHistory:
 
 
 async def test_a_conversation_has_one_chat_whoever_comes_first(store: Store) -> None:
-    several = [replace(CHAT, id=f"chat-{number}") for number in range(5)]
+    several = [structs.replace(CHAT, id=f"chat-{number}") for number in range(5)]
     found = await asyncio.gather(*(chats.ensure(store, one) for one in several))
     assert len({chat.id for chat in found}) == 1
     assert await chats.named(store, "me", "talk") == found[:1]
     assert await chats.named(store, "you", "talk") == []
-    assert (await chats.ensure(store, replace(CHAT, id="chat-you", owner="you"))).id == "chat-you"
+    assert (
+        await chats.ensure(store, structs.replace(CHAT, id="chat-you", owner="you"))
+    ).id == "chat-you"
 
 
 async def test_a_chat_that_goes_on_keeps_its_beginning(store: Store) -> None:
     await store.write(lambda on: projects.add(on, PROJECT))
-    begun = replace(CHAT, project_id="project-1")
+    begun = structs.replace(CHAT, project_id="project-1")
     await chats.ensure(store, begun)
-    later = replace(CHAT, id="chat-2", created_at=9.0, last_used_at=9.0)  # says nothing of projects
-    assert await chats.ensure(store, later) == replace(begun, last_used_at=9.0)
-    assert await chats.named(store, "me", "talk") == [replace(begun, last_used_at=9.0)]
+    later = structs.replace(
+        CHAT, id="chat-2", created_at=9.0, last_used_at=9.0
+    )  # says nothing of projects
+    assert await chats.ensure(store, later) == structs.replace(begun, last_used_at=9.0)
+    assert await chats.named(store, "me", "talk") == [structs.replace(begun, last_used_at=9.0)]
     assert [one.id for one in await chats.list_for_owner(store, "me")] == ["chat-1"]
 
 
@@ -83,7 +88,7 @@ async def test_the_conversation_of_another_project_is_a_conflict(store: Store) -
     await store.write(lambda on: projects.add(on, PROJECT))
     await chats.ensure(store, CHAT)
     with pytest.raises(Conflict) as refused:
-        await chats.ensure(store, replace(CHAT, project_id="project-1"))
+        await chats.ensure(store, structs.replace(CHAT, project_id="project-1"))
     assert refused.value.code == "conversation_of_another"
     assert await chats.named(store, "me", "talk") == [CHAT]
 
@@ -93,7 +98,7 @@ async def test_each_user_and_agent_has_its_own_conversation_ids(
     store: Store, other: dict[str, str]
 ) -> None:
     """The first user of a conversation id once kept every other user out of it."""
-    theirs = replace(CHAT, id="talk-other", **other)  # type: ignore[arg-type]
+    theirs = structs.replace(CHAT, id="talk-other", **other)
     await chats.ensure(store, CHAT)
     assert await chats.ensure(store, theirs) == theirs
     assert len(await chats.named(store, "me", "talk")) == 2
@@ -103,10 +108,10 @@ async def test_each_user_and_agent_has_its_own_conversation_ids(
 
 
 async def test_a_chat_needs_its_project(store: Store) -> None:
-    await store.write(lambda on: projects.add(on, replace(PROJECT, owner="you")))
+    await store.write(lambda on: projects.add(on, structs.replace(PROJECT, owner="you")))
     for project_id in ("project-0", "project-1"):
         with pytest.raises(NotFound):
-            await chats.ensure(store, replace(CHAT, project_id=project_id))
+            await chats.ensure(store, structs.replace(CHAT, project_id=project_id))
 
 
 # -- messages --------------------------------------------------------------------------------------
@@ -206,7 +211,7 @@ async def test_a_run_that_outlives_its_chat_writes_nothing_into_the_next(store: 
     await history.append([Message("user", "hello")])
     assert await chats.delete(store, CHAT.id)
     assert not await chats.delete(store, CHAT.id)
-    again = await history_of(store, replace(CHAT, id="chat-2"))
+    again = await history_of(store, structs.replace(CHAT, id="chat-2"))
     with pytest.raises(NotFound):
         await history.append([Message("assistant", "hello!")])
     assert await history.messages() == await again.messages() == []
@@ -228,7 +233,7 @@ async def test_a_stored_history_is_mended_like_any_other(store: Store) -> None:
 
 async def test_one_run_at_a_time_in_a_chat(store: Store) -> None:
     await chats.ensure(store, CHAT)
-    several = [replace(RUN, id=f"arun-{number}") for number in range(4)]
+    several = [structs.replace(RUN, id=f"arun-{number}") for number in range(4)]
     begun = await asyncio.gather(
         *(agent_runs.begin(store, one) for one in several), return_exceptions=True
     )
@@ -238,7 +243,7 @@ async def test_one_run_at_a_time_in_a_chat(store: Store) -> None:
     (running,) = await agent_runs.list_for_chat(store, "chat-1")
     await agent_runs.end(store, running.id, reason="done", at=7.0, usage={"input_tokens": 3})
     await agent_runs.end(store, running.id, reason="error", at=8.0)  # the first end counts
-    await agent_runs.begin(store, replace(RUN, id="arun-9", started_at=9.0))
+    await agent_runs.begin(store, structs.replace(RUN, id="arun-9", started_at=9.0))
     second, first = await agent_runs.list_for_chat(store, "chat-1")
     assert (first.status, first.reason, first.ended_at) == ("ended", "done", 7.0)
     assert first.usage == {"input_tokens": 3}
@@ -254,9 +259,11 @@ async def test_a_run_needs_its_chat(store: Store) -> None:
 async def test_a_run_that_the_service_took_along_says_so(path: Path) -> None:
     async with await Store.open(path) as store:
         for number in range(2):
-            chat = replace(CHAT, id=f"chat-{number}", conversation_id=f"talk-{number}")
+            chat = structs.replace(CHAT, id=f"chat-{number}", conversation_id=f"talk-{number}")
             await chats.ensure(store, chat)
-            await agent_runs.begin(store, replace(RUN, id=f"arun-{number}", chat_id=chat.id))
+            await agent_runs.begin(
+                store, structs.replace(RUN, id=f"arun-{number}", chat_id=chat.id)
+            )
         await agent_runs.end(store, "arun-0", reason="error", at=6.0, error={"code": "x"})
     async with await Store.open(path) as store:
         assert await agent_runs.mark_interrupted(store, 8.0) == 1
@@ -265,7 +272,7 @@ async def test_a_run_that_the_service_took_along_says_so(path: Path) -> None:
         (died,) = await agent_runs.list_for_chat(store, "chat-1")
         assert (ended.status, ended.error) == ("ended", {"code": "x"})
         assert (died.status, died.reason, died.ended_at) == ("interrupted", None, 8.0)
-        await agent_runs.begin(store, replace(RUN, id="arun-2"))
+        await agent_runs.begin(store, structs.replace(RUN, id="arun-2"))
 
 
 # -- projects --------------------------------------------------------------------------------------
@@ -273,7 +280,7 @@ async def test_a_run_that_the_service_took_along_says_so(path: Path) -> None:
 
 async def test_projects_are_their_owners(store: Store) -> None:
     for number in range(3):
-        row = replace(PROJECT, id=f"project-{number}")
+        row = structs.replace(PROJECT, id=f"project-{number}")
         await store.write(lambda on, row=row: projects.add(on, row))  # type: ignore[misc]
     assert await projects.get(store, "me", "project-1") == PROJECT
     assert await projects.get(store, "you", "project-1") is None
@@ -282,8 +289,8 @@ async def test_projects_are_their_owners(store: Store) -> None:
     assert [one.id for one in await projects.list_for_owner(store, "me", "project-1", 2)] == [
         "project-2"
     ]
-    changed = replace(PROJECT, name="shop", sandbox_enabled=False)
-    yours = replace(changed, owner="you", working_directory="/srv/other")
+    changed = structs.replace(PROJECT, name="shop", sandbox_enabled=False)
+    yours = structs.replace(changed, owner="you", working_directory="/srv/other")
     assert not await store.write(lambda on: projects.change(on, yours))
     assert await store.write(lambda on: projects.change(on, changed))
     assert await projects.get(store, "me", "project-1") == changed
@@ -298,7 +305,7 @@ async def test_projects_are_their_owners(store: Store) -> None:
 async def test_a_call_is_in_the_store_before_anybody_is_told_that_it_waits(
     store: Store, path: Path
 ) -> None:
-    await chats.ensure(store, replace(CHAT, conversation_id="default"))
+    await chats.ensure(store, structs.replace(CHAT, conversation_id="default"))
     approvals = Approvals(ApprovalStore(store), FakeClock())
     answers: list[asyncio.Task[Approval]] = []
 
@@ -341,7 +348,7 @@ async def fill(store: Store, chat: ChatRow) -> None:
     """A chat with one row of everything that belongs to it."""
     chat = await chats.ensure(store, chat)
     await messages_of(store).append(chat.id, [{"role": "user", "content": "secret"}])
-    await agent_runs.begin(store, replace(RUN, id=f"arun-{chat.id}", chat_id=chat.id))
+    await agent_runs.begin(store, structs.replace(RUN, id=f"arun-{chat.id}", chat_id=chat.id))
     approvals = ApprovalStore(store)
     call = f"call-{chat.id}"
     where = (chat.owner, chat.conversation_id)
@@ -370,7 +377,7 @@ async def left(store: Store) -> set[str]:
 
 async def test_with_a_chat_goes_all_that_was_said_and_asked(store: Store) -> None:
     await fill(store, CHAT)
-    await fill(store, replace(CHAT, id="chat-2", conversation_id="other"))
+    await fill(store, structs.replace(CHAT, id="chat-2", conversation_id="other"))
     assert await left(store) == {"chat-1", "chat-2"}
     await chats.delete(store, CHAT.id)
     assert await left(store) == {"chat-2"}
@@ -378,8 +385,8 @@ async def test_with_a_chat_goes_all_that_was_said_and_asked(store: Store) -> Non
 
 async def test_with_a_project_go_its_chats_and_rules(store: Store) -> None:
     await store.write(lambda on: projects.add(on, PROJECT))
-    await fill(store, replace(CHAT, project_id="project-1"))
-    await fill(store, replace(CHAT, id="chat-2", conversation_id="other"))
+    await fill(store, structs.replace(CHAT, project_id="project-1"))
+    await fill(store, structs.replace(CHAT, id="chat-2", conversation_id="other"))
     assert await store.write(lambda on: projects.delete(on, "me", "project-1"))
     assert await left(store) == {"chat-2"}
 
@@ -396,8 +403,8 @@ async def test_chats_go_with_their_conversation_or_session_when_they_are_deleted
     async with open_service(tmp_path) as service:
         ann, bob = await session(service), await session(service, "bob")
         for number, (user, where) in enumerate((("ann", ann), ("ann", ann), ("bob", bob))):
-            chat = replace(CHAT, id=f"chat-{number}", conversation_id=f"talk-{number}")
-            await fill(service.store, replace(chat, user_id=user, sandbox_id=where))
+            chat = structs.replace(CHAT, id=f"chat-{number}", conversation_id=f"talk-{number}")
+            await fill(service.store, structs.replace(chat, user_id=user, sandbox_id=where))
         async with service.sandboxes.using(ME, ann, scope="files:write", starts=False) as use:
             await use.conversation("talk-1").files.write("a.txt", "a")
         await service.sandboxes.delete_conversation(ME, bob, "talk-0")  # not bob's
@@ -406,7 +413,7 @@ async def test_chats_go_with_their_conversation_or_session_when_they_are_deleted
         assert await left(service.store) == {"chat-1", "chat-2"}
         await service.sandboxes.delete_conversation(ME, ann, "talk-1")  # with files
         assert await left(service.store) == {"chat-2"}
-        await fill(service.store, replace(CHAT, sandbox_id=ann))
+        await fill(service.store, structs.replace(CHAT, sandbox_id=ann))
         await service.sandboxes.delete(ME, ann)
         assert await left(service.store) == {"chat-2"}
 
@@ -416,8 +423,8 @@ async def test_chats_of_an_expired_session_are_found_by_whoever_comes_back(tmp_p
     async with open_service(tmp_path, clock, tombstones_kept=100_000, files_grace=0) as service:
         first = await session(service)
         for number in range(2):
-            chat = replace(CHAT, id=f"chat-{number}", conversation_id=f"talk-{number}")
-            await fill(service.store, replace(chat, sandbox_id=first))
+            chat = structs.replace(CHAT, id=f"chat-{number}", conversation_id=f"talk-{number}")
+            await fill(service.store, structs.replace(chat, sandbox_id=first))
         clock.advance(7200)
         second = await session(service)
         assert second != first
@@ -436,7 +443,7 @@ async def test_chats_of_an_expired_session_are_found_by_whoever_comes_back(tmp_p
 async def test_chats_of_an_expired_session_end_with_its_tombstone(tmp_path: Path) -> None:
     clock = FakeClock()
     async with open_service(tmp_path, clock, tombstones_kept=1000, files_grace=0) as service:
-        await fill(service.store, replace(CHAT, sandbox_id=await session(service)))
+        await fill(service.store, structs.replace(CHAT, sandbox_id=await session(service)))
         clock.advance(7200)
         await service.reaper.collect()
         assert await left(service.store) == {"chat-1"}

@@ -4,10 +4,11 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from sbx.agent.approvals import AgentContext, Approvals, Pending
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge

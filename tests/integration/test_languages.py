@@ -3,11 +3,11 @@
 import asyncio
 import inspect
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 from speaking import SPOKEN, SUMS, needs_language
 
 from sbx import AsyncSandbox, Runtime

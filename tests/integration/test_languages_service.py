@@ -1,10 +1,10 @@
 """Languages by HTTP: /api/v1 execute, the native route, history, profiles."""
 
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from sessions_calls import code_of, new_session, run, url
 from speaking import needs_language
 from test_sessions_runs import events

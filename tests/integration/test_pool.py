@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from manual_clock import ManualClock
+from msgspec import structs
 
 from sbx import Runtime, Settings
 from sbx.environments.interpreter import own_interpreter
@@ -328,7 +329,7 @@ async def test_zygote_that_cannot_start_leaves_the_cold_path_and_a_reason(
     start = BrokerClient.start_zygote
 
     async def start_nothing(broker: BrokerClient, plan: ZygotePlan, *words: Any) -> ZygoteHandle:
-        return await start(broker, replace(plan, command=("/nothing",)), *words)
+        return await start(broker, structs.replace(plan, command=("/nothing",)), *words)
 
     monkeypatch.setattr(BrokerClient, "start_zygote", start_nothing)
     monkeypatch.setattr(scaling, "delay", lambda _failures: 60.0)

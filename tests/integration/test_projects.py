@@ -4,12 +4,12 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from persistent_sandboxes import ME, eventually, open_service, run
 
 from sbx.errors import BadRequest, Closed, Conflict, Denied, NotFound, Unavailable

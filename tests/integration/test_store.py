@@ -11,13 +11,13 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sbx.errors import BadRequest, Broken, Closed, SbxError, Unavailable
 from sbx.protocol.changes import ChangesSetting

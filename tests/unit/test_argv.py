@@ -1,6 +1,6 @@
 """bwrap_argv(): the boundary as one list of words, compared whole."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from sbx.isolation.argv import bwrap_argv, zygote_argv
 from sbx.isolation.launch_plan import Bind, DataFile, LaunchPlan, Seal, Tmpfs, ZygotePlan

@@ -1,8 +1,7 @@
 """What the outcomes of attacks mean, and what is concluded of many."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from sbx.doctor.attacks.attack import Attack, Class, Outcome
 from sbx.doctor.attacks.probe_program import MARK, outcomes

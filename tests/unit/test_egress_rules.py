@@ -1,8 +1,7 @@
 """What may go out, decided over whole values."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from sbx.egress.resolver import own
 from sbx.egress.rules import ClientHello, ProxyRequest, RuleResult, judge

@@ -19,7 +19,7 @@ _PYTHON = Python((3, 12, 1), "/opt/python/bin/python3", "cpython", False, True, 
 class Scripted(StepRunner):
     """Answers as uv and pip would, and starts nothing."""
 
-    pip_config = ""
+    pip_config: str = ""
 
     async def run(self, *words: str, keep: bool = False) -> StepOutput:
         if "--version" in words:
@@ -29,9 +29,7 @@ class Scripted(StepRunner):
 
 
 def _steps(pip_config: str = "") -> Scripted:
-    steps = Scripted(lambda line: None, 0.0)
-    steps.pip_config = pip_config
-    return steps
+    return Scripted(lambda line: None, 0.0, pip_config=pip_config)
 
 
 @pytest.fixture(autouse=True)

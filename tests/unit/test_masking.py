@@ -6,11 +6,11 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sbx.errors import Denied
 from sbx.isolation import masking

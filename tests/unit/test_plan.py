@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from sbx.errors import CannotEnforce
 from sbx.isolation import host as without_walls
@@ -72,7 +73,7 @@ def planned(
     policy: Policy | str = "default", host: Capabilities = HOST, **paths: Any
 ) -> LaunchPlan:
     policy = load(policy) if isinstance(policy, str) else policy
-    return plan(policy, host, replace(PATHS, **paths), FILTERS)
+    return plan(policy, host, structs.replace(PATHS, **paths), FILTERS)
 
 
 @pytest.mark.parametrize(
@@ -195,8 +196,8 @@ def test_a_zygote_is_shown_what_its_jails_are_and_nothing_of_any_conversation() 
 def test_conversations_of_a_policy_share_a_zygote_and_host_directories_have_another() -> None:
     policy = load("default")
     first = zygote_plan(policy, HOST, PATHS)
-    assert first == zygote_plan(policy, HOST, replace(PATHS, files="/b", uploads="/c"))
-    project = replace(PATHS, files="/p", host_directory=True)
+    assert first == zygote_plan(policy, HOST, structs.replace(PATHS, files="/b", uploads="/c"))
+    project = structs.replace(PATHS, files="/p", host_directory=True)
     assert zygote_plan(policy, HOST, project).mount_points == ("/workspace", "/uploads")
     assert first != zygote_plan(policy, HOST, project)
 
@@ -261,7 +262,7 @@ def test_rlimits_stand_in_for_the_groups_that_a_host_lacks() -> None:
 def test_open_files_are_fewer_where_the_uid_is_a_users(
     root: bool, host_directory: bool, expected: int
 ) -> None:
-    paths = replace(PATHS, host_directory=host_directory)
+    paths = structs.replace(PATHS, host_directory=host_directory)
     limited = plan(load("default"), replace(HOST, root=root), paths, FILTERS).seal
     assert dict(limited.rlimits)["NOFILE"] == expected
 
@@ -433,7 +434,7 @@ PLAIN = Policy(name="plain")
 NETWORKED = Policy.model_validate(
     {"name": "net", "network": {"mode": "proxy", "allow": ["example.org", "*.example.com"]}}
 )
-THERE = replace(PATHS, way_out=WAY_OUT)
+THERE = structs.replace(PATHS, way_out=WAY_OUT)
 PROXY_NAMES = {
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), PROXY),
     **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), PROXY),
@@ -445,18 +446,18 @@ def test_jail_gets_one_directory_more_and_the_names_of_the_proxy() -> None:
     without, planned = plan(PLAIN, HOST, PATHS, FILTERS), plan(NETWORKED, HOST, THERE, FILTERS)
     added = dict(set(planned.environment) - set(without.environment))
     assert added == {**PROXY_NAMES, "CRM_TOKEN": "sbx-secret-1"}
-    assert planned == replace(
+    assert planned == structs.replace(
         without,
         own_mounts=(*without.own_mounts, Bind("/data/egress/1", "/run/sbx")),
         environment=planned.environment,
         network="proxy: 2 hosts",
         way_out=True,
-        seal=replace(without.seal, connect=(*without.seal.connect, "/run/sbx")),
+        seal=structs.replace(without.seal, connect=(*without.seal.connect, "/run/sbx")),
     )
 
 
 def test_certificates_are_named_for_each_program_where_there_are_some() -> None:
-    trusting = replace(PATHS, way_out=replace(WAY_OUT, certificates=True))
+    trusting = structs.replace(PATHS, way_out=structs.replace(WAY_OUT, certificates=True))
     planned = plan(NETWORKED, HOST, trusting, FILTERS)
     before = plan(NETWORKED, HOST, THERE, FILTERS)
     bundle = "/run/sbx/certificates.pem"

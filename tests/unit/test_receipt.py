@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from sbx.errors import CannotEnforce
 from sbx.isolation.launch_plan import LaunchPlan, Seal, Wall
@@ -27,7 +28,9 @@ PLAN = LaunchPlan(
         Wall("cpu", "best-effort", "…", weaker=True),
     ),
 )
-STRICT = replace(PLAN, seal=replace(SEAL, kernel_filter=Filter("strict", b"", "5" * 64)))
+STRICT = structs.replace(
+    PLAN, seal=structs.replace(SEAL, kernel_filter=Filter("strict", b"", "5" * 64))
+)
 NAMESPACES = {"user": 1, "mnt": 2, "pid": 3}
 HOST = {"user": 11, "mnt": 12, "pid": 13}
 LIMITS = {"memory_max": 1 << 30, "tasks_max": 128, "cpu_quota": 1.0, "io": []}
@@ -73,11 +76,11 @@ def test_a_receipt_says_what_linux_said() -> None:
     )
 
 
-SHOWING = replace(PLAN, host_directories=("/workspace",), masks=True)
-NO_SOCKETS = replace(
+SHOWING = structs.replace(PLAN, host_directories=("/workspace",), masks=True)
+NO_SOCKETS = structs.replace(
     SHOWING,
     unix_sockets="none",
-    seal=replace(SEAL, unix_filter=Filter("no_unix", b"", "0" * 64)),
+    seal=structs.replace(SEAL, unix_filter=Filter("no_unix", b"", "0" * 64)),
 )
 
 
@@ -93,7 +96,7 @@ NO_SOCKETS = replace(
             ("own", "Landlock: connections to the jail's own; masks: 3 sockets and FIFOs", False),
         ),
         (
-            replace(SHOWING, masks=False),
+            structs.replace(SHOWING, masks=False),
             7,
             None,
             ("own", "looked for at the start: none there", True),
@@ -105,13 +108,13 @@ NO_SOCKETS = replace(
             ("none", "seccomp: no Unix socket but pairs; masks: 1 sockets and FIFOs", False),
         ),
         (
-            replace(NO_SOCKETS, masks=False),
+            structs.replace(NO_SOCKETS, masks=False),
             7,
             None,
             ("none", "seccomp: no Unix socket but pairs; FIFOs are not covered", True),
         ),
         (
-            replace(SHOWING, masks=False, unix_sockets="any"),
+            structs.replace(SHOWING, masks=False, unix_sockets="any"),
             9,
             None,
             ("any", "nothing: the policy allows the host's", False),
@@ -184,7 +187,7 @@ def test_a_guest_that_entered_no_landlock_domain_is_refused() -> None:
 
 
 def test_a_plan_without_landlock_asks_for_no_domain() -> None:
-    plan = replace(PLAN, seal=replace(SEAL, landlock=False))
+    plan = structs.replace(PLAN, seal=structs.replace(SEAL, landlock=False))
     assert make_receipt(plan, facts(), host=HOST, landlock_abi=0).landlock_abi == 0
 
 

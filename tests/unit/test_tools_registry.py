@@ -6,10 +6,10 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from typing import Annotated, Any
 
 import pytest
+from msgspec.structs import replace
 from pydantic import BaseModel, Field
 
 from sbx.agent.messages import ToolCall

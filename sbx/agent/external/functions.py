@@ -2,8 +2,9 @@
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from sbx.agent.external.source import PythonSource
 from sbx.agent.tools.function_tool import tool

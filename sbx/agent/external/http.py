@@ -6,10 +6,11 @@ read_document ─► operations ─┐
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import quote, urlsplit
+
+from msgspec import Struct, field
 
 from sbx.agent.external.source import HttpSource, OpenApiSource, path_parameters, tool_name
 from sbx.agent.models.sdk_model import bounded_client
@@ -36,8 +37,7 @@ class AnswerTooLong(Exception):
     """An answer of more than the limit, or a compressed one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """One request. `places`: where each argument goes; `body` is the whole JSON body."""
 
     definition: ToolDefinition

@@ -12,12 +12,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cachetools import TTLCache
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sbx.agent.external.source import (
     RESERVED,
@@ -52,8 +53,7 @@ State = Literal["ready", "starting", "failed"]
 User = tuple[str | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SourceStatus:
+class SourceStatus(Struct, frozen=True):
     """A source as its operator sees it. `problem`: why it has no tools, or is not connected."""
 
     name: str
@@ -68,8 +68,7 @@ class SourceStatus:
         return "" if self.source is None else self.source.kind
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """A source that is in use. `stamp` identifies the version of its file."""
 
     name: str

@@ -11,15 +11,15 @@ replay.py     recorded answers for tests and demos
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from sbx.agent.messages import Message, Response
 from sbx.agent.tools.tool import ToolDefinition
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(Struct, frozen=True):
     """A piece of the text of an answer, in the order of arrival."""
 
     text: str

@@ -1,10 +1,10 @@
 """The messages API, with the anthropic SDK."""
 
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from sbx.agent.messages import Image, Message, Response, Stop, TokenUsage, ToolCall
 from sbx.agent.models import sanitize
@@ -158,8 +158,7 @@ class _Event(msgspec.Struct):
     usage: _TokenCounts | None = None
 
 
-@dataclass(slots=True)
-class _PartialCall:
+class _PartialCall(Struct):
     """A call, as far as it has arrived. `whole` is its input if that arrived at once."""
 
     id: str

@@ -5,10 +5,10 @@ an error.
 """
 
 from collections.abc import Awaitable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from sbx.agent.messages import Image, Message, Response, Stop, TokenUsage, ToolCall
 from sbx.agent.models import sanitize
@@ -147,8 +147,7 @@ class _Answer(msgspec.Struct):
     usage: _TokenCounts | None = None
 
 
-@dataclass(slots=True)
-class _PartialCall:
+class _PartialCall(Struct):
     """A call, as far as it has arrived."""
 
     id: str = ""

@@ -10,9 +10,11 @@ import json
 import operator
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sbx.agent.messages import Message, Response, TokenUsage, ToolCall
 from sbx.agent.models import Model, TextDelta
@@ -20,8 +22,7 @@ from sbx.agent.tools.tool import ToolDefinition
 from sbx.errors import BadRequest, NotFound
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedRequest:
+class RecordedRequest(Struct, frozen=True):
     """One request to a model."""
 
     system: str

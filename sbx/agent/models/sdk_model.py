@@ -7,12 +7,12 @@ import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Struct
 
 from sbx.agent.messages import Message, Response
 from sbx.agent.models import TextDelta
@@ -196,8 +196,7 @@ class SdkModel(ABC):
         return asyncio.get_running_loop().time() + self._timeout_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
+class _Question(Struct, frozen=True):
     system: str
     messages: Sequence[Message]
     tools: Sequence[ToolDefinition]

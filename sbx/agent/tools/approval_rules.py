@@ -17,8 +17,9 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from sbx.agent.tools.tool import Arguments, Effect, Permission, Ruling, Tool
 from sbx.errors import BadRequest
@@ -51,8 +52,7 @@ _INTERPRETER = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalRule:
+class ApprovalRule(Struct, frozen=True):
     """`exact` matches calls of `tool` whose `subject` is this text. `prefix` matches commands that
     begin with exactly these words."""
 
@@ -207,8 +207,7 @@ def no_rules() -> Sequence[ApprovalRule]:
     return ()
 
 
-@dataclass(frozen=True, slots=True)
-class Permissions:
+class Permissions(Struct, frozen=True):
     """`rules` is called for each call, because the user may add and revoke rules meanwhile.
 
     `overrides` are permissions by the name of a tool or of its source. They precede the permission

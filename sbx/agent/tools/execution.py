@@ -3,7 +3,8 @@
 import signal
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from sbx.agent.sandbox import ToolRun, ToolSandbox
 from sbx.agent.tools.figures import figures, kept, shown_outputs

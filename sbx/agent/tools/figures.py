@@ -11,7 +11,8 @@ import binascii
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sbx.agent.messages import Image, carried
 from sbx.agent.tools.results import keep
@@ -44,8 +45,7 @@ _PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 _NO_SIZE = frozenset((0xC4, 0xC8, 0xCC))  # JPEG: markers of tables in the range of frame markers
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(Struct, frozen=True):
     media_type: str
     content: bytes
 

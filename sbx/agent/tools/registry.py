@@ -4,8 +4,9 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from sbx.agent.messages import ToolCall, carried
 from sbx.agent.tools.access import NAME as REQUEST_ACCESS

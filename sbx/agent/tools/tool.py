@@ -2,8 +2,9 @@
 arguments."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
 
 from sbx.agent.messages import Image, TokenUsage
 from sbx.protocol.agent import Json
@@ -22,8 +23,7 @@ Arguments = Mapping[str, Any]
 Emit = Callable[[str, str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolDefinition:
+class ToolDefinition(Struct, frozen=True):
     """The definition that a model receives. `parameters` is a JSON Schema of an object."""
 
     name: str
@@ -31,8 +31,7 @@ class ToolDefinition:
     parameters: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallRequest:
+class ToolCallRequest(Struct, frozen=True):
     """One call in progress. `sandbox` is the one of the conversation. `decision` is that of a
     person, if the call needed one."""
 
@@ -42,8 +41,7 @@ class ToolCallRequest:
     decision: ApprovalDecision | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ToolResult:
+class ToolResult(Struct, frozen=True):
     """The result that a model receives. An error is also a result. A person sees `outputs` and
     `error` as well: bundles of a run, see `figures.shown_outputs`, and the report of an error.
     `cached`: it is the result of an earlier call. `usage`: the tokens that the call has used."""
@@ -57,8 +55,7 @@ class ToolResult:
     usage: TokenUsage | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Struct, frozen=True):
     """`act` gets the call and its arguments, which have been checked against the schema. It may
     return text.
 

@@ -7,13 +7,13 @@ here for the next request of its client, which has the answer of the user.
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
 from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from sbx.agent.approvals import Approvals

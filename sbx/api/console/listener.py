@@ -12,9 +12,9 @@ preview needs no other address: there a link identifies the caller, and nothing 
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from msgspec import Struct
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,8 +42,7 @@ _HEADERS = [
 _OPENER = (b"cross-origin-opener-policy", b"same-origin")
 
 
-@dataclass(frozen=True, slots=True)
-class ConsoleSite:
+class ConsoleSite(Struct, frozen=True):
     """The names under which a browser sees the console: `http://NAME:PORT`, and the origin of the
     frames. `cookie` is the name of its cookie. `is_frames`: the request is for the second name."""
 
@@ -53,8 +52,7 @@ class ConsoleSite:
     is_frames: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ConsoleListener:
+class ConsoleListener(Struct, frozen=True):
     """The listeners of a service for browsers. `path` is a Unix socket, `address` the host and port
     of TCP. `urls` are the origins of a reverse proxy: that of the page and that of the frames."""
 

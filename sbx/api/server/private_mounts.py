@@ -8,15 +8,15 @@ restrict connections to Unix sockets, so their directories are covered.
 import os
 import stat
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sbx.linux import mounts, namespaces
 
 _TMPFS = "mode=0755,size=256k"
 
 
-@dataclass(frozen=True, slots=True)
-class _Tree:
+class _Tree(Struct, frozen=True):
     """A detached clone of the mount tree at `path`. `read_only` None: unchanged."""
 
     path: str

@@ -29,9 +29,10 @@ import pwd
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from sbx.api.server.private_mounts import show_only
 from sbx.api.server.settings import ServiceSettings
@@ -183,7 +184,9 @@ def _projects(settings: ServiceSettings, private: Sequence[Path]) -> ProjectDire
         return None
     own = settings.own_paths
     host = allowed_paths.host_facts(
-        replace(own, private=(*own.private, *private)), settings.project_owners, mountinfo.read()
+        replace(own, private=(*own.private, *private)),
+        settings.project_owners,
+        mountinfo.read(),
     )
     return ProjectDirectories(
         within=[os.path.realpath(path) for path in settings.project_dirs],

@@ -10,11 +10,11 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import uvloop
+from msgspec.structs import replace
 
 from sbx.api.server import privileges
 from sbx.api.server.privileges import Account

@@ -19,11 +19,11 @@ import json
 import os
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
+from msgspec import Struct
 from platformdirs import user_data_path
 from pydantic import (
     BeforeValidator,
@@ -208,8 +208,7 @@ class ServiceSettings(ConsoleSettings):
         return self.data / "credentials.json"
 
 
-@dataclass(frozen=True)
-class LoadedSettings:
+class LoadedSettings(Struct, frozen=True):
     """Settings, and the source of each one that is not a default.
 
     `unknown` are names that look like settings of sbx but are not, with their source.

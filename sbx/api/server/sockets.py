@@ -10,8 +10,9 @@ import os
 import socket
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from sbx.api.console.settings import address
 from sbx.api.server.settings import ServiceSettings
@@ -22,8 +23,7 @@ _BACKLOG = 1024
 _PROBE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
+class Listener(Struct, frozen=True):
     """A listening socket. `path` and `identity` are set for a Unix socket of this process."""
 
     sock: socket.socket

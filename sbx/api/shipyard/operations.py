@@ -12,10 +12,10 @@ import posixpath
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import Response
+from msgspec import Struct
 from pydantic import Field, StringConstraints, ValidationError
 
 from sbx.api.bodies import ForeignBody, entry_form
@@ -95,8 +95,7 @@ class ListDirectory(ForeignBody):
     show_hidden: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SessionCall:
+class SessionCall(Struct, frozen=True):
     """A session of a ship, for one request of its caller."""
 
     ships: Ships

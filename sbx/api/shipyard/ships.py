@@ -7,11 +7,11 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Annotated, Any
 from weakref import WeakValueDictionary
 
 from fastapi import Depends, Header, Request
+from msgspec.structs import replace
 
 from sbx.api.errors import iso
 from sbx.errors import Denied, NotFound

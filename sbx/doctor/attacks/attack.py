@@ -7,9 +7,10 @@ An outcome is one word. For code inside: `ok`; the name of an errno, an exceptio
 
 import errno
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
 
 ALWAYS_HELD = frozenset(("EPERM", "EACCES", "ENOSYS", "held", "absent"))
 # Neither a wall nor a way through it: this host is short of a resource, or its Linux is too old.
@@ -33,8 +34,7 @@ class Outcome(StrEnum):
     UNCLEAR = "unclear"
 
 
-@dataclass(frozen=True, slots=True)
-class Attack:
+class Attack(Struct, frozen=True):
     """One attack of code inside.
 
     `layer` is the wall that stops it, or the first of several. `expected` are the outcomes that

@@ -14,9 +14,10 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from sbx.isolation.launch_plan import TEMPAREA, WORKSPACE
 
@@ -27,8 +28,7 @@ _SLEEP = "import time; print(flush=True); time.sleep(600)"
 _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
 
-@dataclass(frozen=True, slots=True)
-class Decoys:
+class Decoys(Struct, frozen=True):
     """The decoys of one run.
 
     `token` is a word that only the decoys contain. The attacks receive `parameters`. `shown` is a

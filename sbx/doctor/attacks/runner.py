@@ -4,8 +4,9 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from sbx import errors
 from sbx.doctor.attacks import probe_program
@@ -50,8 +51,7 @@ _PRELUDE = "import sys, time\n"
 _RUN_S = 25.0  # of all attacks that are tried together; some 300 of them take two
 
 
-@dataclass(frozen=True, slots=True)
-class AttackResult:
+class AttackResult(Struct, frozen=True):
     """The result of one attack. Without a report, `outcome` is None."""
 
     attack: Attack
@@ -62,8 +62,7 @@ class AttackResult:
         return Outcome.UNCLEAR if self.outcome is None else self.attack.judge(self.outcome)
 
 
-@dataclass(frozen=True, slots=True)
-class AttackRunner:
+class AttackRunner(Struct, frozen=True):
     """All attacks on one policy by one path. `error` is the reason why some were not tried. The
     duration is in seconds."""
 

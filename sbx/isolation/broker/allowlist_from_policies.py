@@ -6,9 +6,10 @@ for a narrowed one, is granted.
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from sbx.errors import CannotEnforce
 from sbx.forbidden_directories import HostDirectoryFacts

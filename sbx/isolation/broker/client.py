@@ -8,8 +8,10 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from sbx import errors
 from sbx.aio import in_thread, run_to_completion
@@ -22,14 +24,12 @@ from sbx.isolation.broker.jail import Jail, JailExit, ZygoteHandle
 from sbx.isolation.launch_plan import Bind, GroupLimits, LaunchPlan, Mount, Tmpfs, ZygotePlan
 
 
-@dataclass(frozen=True, slots=True)
-class HostIds:
+class HostIds(Struct, frozen=True):
     uid: int
     gid: int
 
 
-@dataclass(frozen=True, slots=True)
-class JailsUsage:
+class JailsUsage(Struct, frozen=True):
     """The use of all jails of a sandbox by its cgroup, in bytes, tasks, seconds; None if it is not
     counted. `version` is that of the cgroups, 0 for none. `network` is the bytes that the live
     `jails` received, sent, and sent to themselves."""

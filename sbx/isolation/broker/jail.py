@@ -7,8 +7,9 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sbx import errors
 from sbx.isolation import process_state
@@ -26,8 +27,7 @@ Order = Callable[..., Awaitable[dict[str, Any]]]
 Fork = Callable[["ZygoteHandle", bool], Awaitable["Jail"]]
 
 
-@dataclass(frozen=True, slots=True)
-class JailExit:
+class JailExit(Struct, frozen=True):
     """The end of a jail: the counters of its cgroup, and the last words of bwrap."""
 
     stderr: str = ""

@@ -1,26 +1,23 @@
 """The rules of the tables: tests of the arguments of a call, and the action on a match."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class HasAny:
+class HasAny(Struct, frozen=True):
     """The argument has at least one of these bits."""
 
     argument: int
     bits: int
 
 
-@dataclass(frozen=True)
-class HasNone:
+class HasNone(Struct, frozen=True):
     """The argument has none of these bits."""
 
     argument: int
     bits: int
 
 
-@dataclass(frozen=True)
-class In:
+class In(Struct, frozen=True):
     """The argument, as far as `mask` shows it, is one of these."""
 
     argument: int
@@ -28,8 +25,7 @@ class In:
     mask: int = 0xFFFFFFFF
 
 
-@dataclass(frozen=True)
-class NotIn:
+class NotIn(Struct, frozen=True):
     """The argument, as far as `mask` shows it, is none of these."""
 
     argument: int
@@ -37,8 +33,7 @@ class NotIn:
     mask: int = 0xFFFFFFFF
 
 
-@dataclass(frozen=True)
-class AtLeast:
+class AtLeast(Struct, frozen=True):
     """The argument, taken as unsigned, is this or more."""
 
     argument: int
@@ -48,8 +43,7 @@ class AtLeast:
 Test = HasAny | HasNone | In | NotIn | AtLeast
 
 
-@dataclass(frozen=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     """These calls (names separated by blanks) fail with `errno` when all tests hold."""
 
     calls: str
@@ -58,8 +52,7 @@ class Refuse:
     when: tuple[Test, ...] = ()
 
 
-@dataclass(frozen=True)
-class Notify:
+class Notify(Struct, frozen=True):
     """These calls (names separated by blanks) wait for the path guard when all tests hold."""
 
     calls: str
@@ -67,8 +60,7 @@ class Notify:
     when: tuple[Test, ...] = ()
 
 
-@dataclass(frozen=True)
-class AllowSyscalls:
+class AllowSyscalls(Struct, frozen=True):
     """These calls (names separated by blanks) exist for an allowlist, as far as DEFAULT lets."""
 
     calls: str

@@ -11,9 +11,11 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from contextvars import Context
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec import Struct, field
 
 from sbx import errors
 from sbx.aio import check_process, run_to_completion
@@ -38,8 +40,7 @@ FINAL = (errors.BadRequest, errors.NotFound, errors.Conflict, errors.Denied)
 FINAL_CODES = ("broker_died", "broker_silent", "used_after_fork", "path_replaced")
 
 
-@dataclass(slots=True)
-class StartAttempt:
+class StartAttempt(Struct):
     """The state of one order: the path that is tried now, the deadline by `time.monotonic`, why
     the faster paths failed, and the pool and zygote of a forked jail that failed."""
 

@@ -5,7 +5,9 @@ and act. Times are seconds of any one clock; memory is bytes.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 TICK_S = 10.0  # the period of all checks here; they stop while nothing is kept
 QUIET_S = 60.0
@@ -24,8 +26,7 @@ _STALLED_PER_CENT = 10.0
 # --- a pool ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PoolDemand:
+class PoolDemand(Struct, frozen=True):
     """The recent demand for kernels of one pool.
 
     `target` is the number of kernels to keep. `spare` is the smallest number of kernels left over
@@ -61,8 +62,7 @@ def settled(demand: PoolDemand, idle: int, least: int, now: float) -> PoolDemand
 # --- a zygote -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ZygoteAge:
+class ZygoteAge(Struct, frozen=True):
     """The age and use of one zygote. `grown` is the memory that it took since its start."""
 
     age_s: float

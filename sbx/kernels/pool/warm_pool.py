@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Context
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from sbx import errors
 from sbx.aio import run_to_completion
@@ -28,8 +29,7 @@ from sbx.kernels.pool.zygotes import Key, ZygoteGroup
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchRequest:
+class LaunchRequest(Struct, frozen=True):
     """A request for a kernel, independent of the path by which it starts.
 
     `key` None: the cold path. `pooled`: it may be an idle one.
@@ -55,8 +55,7 @@ class PrewarmSlot(Protocol):
         """Remove all of it; its kernel has ended. Raise nothing: leftovers are swept later."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PrewarmedKernel:
+class PrewarmedKernel(Struct, frozen=True, eq=False):
     """A sealed kernel without an owner, for a new sandbox whose request equals `fits`."""
 
     kernel: Kernel
@@ -68,8 +67,7 @@ class PrewarmedKernel:
         await self.slot.give_up()
 
 
-@dataclass(frozen=True, slots=True)
-class PrewarmSpec:
+class PrewarmSpec(Struct, frozen=True):
     """A kind of new sandbox that callers request, and the function that prepares one."""
 
     fits: object

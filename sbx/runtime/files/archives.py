@@ -13,8 +13,9 @@ import json
 import signal
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from sbx import errors
 from sbx.aio import run_to_completion
@@ -41,8 +42,7 @@ _COUNT_MAX = 1 << 53  # of a report: the largest exact integer in JSON of all cl
 _SILENCE_S = 60.0  # of the guest, while it has something to do
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveLimits:
+class ArchiveLimits(Struct, frozen=True):
     """The limits of one archive: all bytes of its files, its entries, the bytes of one file."""
 
     bytes: int

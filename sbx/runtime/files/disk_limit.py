@@ -19,9 +19,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import ClassVar
 from weakref import WeakKeyDictionary
+
+from msgspec.structs import replace
 
 from sbx import errors
 from sbx.aio import run_to_completion

@@ -10,6 +10,8 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct
+
 from sbx.aio import WorkerThreads
 from sbx.isolation.broker.bind_staging import replaced
 from sbx.isolation.launch_plan import GuardPaths, Wall
@@ -74,8 +76,7 @@ def _by_descriptors() -> int:
     return max(_OPEN_MIN, min(_OPEN_MAX, soft // (_DESCRIPTORS * _SHARE)))
 
 
-@dataclass(frozen=True, slots=True)
-class MountPoints:
+class MountPoints(Struct, frozen=True):
     """The directories of the host for the start of a jail, with their identities: the owner may
     replace a directory before it is mounted. `guard` is only for a host workspace."""
 

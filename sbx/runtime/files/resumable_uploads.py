@@ -12,8 +12,9 @@ import hashlib
 import secrets
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
+
+from msgspec import Struct, field
 
 from sbx import errors
 from sbx.aio import long_call, run_to_completion
@@ -34,8 +35,7 @@ _FINISHED_MAX = 64
 _BUSY_S = 10.0  # in which a piece whose sender has gone is given up
 
 
-@dataclass(slots=True, eq=False)
-class _Partial:
+class _Partial(Struct, eq=False):
     id: str
     path: str
     size: int
@@ -47,8 +47,7 @@ class _Partial:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-@dataclass(frozen=True, slots=True)
-class _Finished:
+class _Finished(Struct, frozen=True):
     sha256: str
     upload: bool
     outcome: Any

@@ -7,8 +7,9 @@ is requested only after the last one: the disk slows the sender, and the reader 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from msgspec import Struct, field
 
 from sbx import errors
 from sbx.aio import WorkerThreads, joined, run_to_completion
@@ -42,8 +43,7 @@ async def opened_stream(
     return FileStream(entry, upload, file, threads, reader)
 
 
-@dataclass(slots=True, eq=False)
-class FileStream:
+class FileStream(Struct, eq=False):
     """A file that is open for reading. Close it, best with `async with`. A later file of this name,
     or the removal, does not change it."""
 

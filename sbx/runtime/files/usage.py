@@ -8,8 +8,9 @@ UsageReader.now ──► Broker.usage (cgroup, network)        all jails of the
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sbx.errors import BadRequest, SbxError
 from sbx.isolation.broker.client import JailsUsage
@@ -27,8 +28,7 @@ _DUTY = 10  # a measurement is used for so many times as long as it took
 _SOURCES: dict[int, Source] = {2: "cgroup2", 1: "cgroup1"}
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxUsageSource:
+class SandboxUsageSource(Struct, frozen=True):
     """The sandbox of a conversation. `pids` are the processes of all its jails."""
 
     id: str

@@ -18,8 +18,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
+
+from msgspec import Struct
 
 from sbx.environments.directory import Environments
 from sbx.environments.interpreter import own_interpreter
@@ -50,8 +51,7 @@ _INSTALL: dict[Language, tuple[str, str, str]] = {  # its program, its package, 
 }
 
 
-@dataclass(frozen=True, slots=True)
-class VisiblePrograms:
+class VisiblePrograms(Struct, frozen=True):
     """The programs of the host that a jail sees: `shown` are pairs of a path inside and its path on
     the host; `places` are the directories inside in which programs are searched."""
 
@@ -59,8 +59,7 @@ class VisiblePrograms:
     places: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledPrograms:
+class InstalledPrograms(Struct, frozen=True):
     """Paths of programs inside; None without the program. `node_version` is None if it is
     unknown."""
 
@@ -72,8 +71,7 @@ class InstalledPrograms:
     go: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptInterpreter:
+class ScriptInterpreter(Struct, frozen=True):
     """The interpreter of a language: `name` is bash, node, deno, java or go, `path` its path
     inside."""
 

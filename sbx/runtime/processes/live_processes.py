@@ -16,8 +16,9 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Literal, Self
+
+from msgspec import Struct
 
 from sbx import errors
 from sbx.kernels import frames
@@ -43,8 +44,7 @@ Output = tuple[Literal["stdout", "stderr", "pty"], bytes]
 Size = tuple[int, int]  # rows and columns
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessEnd:
+class ProcessEnd(Struct, frozen=True):
     """`exit_code`, or the number of the `signal` that killed it, or the `reason` why neither is
     known. `timed_out`: its deadline passed."""
 

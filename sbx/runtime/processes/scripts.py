@@ -12,8 +12,9 @@ more gets an error of its language before Linux kills it.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from urllib.parse import quote
+
+from msgspec import Struct
 
 from sbx.isolation.launch_plan import GUEST
 from sbx.policy import Policy
@@ -35,8 +36,7 @@ _NAMES: Mapping[Language, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
+class Script(Struct, frozen=True):
     """A checked request. `env` is the caller's, and goes before the variables of sbx."""
 
     code: str
@@ -47,8 +47,7 @@ class Script:
     stdin: str
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Struct, frozen=True):
     """A process to be started inside, and the files below /tmp that it writes first."""
 
     argv: tuple[str, ...]

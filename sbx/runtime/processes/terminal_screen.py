@@ -14,7 +14,8 @@ import asyncio
 import re
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sbx.protocol.terminals import TerminalScreen
 
@@ -40,8 +41,7 @@ _drawer = ThreadPoolExecutor(1, "sbx-screens")
 _Parts = list[bytearray | tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class ScreenDump:
+class ScreenDump(Struct, frozen=True):
     """A screen as bytes for a terminal of the same size, and as text."""
 
     data: bytes

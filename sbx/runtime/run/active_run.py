@@ -6,9 +6,11 @@ policy's `output_max` limits the recorded output.
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from sys import getsizeof
 from typing import Any
+
+from msgspec import Struct, field
 
 from sbx.event_log import EventLog
 from sbx.kernels import frames
@@ -42,8 +44,7 @@ _NO_ROOM = RunError(
 )
 
 
-@dataclass(slots=True)
-class _Shown:
+class _Shown(Struct):
     """Text of a stream, or a bundle, on the screen."""
 
     texts: list[str] = field(default_factory=list)
@@ -52,8 +53,7 @@ class _Shown:
     at: int = 0
 
 
-@dataclass(slots=True)
-class SharedRoom:
+class SharedRoom(Struct):
     """The limit in bytes for the events of all active runs of a service, because the memory is not
     enough for all of them at `output_max`. Beyond it, each run may still use `share` bytes."""
 

@@ -19,6 +19,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, replace
 
+from msgspec import Struct
+
 from sbx import errors
 from sbx.aio import check_process, run_to_completion
 from sbx.isolation.receipt import Receipt
@@ -40,8 +42,7 @@ _EVICTED = RunError("KernelEvicted", "its kernel made room for others", "")
 StartKernel = Callable[[str, OpenFiles], Awaitable[Kernel]]  # in this context, over these files
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedReason:
+class ClosedReason(Struct, frozen=True):
     """The closed thing, and the loss that comes with it; in words."""
 
     what: str

@@ -8,7 +8,8 @@ and reports `state_lost`.
 import builtins
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sbx.aio import run_to_completion
 from sbx.errors import Conflict, NotFound
@@ -25,8 +26,7 @@ async def _nothing(_name: str) -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class ContextStore:
+class ContextStore(Struct, frozen=True):
     """Records the contexts while their conversation is closed with its files kept. `names` are the
     earlier ones. `add` is called after each start, and may refuse it; `drop` after each end."""
 

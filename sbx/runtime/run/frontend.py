@@ -12,10 +12,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import msgspec
+from msgspec import Struct, field
 
 from sbx import errors
 from sbx.aio import run_to_completion
@@ -126,8 +126,7 @@ async def ask_kernel(
     return live.reply
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Struct, frozen=True):
     """The content of an `execute_request`. Libraries inside read its `msg_id`."""
 
     code: str
@@ -137,8 +136,7 @@ class Cell:
     msg_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CellEnd:
+class CellEnd(Struct, frozen=True):
     """The end of a cell. `reply` is the reply of the kernel; None if the kernel ended first. The
     last two fields are decoded parts of the reply."""
 

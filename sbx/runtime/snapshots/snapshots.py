@@ -8,10 +8,11 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec import Struct
 
 from sbx.aio import in_thread, long_call, run_to_completion
 from sbx.policy import Policy
@@ -58,8 +59,7 @@ T = TypeVar("T")
 _NAMES = 5  # of an empty workspace
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """`base` is the tree that was copied, and `frozen` the copy, each with its own identities."""
 
     name: str

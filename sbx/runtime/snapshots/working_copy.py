@@ -18,7 +18,8 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from sbx import errors
 from sbx.aio import run_to_completion

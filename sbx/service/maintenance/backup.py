@@ -16,12 +16,13 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from stat import S_ISREG
 from typing import BinaryIO
+
+from msgspec import Struct
 
 from sbx.errors import BadRequest, Conflict, NotFound, SbxError, Unavailable
 from sbx.linux.renameat2 import rename_new
@@ -38,15 +39,13 @@ _ATTEMPTS = 5
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class BackupReport:
+class BackupReport(Struct, frozen=True):
     file: Path
     bytes: int
     mark: Mark | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReplacedStore:
+class ReplacedStore(Struct, frozen=True):
     """`kept`: the store that was there before. `unknown`: how many directories the new one does not
     know; `brought_back`: the ids of unclaimed directories that it knows."""
 

@@ -3,8 +3,9 @@
 import os
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from sbx.errors import SbxError
 from sbx.service.maintenance import place
@@ -27,8 +28,7 @@ CREATE TEMP VIEW sandboxes AS SELECT *, cargo_id AS workspace_id FROM main.sandb
 Directories = Mapping[str, frozenset[str]]  # of sandboxes, each with those of its conversations
 
 
-@dataclass(frozen=True, slots=True)
-class DirectoryName:
+class DirectoryName(Struct, frozen=True):
     """A directory of a sandbox, or with `conversation` one in it."""
 
     directory: str
@@ -36,8 +36,7 @@ class DirectoryName:
     sandbox: str | None = None
 
 
-@dataclass(slots=True)
-class StoreCheck:
+class StoreCheck(Struct):
     """`error`: why a service would not start. `problems`: of SQLite's own check.
     `without_directory`: conversations whose files are missing; `without_row`: directories that the
     next start moves to `unclaimed`; `without_workspace`: sandboxes that stop the start."""

@@ -13,8 +13,9 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from sbx.errors import SbxError, Unavailable
 from sbx.service.maintenance import backup, place
@@ -26,8 +27,7 @@ from sbx.store.marks import Mark
 from sbx.store.migrations import shipped, version_of
 
 
-@dataclass(frozen=True, slots=True)
-class Repaired:
+class Repaired(Struct, frozen=True):
     """`tables`: of a damaged store, the saved rows. `found_again`: sandboxes whose directory was
     found; `without_files`: those that begin with an empty one. `dropped`: rows of lost rows.
     Without `replaced` there was nothing to repair."""

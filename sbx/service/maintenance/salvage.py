@@ -11,7 +11,8 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _LAST = (1 << 63) - 1
 _FAILURES_MAX = 100_000  # of ranges in a table: a page that leads to all others may be damaged
@@ -20,8 +21,7 @@ _NOT_COPIED = {"store_mark"}
 _NAME = re.compile(r"[a-z_]+")
 
 
-@dataclass(frozen=True, slots=True)
-class SavedTable:
+class SavedTable(Struct, frozen=True):
     """The number of saved and lost rows; `lost` is None if the damaged store gives no count."""
 
     saved: int

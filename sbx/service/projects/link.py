@@ -6,12 +6,12 @@ import logging
 import subprocess
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 from typing import Self, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from sbx import errors
 from sbx.aio import in_thread, run_to_completion
@@ -26,8 +26,7 @@ _START_S = 60.0  # its broker looks at the host first
 _END_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class ProjectProcess:
+class ProjectProcess(Struct, frozen=True):
     """A project server that was started, for `ProjectServerLink`, once."""
 
     process: subprocess.Popen[bytes]

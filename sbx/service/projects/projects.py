@@ -8,9 +8,10 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from sbx import errors
 from sbx.aio import Clock, in_thread

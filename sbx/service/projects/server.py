@@ -13,12 +13,12 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from socket import socket
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from sbx import errors
 from sbx.aio import in_thread, run_to_completion
@@ -41,16 +41,14 @@ _CHUNKS_MAX = 2  # of an upload that wait for the disk
 _Changes = CodeChanges | WriteChanges
 
 
-@dataclass(slots=True, eq=False)
-class _Upload:
+class _Upload(Struct, eq=False):
     """One that comes in: None is the end of it."""
 
     chunks: "asyncio.Queue[bytes | None]"
     stored: "asyncio.Task[Upload]"
 
 
-@dataclass(slots=True, eq=False)
-class _Opened:
+class _Opened(Struct, eq=False):
     """A sandbox, or the changes of one tool call in it, and the runs that were started there."""
 
     session: ProjectSession

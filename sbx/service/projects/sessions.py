@@ -10,10 +10,12 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from sbx import errors
 from sbx.aio import Clock, in_thread, run_to_completion
@@ -98,8 +100,7 @@ _RETRY_AFTER_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionWalls:
+class SessionWalls(Struct, frozen=True):
     """The policy of a sandbox, and the limits and the environment that a request adds."""
 
     policy: str
@@ -107,8 +108,7 @@ class SessionWalls:
     env: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSpec:
+class SessionSpec(Struct, frozen=True):
     """The origin of a sandbox: another project, directory or policy needs another sandbox."""
 
     project_id: str
@@ -118,8 +118,7 @@ class SessionSpec:
     uploads: Path | None
 
 
-@dataclass(slots=True, eq=False)
-class SessionState:
+class SessionState(Struct, eq=False):
     """The state of a conversation. In one project, `allowed` and `lost` outlive its sandbox: the
     user allowed commands, and Python had variables that are lost."""
 

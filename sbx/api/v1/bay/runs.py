@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sbx.api import sse
 from sbx.api.auth import CallerDep, ServiceDep
@@ -122,8 +123,7 @@ async def follow(
     return await sse.stream(events, request=request)
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(Struct, frozen=True):
     """One call of an exec route. `body` is the model for its idempotency key."""
 
     request: Request
