@@ -13,6 +13,8 @@ from sbx.cli.terminal import STDERR, STDOUT, OutputStream, colours, one_line, wr
 from sbx.errors import SbxError
 
 if TYPE_CHECKING:
+    from msgspec import Struct
+
     from sbx.protocol.runs import Quarantined
 
 _RED, _CYAN, _RESET = "\x1b[31m", "\x1b[36m", "\x1b[0m"
@@ -22,8 +24,15 @@ _DURATIONS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def document(value: Mapping[str, Any]) -> None:
-    """Print a JSON document as a line on stdout. It is ASCII, so it has no control characters."""
-    write(STDOUT, json.dumps(value) + "\n")
+    """Print a JSON document as a line on stdout; a struct is an object of its fields. The document
+    is ASCII, so it has no control characters."""
+    write(STDOUT, json.dumps(value, default=_fields) + "\n")
+
+
+def _fields(record: "Struct") -> dict[str, Any]:
+    from msgspec.structs import asdict  # most commands print no structs
+
+    return asdict(record)
 
 
 def text(hostile: str) -> None:

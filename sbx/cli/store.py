@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from msgspec.structs import asdict
 
 from sbx.cli import connect, exits, output
 from sbx.cli.terminal import STDOUT, one_line, write
@@ -57,7 +56,7 @@ def backup(
     from sbx.service.maintenance.backup import backup as backed_up
 
     done = backed_up(_data(data_dir), file, force=force)
-    body = {"file": str(file), "bytes": done.bytes, "mark": done.mark and asdict(done.mark)}
+    body = {"file": str(file), "bytes": done.bytes, "mark": done.mark}
     output.outcome(body, f"{one_line(str(file))}: {done.bytes} bytes", as_json=as_json)
     return exits.Exit.OK
 
@@ -140,7 +139,7 @@ def unclaimed(
         return _removed(data, list(dict.fromkeys(ids)), as_json=as_json)
     items = directories.measured(data)
     if as_json:
-        output.document({"items": [asdict(item) for item in items]})
+        output.document({"items": items})
     elif not items:
         output.note("the data directory has no unclaimed directories")
     else:
@@ -213,10 +212,10 @@ def _check_body(result: "StoreCheck") -> dict[str, Any]:
         "error": result.error and result.error.to_dict(),
         "problems": result.problems,
         "version": result.version,
-        "store_mark": result.store_mark and asdict(result.store_mark),
-        "directory_mark": result.directory_mark and asdict(result.directory_mark),
-        "without_directory": [asdict(directory) for directory in result.without_directory],
-        "without_row": [asdict(directory) for directory in result.without_row],
+        "store_mark": result.store_mark,
+        "directory_mark": result.directory_mark,
+        "without_directory": result.without_directory,
+        "without_row": result.without_row,
         "without_workspace": result.without_workspace,
         "unclaimed": result.unclaimed,
     }
@@ -252,7 +251,7 @@ def _path(directory: "DirectoryName") -> str:
 
 def _replaced_body(done: "ReplacedStore") -> dict[str, Any]:
     return {
-        "mark": asdict(done.mark),
+        "mark": done.mark,
         "kept": done.kept and str(done.kept),
         "unknown": done.unknown,
         "brought_back": list(done.brought_back),
@@ -274,7 +273,7 @@ def _note_replaced(done: "ReplacedStore") -> None:
 def _repaired_body(done: "Repaired") -> dict[str, Any]:
     return {
         "repaired": done.replaced is not None,
-        "tables": {name: asdict(table) for name, table in done.tables.items()},
+        "tables": done.tables,
         "found_again": list(done.found_again),
         "without_files": list(done.without_files),
         "dropped": done.dropped,

@@ -67,7 +67,7 @@ def _classes() -> list[tuple[Path, ast.ClassDef]]:
 
 
 @cache
-def _graph() -> grimp.ImportGraph:
+def import_graph() -> grimp.ImportGraph:
     """Return the import graph. It includes imports in functions and below `TYPE_CHECKING`."""
     return grimp.build_graph("sbx", cache_dir=None)
 
@@ -95,7 +95,7 @@ def protocols() -> list[str]:
 
 
 def modules_with_one_importer() -> list[str]:
-    graph = _graph()
+    graph = import_graph()
     new = tuple(f"sbx.{room.replace('/', '.')}" for room in NEW_ROOMS)
     modules = (name for name in graph.modules if not name.startswith(new))
     importers = {name: graph.find_modules_that_directly_import(name) for name in modules}
@@ -122,7 +122,7 @@ def large_classes() -> list[str]:
 
 
 def modules_in_cycles() -> list[str]:
-    graph = _graph()
+    graph = import_graph()
     arrows = networkx.DiGraph(
         (name, other)
         for name in graph.modules
@@ -136,11 +136,11 @@ def modules_in_cycles() -> list[str]:
 
 def api_imports_of_store() -> list[str]:
     found = []
-    for details in _graph().find_matching_direct_imports(import_expression="sbx.api.** -> sbx.**"):
+    for details in import_graph().find_matching_direct_imports(import_expression="sbx.api.** -> sbx.**"):
         if ".store" in details["imported"]:
             found += [
                 f"{line['importer']}:{line['line_number']}: {line['line_contents'].strip()}"
-                for line in _graph().get_import_details(**details)
+                for line in import_graph().get_import_details(**details)
             ]
     return found
 

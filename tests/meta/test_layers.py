@@ -2,6 +2,7 @@
 row, and no imports form a cycle. `api` does not import `store`."""
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,18 @@ def test_modules_import_their_own_package_and_lower_rows() -> None:
 def test_imports_form_no_cycle() -> None:
     """Imports in functions and below `TYPE_CHECKING` count."""
     assert not structure.modules_in_cycles()
+
+
+def test_the_broker_imports_only_the_standard_library() -> None:
+    """It may run as root, and Python starts it without the packages of the environment."""
+    server = "sbx.isolation.broker.server"
+    names = {server} | structure.import_graph().find_upstream_modules(server)
+    paths = [PACKAGE.parent.joinpath(*name.split(".")) for name in sorted(names)]
+    sources = [path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in paths]
+    tops = {name[0] for path in sources for name in imported(ast.parse(path.read_text()))}
+    assert len(sources) > 20
+    own = {"sbx", "pyseccomp"}  # pyseccomp only generates the shipped filters
+    assert tops - own <= sys.stdlib_module_names
 
 
 @pytest.mark.parametrize(

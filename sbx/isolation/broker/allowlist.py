@@ -33,10 +33,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
-
-from msgspec import Struct
-from msgspec.structs import replace
 
 from sbx.errors import Broken
 from sbx.isolation.broker import bind_staging
@@ -109,7 +107,8 @@ def take_apart(args: Sequence[str]) -> BwrapArgs:
     return words._replace(skeleton=tuple(skeleton))
 
 
-class LaunchGrant(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class LaunchGrant:
     skeletons: frozenset[Any]
     binds: frozenset[Any]
     created: frozenset[Any]
