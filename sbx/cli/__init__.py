@@ -8,6 +8,7 @@
     connect.py     connects a command to the service, with sbx.client
     signals.py     SIGINT, SIGTERM and SIGHUP
     broker_ahead.py  the broker of `sbx run`, started before the command line is parsed
+    local_runtime.py  the runtime of a command that runs code in this process
     run_driver.py  one run of `sbx run` or `sbx exec`: its events, its questions, its signals
 
 Each command is the module of its name (exec_.py is `sbx exec`). Other files:

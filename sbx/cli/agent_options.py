@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sbx.cli import exits, output
+from sbx.cli.local_runtime import local_runtime
 from sbx.cli.terminal import STDOUT, one_line, write
 from sbx.errors import BadRequest, NotFound, SbxError
 
@@ -239,7 +240,7 @@ def _recorded(model: "Model", path: Path) -> "Model":
 
 @asynccontextmanager
 async def sandboxes(
-    settings: "AgentSettings", options: Mapping[str, Any], *, is_many: bool
+    settings: "AgentSettings", options: Mapping[str, Any]
 ) -> "AsyncIterator[OpenSandbox]":
     """Yield a function that opens a new sandbox and deletes it on exit. `options` are those of
     `narrowing.sandbox_options`. Raise as `Runtime.create` or `Client.create`."""
@@ -247,11 +248,7 @@ async def sandboxes(
     if address is not None:
         yield lambda: _there(policy, options, address, key_of(settings))
         return
-    from sbx.runtime.runtime import Runtime
-    from sbx.runtime.settings import Settings
-
-    # A zygote pays off from the second kernel on.
-    async with Runtime(Settings(fast_path=is_many)) as runtime:
+    async with local_runtime(policy) as runtime:
         yield lambda: _box(runtime, policy, options)
 
 
@@ -272,10 +269,7 @@ def key_of(settings: "AgentSettings") -> str | None:
 
 @asynccontextmanager
 async def _here(policy: str, options: Mapping[str, Any]) -> "AsyncIterator[ToolSandbox]":
-    from sbx.runtime.runtime import Runtime
-    from sbx.runtime.settings import Settings
-
-    async with Runtime(Settings(fast_path=False)) as runtime, _box(runtime, policy, options) as box:
+    async with local_runtime(policy) as runtime, _box(runtime, policy, options) as box:
         yield box
 
 

@@ -54,14 +54,11 @@ async def agent_host(
     profile: AgentProfile,
     agent_id: str | None,
     sandbox: Mapping[str, Any],
-    *,
-    is_many: bool = False,
 ) -> AsyncIterator[AgentHost]:
-    """Yield the host of tasks, and close the model on exit. `sandbox`: the options of sandboxes.
-    `is_many`: there will be several sandboxes."""
+    """Yield the host of tasks, and close the model on exit. `sandbox`: the options of sandboxes."""
     try:
         async with (
-            agent_options.sandboxes(settings, sandbox, is_many=is_many) as open_sandbox,
+            agent_options.sandboxes(settings, sandbox) as open_sandbox,
             agent_options.external_tools(agent_id, profile) as external,
         ):
             yield AgentHost(model, profile, open_sandbox, external)

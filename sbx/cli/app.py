@@ -151,7 +151,8 @@ def run_command(arguments: Sequence[str] | None) -> int:
     except typer.TyperException as error:
         output.error(_usage(error, words[0]), as_json=as_json)
         return exits.Exit.USAGE
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort):  # at a question, or before the command began
+        output.error(exits.StoppedBySignal(signal.SIGINT, "interrupted"), as_json=as_json)
         return exits.Exit.INTERRUPTED
     except Exception as error:  # noqa: BLE001  # the boundary: any other error is a bug of sbx
         if os.environ.get("SBX_DEBUG"):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sbx.cli import connect, exits, output
+from sbx.cli.local_runtime import local_runtime
 from sbx.cli.terminal import one_line
 from sbx.errors import BadRequest, NotFound
 
@@ -190,19 +191,16 @@ def _embedded(
     from sbx.cli.raw_tty import RawTty
     from sbx.cli.shell_session import sit
     from sbx.policy import reference
-    from sbx.runtime.runtime import Runtime
     from sbx.runtime.settings import Settings
     from sbx.workspace import quarantine
 
-    # This runtime starts a single kernel, which does not pay for a zygote.
-    settings = Settings(fast_path=False)
-    store = settings.protection.quarantines
+    store = Settings().protection.quarantines
     before = {item.id for item in quarantine.items(store)}
     asks: list[bool] = []
     with RawTty() as own:
 
         async def work() -> "ShellOutcome":
-            async with Runtime(settings) as runtime:
+            async with local_runtime(policy, workspace) as runtime:
                 box = await runtime.create(reference(policy), workspace=workspace)
                 asks.append(box.policy.host_executables == "ask")
                 terminal = await box.terminals.open(**_here(opening, own))

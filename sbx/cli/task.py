@@ -132,7 +132,6 @@ def run_task(
         chosen,
         agent_options.agent_id_of(agent),
         narrowing.sandbox_options(memory=memory, cpus=cpus, network_allow=network_allow, env=env),
-        is_many=len(tasks) > 1,
     )
     return asyncio.run(_all(tasks, host, at_once, as_json=as_json))
 

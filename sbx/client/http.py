@@ -19,11 +19,10 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import aclosing, asynccontextmanager
-from importlib.metadata import version
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from sbx import errors
+from sbx import __version__, errors
 from sbx.aio import check_process
 from sbx.client.address import Address
 from sbx.client.errors import error_of
@@ -55,7 +54,7 @@ class HttpClient:
         self.tasks: set[asyncio.Task[None]] = set()  # they follow runs; `close` ends them
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
-        common = f"host: {address.host}\r\nuser-agent: sbx/{version('sbx-runtime')}\r\n"
+        common = f"host: {address.host}\r\nuser-agent: sbx/{__version__}\r\n"
         self.authorization = None if key is None else f"Bearer {_bearer(key)}"
         if self.authorization is not None:
             common += f"authorization: {self.authorization}\r\n"
