@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from sbx.runtime.sandbox import AsyncSandbox
     from sbx.runtime.settings import Settings
     from sbx.sync.sandbox import Sandbox, close
-
-__version__ = "0.1.0"
+    from sbx.version import __version__
 
 __all__ = [
     "AsyncSandbox",
@@ -33,6 +32,7 @@ __all__ = [
     "SbxError",
     "Settings",
     "Status",
+    "__version__",
     "close",
 ]
 
@@ -47,6 +47,7 @@ _HOMES = {
     "SbxError": "sbx.errors",
     "Settings": "sbx.runtime.settings",
     "Status": "sbx.protocol.runs",
+    "__version__": "sbx.version",
     "close": "sbx.sync.sandbox",
 }
 

@@ -22,13 +22,14 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from sbx import __version__, errors
+from sbx import errors
 from sbx.aio import check_process
 from sbx.client.address import Address
 from sbx.client.errors import error_of
 from sbx.client.http_connection import ConnectionLost, HttpConnection, connect
 from sbx.client.replies import HttpReply, StreamedReply, connection_lost, read_events, too_late
 from sbx.protocol.trace_context import trace_headers
+from sbx.version import __version__
 
 CHUNK = 256 << 10
 _CONNECT_S = 5.0

@@ -1,5 +1,6 @@
 """The open files of a process: their limit and their numbers: setrlimit(2), fcntl(2)."""
 
+import errno
 import fcntl
 import os
 import resource
@@ -43,9 +44,15 @@ class OwnedDescriptor:
 def duplicate_above(fd: int, lowest: int) -> int:
     """Return a copy of `fd` with the lowest free number from `lowest` on. It is closed by exec.
 
-    Raise OSError if no number is free.
+    Raise OSError EMFILE if no number is free.
     """
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # fcntl(2): `lowest` is not below RLIMIT_NOFILE
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from None
 
 
 def raise_nofile_limit(maximum: int) -> int:

@@ -23,7 +23,7 @@ from sbx.agent.agent import Agent
 from sbx.agent.messages import Response
 from sbx.agent.models.replay import ReplayModel
 from sbx.agent.tools.execution import EXECUTE_COMMAND, RUN_CODE, limited_to
-from sbx.cli import output
+from sbx.cli import app, output
 from sbx.cli.agent_output import _without
 from sbx.errors import BadRequest, Conflict, NotFound
 from sbx.kernels.memory_watcher import Watcher
@@ -214,6 +214,30 @@ def test_a_refused_request_is_named_at_the_end_of_a_run(tmp_path: Path) -> None:
 def test_output_that_was_shown_live_is_not_repeated() -> None:
     result = "[stderr]\nls: cannot access 'x'\n[exit code 2]"
     assert _without(result, "ls: cannot access 'x'\n") == "[exit code 2]"
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_named() -> None:
+    limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128));"
+    words = (sys.executable, "-c", f"{limit} os.execv(sys.argv[1], sys.argv[1:])")
+    ended = subprocess.run(
+        [*words, *COMMAND, "run", "-c", "1"],
+        capture_output=True,
+        env=environment(),
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 3
+    assert "too many open files" in ended.stderr
+    assert "hint: raise RLIMIT_NOFILE" in ended.stderr
+
+
+def test_ctrl_c_before_a_command_begins_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_command: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "_parser", interrupt)
+    ended = in_process("ps")
+    assert (ended.returncode, ended.stderr) == (130, "error: interrupted\n")
 
 
 @contextmanager

@@ -136,7 +136,9 @@ def modules_in_cycles() -> list[str]:
 
 def api_imports_of_store() -> list[str]:
     found = []
-    for details in import_graph().find_matching_direct_imports(import_expression="sbx.api.** -> sbx.**"):
+    for details in import_graph().find_matching_direct_imports(
+        import_expression="sbx.api.** -> sbx.**"
+    ):
         if ".store" in details["imported"]:
             found += [
                 f"{line['importer']}:{line['line_number']}: {line['line_contents'].strip()}"

@@ -23,12 +23,12 @@ ROWS = (
     {"isolation", "workspace"},
     {"policy", "guest", "event_log", "run_methods", "settings_files", "forbidden_directories"},
     {"linux", "protocol", "telemetry", "aio"},
-    {"errors", "console"},
+    {"errors", "console", "version"},
 )
 ONLY: dict[str, set[str]] = {  # tighter than their row
     "linux": set(),
     "guest": {"linux"},
-    "client": {"protocol", "aio", "event_log", "run_methods", "errors"},
+    "client": {"protocol", "aio", "event_log", "run_methods", "errors", "version"},
 }
 NEVER = {"agent": {"runtime"}, "api": {"store"}}  # an agent receives its sandbox as an argument
 ROW = {name: number for number, row in enumerate(ROWS) for name in row}

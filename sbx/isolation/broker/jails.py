@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from sbx.errors import Broken, Unavailable
+from sbx.errors import Broken, Unavailable, out_of_files
 from sbx.isolation import cgroups, process_state
 from sbx.isolation.broker import bind_staging, spawn
 from sbx.isolation.broker.loop import BrokerLoop, log
@@ -127,7 +127,8 @@ class BrokerJails:
                     order, (control, kernel), sandbox.become, group.group.enter, sandbox.owners
                 )
             except OSError as error:
-                raise _launch_failed(f"the jail could not be started: {error}") from error
+                failure = _launch_failed(f"the jail could not be started: {error}")
+                raise out_of_files(error) or failure from error
             undo.pop_all()
         guarded = bool(order.get("guarded"))
         jail = BrokerJail(name, order["seq"], sandbox, group, started, info=b"", guarded=guarded)

@@ -142,6 +142,7 @@ _KINDS: dict[str, type[errors.SbxError]] = {
         (
             *("launch_failed", "unavailable", "zygote_failed", "zygote_gone"),
             *("mount_failed", "live_mount_unavailable", "sockets_not_masked"),
+            "too_many_open_files",
         ),
         errors.Unavailable,
     ),

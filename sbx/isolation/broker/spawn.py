@@ -162,7 +162,7 @@ def memory_file(content: bytes, name: str) -> int:
 def _become(order: SpawnRequest, report: int) -> None:
     """Be the child. Its cgroup comes first, so that all it ever does counts; its uid last before
     exec. An error is reported with the name of the failed step."""
-    step = f"a descriptor above {_SPARE_MIN}, which RLIMIT_NOFILE must allow"
+    step = "fcntl"
     try:
         report = _move_above(report)  # first: reports every later failure
         step = "the entry into the cgroup"
