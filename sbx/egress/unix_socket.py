@@ -36,6 +36,7 @@ _SWEEP_S = 5.0
 
 
 class _Opened(Struct, frozen=True):
+    name: str  # of its directory
     way_out: WayOut
     stop: Callable[[], None]
 
@@ -59,7 +60,7 @@ class EgressSocket:
         self._honeytokens = honeytokens
         self._opening = asyncio.Lock()
         self._starts = 0
-        self._names: list[str] = []  # of its directories
+        self._names: set[str] = set()  # of its directories
         self._egress: Egress | None = None
         self._ways_out: dict[str, _Opened] = {}  # by conversation, or only one for all
 
@@ -104,10 +105,12 @@ class EgressSocket:
         async with self._opening:
             await run_to_completion(self._close())
 
-    def leave(self, conversation: str) -> None:
-        """Close the socket and the connections of a conversation that ends."""
+    async def leave(self, conversation: str) -> None:
+        """Close the socket and the connections of a conversation that ends. Remove its files."""
         if (opened := self._ways_out.pop(conversation, None)) is not None:
             opened.stop()
+            self._names.discard(opened.name)
+            await in_thread(self._data.remove_egress, opened.name, _SWEEP_S)
 
     def end_forbidden(self) -> None:
         """Close the connections that a grant allowed which has ended."""
@@ -127,7 +130,7 @@ class EgressSocket:
                 honeytokens=self._honeytokens,
             )
         name = self._data.new_name()
-        self._names.append(name)
+        self._names.add(name)
         directory = self._data.egress_path(name)
         stop = proxy.listen(directory, owner, grants)
         certificates = proxy.certificates
@@ -138,11 +141,11 @@ class EgressSocket:
             certificates=certificates is not None,
             environment=tuple(sorted(proxy.environment.items())),
         )
-        return _Opened(way_out, stop)
+        return _Opened(name, way_out, stop)
 
     async def _close(self) -> None:
         egress, names = self._egress, self._names
-        self._egress, self._names, self._ways_out = None, [], {}
+        self._egress, self._names, self._ways_out = None, set(), {}
         if egress is not None:
             await egress.close()
         for name in names:

@@ -121,7 +121,7 @@ class Grants:
     """The grants of one conversation. Call the methods from one event loop.
 
     `on_change`, and each of `listeners`, is called when a grant begins or ends, so that the proxy
-    closes the connections of an ended one. `on_close` is called at the end of the conversation.
+    closes the connections of an ended one. `on_close` is awaited at the end of the conversation.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Grants:
         *,
         hour_s: float = HOUR_S,
         on_change: Callable[[GrantChange, Grant], None] = lambda *_: None,
-        on_close: Callable[[], None] = lambda: None,
+        on_close: Callable[[], Awaitable[None]] | None = None,
         apply: Callable[[Access], Awaitable[str | None]] | None = None,
         undo: Callable[[Grant], Awaitable[None]] | None = None,
     ) -> None:
@@ -287,7 +287,8 @@ class Grants:
         self._closed = True
         for grant_id in list(self._active):
             self._end(grant_id)
-        self._on_close()
+        if self._on_close is not None:
+            await self._on_close()
         await self._undone()
 
     async def _undone(self) -> None:

@@ -210,7 +210,7 @@ class SandboxKernels:
         return Grants(
             self.policy,
             on_change=partial(self._grant_changed, conversation),
-            on_close=partial(outlet.leave, conversation) if outlet is not None else lambda: None,
+            on_close=partial(outlet.leave, conversation) if outlet is not None else None,
             apply=partial(self._granted.apply, conversation),
             undo=partial(self._granted.undo, conversation),
         )

@@ -1,15 +1,20 @@
 """The proxy with grants of one conversation: what each allows, and that it ends."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from egressing import Certificates, allowing, closed, origin, refusal, reply, until_the_end, way
 
 from sbx.egress import Secret
+from sbx.egress.unix_socket import EgressSocket
+from sbx.isolation.launch_plan import CERTIFICATES
 from sbx.policy import Policy
 from sbx.policy.grants import Grants
 from sbx.protocol.grants import Access
+from sbx.workspace.layout import DataDirectory
 
 HOST = "data.example.org"
 HERE = {HOST: ["127.0.0.1"]}
@@ -137,3 +142,26 @@ async def test_a_closed_listener_takes_its_connections_along(tmp_path: Path) -> 
             stop()
             assert await until_the_end(reader) == b""
         assert not (tmp_path / "other").exists()
+
+
+async def test_a_conversation_that_ends_leaves_no_files_of_its_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REAL", "the-real-value")
+    secret = {"env": "CRM", "hosts": [HOST], "from": "env:REAL"}
+    table = {"name": "granting", "network": {"mode": "proxy"}, "secrets": {"CRM": secret}}
+    policy = Policy.model_validate({**table, "grant": [{"secret": ["CRM"]}]})
+    with DataDirectory(tmp_path / "data") as data:
+        proxy = EgressSocket("sandbox-1", policy, data, lambda _: None)
+        left, stays = Grants(policy, on_close=lambda: proxy.leave("left")), Grants(policy)
+        async with (
+            proxy.opened(None, "left", left) as first,
+            proxy.opened(None, "stays", stays) as second,
+        ):
+            assert CERTIFICATES in os.listdir(first.directory)
+            top, name = os.path.split(second.directory)
+            await left.close()
+            assert os.listdir(top) == [name]
+            assert CERTIFICATES in os.listdir(second.directory)
+        await proxy.close()
+        assert os.listdir(top) == []
