@@ -149,7 +149,7 @@ def _unusable(path: Path, why: str) -> BadRequest:
 def to_toml(table: Mapping[str, Any]) -> str:
     """Return a table as the text of a TOML file: values first, then tables and lists of tables.
 
-    Omit None, which TOML does not have.
+    Omit None, which TOML does not have. tomli-w would write each list over several lines.
     """
     return "\n".join(_lines(table, "")) + "\n"
 

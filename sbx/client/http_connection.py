@@ -3,7 +3,8 @@
 It uses the parser of httptools and the transports of asyncio instead of httpx. On the two cores of
 the development machine, with a server that answers at once over a Unix socket, a POST with a JSON
 reply takes 0.22 ms here (minimum 0.12), 1.6 ms (1.4) with httpcore and 2.9 ms (1.3) with httpx. A
-complete run must take at most 1.5 ms.
+complete run must take at most 1.5 ms. With aiohttp, a cell takes 10 to 12 % longer (0.99 ms against
+0.89), and the import takes 150 ms, which is more than all of this client (100).
 """
 
 import asyncio

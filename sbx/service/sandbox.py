@@ -106,12 +106,12 @@ class ServiceSandbox(ExpiringSandbox):
         self.dependencies.store.write_later(write)
 
     async def opened(self, *, to_start: str | None = None, touch: bool = True) -> PersistentSandbox:
-        """Open it at the first call. Raises as `check` and `Runtime.open`.
+        """Open it at the first call. The caller has called `check`. Raises as `check` and
+        `Runtime.open`.
 
         `to_start`: the conversation that needs a kernel; a new sandbox may get a prewarmed one.
         Without `touch`, one that this opens is idle at once.
         """
-        self.check(Act.USE)
         if self.active is None:
             if to_start is not None:
                 check_id("conversation_id", to_start)
