@@ -33,6 +33,7 @@ Only the module of the requested command is imported, and it imports its depende
 below, typer, rich.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from gc import freeze, set_threshold  # not `gc`: that is the command, once it is imported
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Never raise, and never show a traceback of sbx."""
     if arguments is None:  # this process is ours
         set_threshold(_COLLECTED_AFTER, 2, 2)
+        _open_standard_files()
     try:
         from sbx.cli.app import run_command
 
@@ -56,3 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if arguments is None:  # at its end, Python would look for garbage twice, for 45 ms
             freeze()
+
+
+def _open_standard_files() -> None:
+    """Open /dev/null in place of a closed stdin, stdout or stderr. Otherwise a socket of sbx could
+    have its number, and answers would be read from there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free

@@ -1,13 +1,11 @@
 """`sbx exec`: one run in a sandbox of a running service."""
 
-import os
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from sbx.cli import command, connect, exits, output, terminal
+from sbx.cli import command, connect, exits, output
 from sbx.cli.narrowing import variables
 from sbx.cli.run import (
     CodeOption,
@@ -17,12 +15,12 @@ from sbx.cli.run import (
     ResultOption,
     ScriptArguments,
     ShellOption,
+    StdinOption,
     TimeoutOption,
     code_of,
 )
 from sbx.cli.script import language_for
-from sbx.cli.terminal import InputLines
-from sbx.errors import BadRequest, NotFound, SbxError, TooLarge
+from sbx.errors import BadRequest, NotFound, SbxError
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.runs import Status
 
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from sbx.protocol.runs import Run
 
 _GRACE_S = 2.0  # the time for the service to react to a signal
-_STDIN_MAX = 1 << 20  # stdin is part of the JSON body of the request
 
 
 def execute(
@@ -65,9 +62,7 @@ def execute(
             metavar="NAME=VALUE",
         ),
     ] = None,
-    send_stdin: Annotated[
-        bool, typer.Option("--stdin", "-i", help="Pass stdin to the command or script.")
-    ] = False,
+    send_stdin: StdinOption = False,
     background: Annotated[
         bool,
         typer.Option(
@@ -124,10 +119,7 @@ def execute(
             stdin_open=send_stdin,
             as_json=as_json,
         )
-    if from_stdin and send_stdin:
-        raise BadRequest("stdin is already the script, so it cannot be the input, too")
-
-    from sbx.cli.run_driver import RunSpec
+    from sbx.cli.run_driver import RunSpec, reads_answers, stdin_of
     from sbx.cli.run_output import printer
 
     spec = RunSpec(
@@ -138,9 +130,8 @@ def execute(
         timeout_s=timeout,
         cwd=cwd,
         env=variables(env or []),
-        stdin=_stdin() if send_stdin else None,
-        # The JSON formats do not show a prompt to a user at a terminal.
-        answers=not from_stdin and not ((as_json or as_events) and os.isatty(terminal.STDIN)),
+        stdin=stdin_of(from_stdin=from_stdin) if send_stdin else None,
+        answers=reads_answers(from_stdin=from_stdin, in_json=as_json or as_events),
     )
     shown = printer(as_json=as_json, as_events=as_events)
 
@@ -173,8 +164,7 @@ async def _run(
     """
     from sbx.cli.run_driver import RunPrinter, signals_of
 
-    typed = os.isatty(terminal.STDIN)
-    run_printer = RunPrinter(printer, terminal.read_line if typed else InputLines().read_line)
+    run_printer = RunPrinter(printer)
     run = cast("RemoteRun", spec.start(where, run_printer))
     async with signals_of(run_printer) as signals:
         interrupt, stop, end = _steps(where, run, signals)
@@ -214,22 +204,3 @@ def _steps(
         signals.cancel()
 
     return interrupt, stop, end
-
-
-def _stdin() -> str:
-    """Return all of stdin as text. Raise TooLarge, BadRequest."""
-    data = sys.stdin.buffer.read(_STDIN_MAX + 1)
-    if len(data) > _STDIN_MAX:
-        raise TooLarge(
-            f"stdin is longer than {_STDIN_MAX >> 20} MiB, the limit for a command",
-            code="stdin_too_large",
-            hint="copy it in with sbx cp, and let the command read the file",
-            details={"limit": _STDIN_MAX},
-        )
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise BadRequest(
-            "stdin is not UTF-8 text",
-            hint="copy it in with sbx cp, and let the command read the file",
-        ) from None

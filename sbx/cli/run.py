@@ -1,6 +1,5 @@
 """`sbx run`: one run in a new sandbox."""
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +37,9 @@ ShellOption = Annotated[bool, typer.Option("--shell", help="Run a bash script in
 TimeoutOption = Annotated[
     float | None,
     typer.Option(help="The time limit; default: the policy's run_timeout.", metavar="SECONDS"),
+]
+StdinOption = Annotated[
+    bool, typer.Option("--stdin", "-i", help="Pass stdin to the command or script.")
 ]
 ResultOption = Annotated[
     bool, typer.Option("--json", help="Print the whole result as one JSON document, at the end.")
@@ -111,16 +113,17 @@ def run(
             metavar="DIR",
         ),
     ] = None,
+    send_stdin: StdinOption = False,
     as_json: ResultOption = False,
     as_events: EventsOption = False,
 ) -> int:
     """Run code in a new sandbox, and stream its output.
 
     A Python FILE has sys.argv, __file__ and the modules of its directory. A notebook (.ipynb) runs
-    cell by cell. The value of the last expression is shown, as in a notebook. input() reads from
-    the terminal; without a terminal, it raises an error. Ctrl-C interrupts the run. If it does not
-    end within half a second, or at a second Ctrl-C, it is killed. Colours reach a terminal. Other
-    control characters are printed as \\x1b; --json has the exact text.
+    cell by cell. The value of the last expression is shown, as in a notebook. input() reads lines
+    of stdin. Ctrl-C interrupts the run. If it does not end within half a second, or at a second
+    Ctrl-C, it is killed. Colours reach a terminal. Other control characters are printed as \\x1b;
+    --json has the exact text.
     """
     if as_json and as_events:
         raise BadRequest("--json and --events exclude each other")
@@ -140,6 +143,11 @@ def run(
         raise BadRequest(
             "arguments are for a script in a FILE", hint="put them into the code, or name a FILE"
         )
+    if send_stdin and not shell and script is None:
+        raise BadRequest(
+            "--stdin is for a command, and for a script in another language",
+            hint="input() reads lines of stdin without it",
+        )
     notebook = path is not None and path.suffix.lower() == NOTEBOOK
     cells = cells_of(text, str(path)) if notebook else [text]
     if notebook and as_json:
@@ -149,7 +157,7 @@ def run(
 
     import asyncio  # lazy imports keep `sbx --help` fast
 
-    from sbx.cli.run_driver import RunSpec
+    from sbx.cli.run_driver import RunSpec, reads_answers, stdin_of
     from sbx.cli.run_output import printer
 
     spec = RunSpec(
@@ -158,7 +166,8 @@ def run(
         language=script,
         args=tuple(args or ()),
         timeout_s=timeout,
-        answers=not (from_stdin or as_json or as_events) and os.isatty(0),
+        answers=reads_answers(from_stdin=from_stdin, in_json=as_json or as_events),
+        stdin=stdin_of(from_stdin=from_stdin) if send_stdin else None,
     )
     options = {"workspace": workspace, "uploads": uploads, **narrowed}
     script_file = None if path is None or notebook else PythonScript.of(path, text, workspace)

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from sbx.cli import terminal
 from sbx.cli.exits import StoppedBySignal
 from sbx.cli.run_output import Printer
 from sbx.cli.signals import handled
+from sbx.errors import BadRequest, TooLarge
 from sbx.protocol.languages import Language
 from sbx.protocol.runs import Event, InputRequest, Run, RunEnd
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from sbx.runtime.run.active_run import ActiveRun
 
 _LAST_WORDS_S = 0.2
+_STDIN_MAX = 1 << 20  # the limit of a service, whose request has stdin in its JSON body
 
 Step = Callable[[], Coroutine[None, None, None]]
 
@@ -64,17 +67,44 @@ class RunSpec:
         )
 
 
+def reads_answers(*, from_stdin: bool, in_json: bool) -> bool:
+    """Return whether the questions of code are answered from stdin. The JSON formats do not show a
+    prompt to a user at a terminal. `from_stdin`: stdin was the code."""
+    return not from_stdin and not (in_json and os.isatty(terminal.STDIN))
+
+
+def stdin_of(*, from_stdin: bool) -> str:
+    """Return all of stdin as text, for a command or a script. `from_stdin`: it was the code. Raise
+    TooLarge, BadRequest."""
+    if from_stdin:
+        raise BadRequest("stdin is already the script, so it cannot be the input, too")
+    data = sys.stdin.buffer.read(_STDIN_MAX + 1)
+    if len(data) > _STDIN_MAX:
+        raise TooLarge(
+            f"stdin is longer than {_STDIN_MAX >> 20} MiB, the limit for a command",
+            code="stdin_too_large",
+            hint="copy it in with sbx cp, or sbx run --upload, and let the command read the file",
+            details={"limit": _STDIN_MAX},
+        )
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise BadRequest(
+            "stdin is not UTF-8 text",
+            hint="copy it in with sbx cp, or sbx run --upload, and let the command read the file",
+        ) from None
+
+
 class RunPrinter:
     """Show the events of a run and read the answers to its questions.
 
-    `read` returns one line of the answers, or `END_OF_INPUT`.
+    The answers are the lines of stdin. After the last one, the code gets `EOFError`.
     """
 
-    def __init__(
-        self, printer: Printer, read: Callable[[], Awaitable[str]] = terminal.read_line
-    ) -> None:
+    def __init__(self, printer: Printer) -> None:
         self._printer = printer
-        self._read = read
+        is_typed = os.isatty(terminal.STDIN)
+        self._read = terminal.read_line if is_typed else terminal.InputLines().read_line
         self._turn = asyncio.Lock()
         self._writing: asyncio.Future[None] | None = None
         self._answers: asyncio.Queue[str] = asyncio.Queue()

@@ -13,12 +13,9 @@ from sbx.linux import libc
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_KEEPCAPS = 8
-_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_GET_NO_NEW_PRIVS = 39
-
-NAME_MAX_BYTES = 15
 
 _prctl = libc.function("prctl", ctypes.c_int, *[ctypes.c_ulong] * 4)
 
@@ -68,11 +65,6 @@ def set_dumpable(dumpable: bool) -> None:
     must be dumpable to write its own uid_map.
     """
     prctl(_PR_SET_DUMPABLE, int(dumpable))
-
-
-def set_name(name: str) -> None:
-    """Set the name of this thread as ps(1) shows it. Linux cuts it after `NAME_MAX_BYTES` bytes."""
-    libc.call("prctl", _PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def set_parent_death_signal(signal: int) -> None:

@@ -3,10 +3,11 @@
 import base64
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
-from command import in_process, sbx, started
+from command import COMMAND, environment, in_process, sbx, started
 
 PIXEL = base64.b64encode(
     bytes.fromhex(
@@ -159,10 +160,43 @@ def test_figures_are_written_only_where_asked_and_over_no_file(tmp_path: Path) -
     assert f"figure: {tmp_path}/figure-3.png" in ended.stderr
 
 
-def test_input_is_refused_in_the_code_where_there_is_no_terminal() -> None:
-    ended = in_process("run", "-c", "input('name? ')", stdin=b"Ada\n")
+def test_input_reads_lines_of_a_pipe_and_the_end_is_an_error_of_the_code() -> None:
+    ended = in_process("run", "-c", "print(input('who? '))\ninput()", stdin=b"Ada\n")
+    assert (ended.returncode, ended.stdout) == (1, "Ada\n")
+    assert ended.stderr.startswith("who? ")
+    assert ended.stderr.endswith("EOFError: EOF when reading a line\n")
+    assert "----> 2 input()\n" in ended.stderr
+    assert "sbx/guest" not in ended.stderr
+
+
+def test_input_without_any_stdin_is_its_end() -> None:
+    """A socket of sbx had the number 0, and the answer was read from there."""
+    words = ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND]
+    ended = subprocess.run(
+        [*words, "run", "-c", "input()"], capture_output=True, env=environment(), check=False
+    )
     assert ended.returncode == 1
-    assert "input() cannot ask" in ended.stderr
+    assert ended.stderr.endswith(b"EOFError: EOF when reading a line\n")
+
+
+def test_a_command_and_a_script_get_stdin_on_request() -> None:
+    assert in_process("run", "--shell", "-c", "cat", stdin=b"a").stdout == ""
+    assert in_process("run", "--shell", "-i", "-c", "cat", stdin=b"a b\n").stdout == "a b\n"
+    script = in_process("run", "-i", "-l", "bash", "-c", "read x; echo $x", stdin=b"a b\n")
+    assert script.stdout == "a b\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-i", "-c", "1"], "--stdin is for a command, and for a script in another language"),
+        (["--shell", "-i", "-"], "stdin is already the script"),
+    ],
+)
+def test_stdin_that_nothing_can_read_is_refused(words: list[str], message: str) -> None:
+    ended = in_process("run", *words, stdin=b"true")
+    assert ended.returncode == 2
+    assert message in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,6 @@ def test_process_that_is_not_dumpable_belongs_to_root() -> None:
     assert run(code.format(True)) == "1"
 
 
-def test_name_is_shown_and_cut_to_what_linux_takes() -> None:
-    code = "prctl.set_name('a-name-that-is-long'); print(open('/proc/self/comm').read())"
-    assert run(code) == "a-name-that-is-long"[:15]
-
-
 def test_orphan_becomes_the_child_of_a_subreaper() -> None:
     code = (
         "prctl.set_child_subreaper(True)\n"

@@ -21,9 +21,9 @@ from sbx.guest.kernel.display import cut
 _MESSAGE_MAX = 64 * 1024
 _TRACEBACK_MAX = 512 * 1024
 _LINES_MAX = 10_000
+_GUEST = "/sbx/guest/"
 # Files of the frames above user code in a traceback.
-_AROUND = ("/IPython/", "/sbx/guest/", "/comm/base_comm.py")
-_HANDLER_FILE = os.path.join(os.path.dirname(__file__), "loop.py")
+_AROUND = ("/IPython/", _GUEST, "/comm/base_comm.py")
 _READ_ONLY = (
     "Only /workspace and /tmp can be written to; files that the user uploaded are read-only and"
     " stay unchanged: work on a copy."
@@ -67,7 +67,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     while below and any(part in below.tb_frame.f_code.co_filename for part in _AROUND):
         below = below.tb_next
     try:
-        lines = traceback.format_exception(type(error), error, without_handler(below))
+        lines = traceback.format_exception(type(error), error, without_guest(below))
     except Exception:  # noqa: BLE001 - user code
         return error_content(type(error), error)
     return error_content(type(error), error, [line.rstrip("\n") for line in lines])
@@ -81,14 +81,14 @@ def _bounded_lines(lines: list[str]) -> list[str]:
     return [cut(line, part) for line in (*lines[:3], "…", *lines[-4:])]
 
 
-def without_handler(below: types.TracebackType | None) -> types.TracebackType | None:
-    """Return a traceback without our signal handler at its end. Jupyter's handler is in C and shows
-    no frame."""
+def without_guest(below: types.TracebackType | None) -> types.TracebackType | None:
+    """Return a traceback without the frames of the guest at its end, such as those of `input` and
+    of the signal handler: the line of the user's code is the place of the error."""
     frames = []
     while below is not None:
         frames.append(below)
         below = below.tb_next
-    while len(frames) > 1 and frames[-1].tb_frame.f_code.co_filename == _HANDLER_FILE:
+    while len(frames) > 1 and _GUEST in frames[-1].tb_frame.f_code.co_filename:
         frames.pop()
     result = None
     for frame in reversed(frames):

@@ -401,5 +401,5 @@ class KernelLoop:
         self._output.publish("input_request", {"prompt": prompt, "password": password})
         answer = self._inbox.wait_for_answer()
         if answer == "\x04":  # Ctrl-D, as Jupyter's frontends send it
-            raise EOFError
+            raise EOFError("EOF when reading a line")  # as Python does
         return answer

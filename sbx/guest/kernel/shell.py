@@ -33,7 +33,7 @@ from sbx.guest import frames, import_rules
 from sbx.guest.import_rules import ImportRules, Violation
 from sbx.guest.kernel import errors, system_commands
 from sbx.guest.kernel.display import FrameDisplayHook, FrameDisplayPublisher, bounded
-from sbx.guest.kernel.errors import error_content, without_handler
+from sbx.guest.kernel.errors import error_content, without_guest
 from sbx.guest.kernel.lean_shell import LeanShell, create_lazy_traits
 
 MIME_MAX = 8 * 1024 * 1024
@@ -292,12 +292,10 @@ class SandboxShell(LeanShell):
     # --- Errors.
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-        error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
+        kind, error, below = exc_tuple or sys.exc_info()
         if self.interrupted and isinstance(error, asyncio.CancelledError):
-            exc_tuple = (KeyboardInterrupt, KeyboardInterrupt(), error.__traceback__)
-        elif isinstance(error, KeyboardInterrupt):
-            exc_tuple = (type(error), error, without_handler(error.__traceback__))
-        super().showtraceback(exc_tuple, *args, **kwargs)
+            kind, error = KeyboardInterrupt, KeyboardInterrupt()
+        super().showtraceback((kind, error, without_guest(below)), *args, **kwargs)
 
     def _showtraceback(self, etype: type, evalue: Any, stb: list[str]) -> None:
         if self.displayhook.is_active:

@@ -30,7 +30,6 @@ from sbx.protocol.dry_runs import FileChange
 from sbx.protocol.runs import Run, RunError
 from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.open_files import OpenFiles
-from sbx.runtime.processes.scripts import Program
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.context_kernel import ClosedReason, StartKernel
@@ -56,8 +55,6 @@ COMMAND_ENV = {
     "GIT_CONFIG_KEY_0": "diff.autoRefreshIndex",
     "GIT_CONFIG_VALUE_0": "false",
 }
-
-MakeProgram = Callable[[str], Awaitable[Program]]
 
 
 class WorkingCopy:
