@@ -95,7 +95,7 @@ def _show_run(
 def _print(entries: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (
-            run["id"],
+            _run_id(run),
             output.since(run["created_at"]),
             run["exec_type"],
             "yes" if run["success"] else "no",
@@ -122,7 +122,13 @@ def _in_full(run: Mapping[str, Any]) -> Iterator[str]:
 def headline(run: Mapping[str, Any]) -> str:
     took = output.milliseconds(run["execution_time_ms"])
     outcome = "ok" if run["success"] else "failed"
-    return one_line(f"{run['exec_type']} {run['id']} {outcome}, {took}: {_first_line(run['code'])}")
+    head = f"{run['exec_type']} {_run_id(run)} {outcome}, {took}"
+    return one_line(f"{head}: {_first_line(run['code'])}")
+
+
+def _run_id(run: Mapping[str, Any]) -> str:
+    """Return the id as a result has it. The history is a route of Bay, whose ids differ."""
+    return f"run-{run['id'].removeprefix('exec-')}"
 
 
 def _first_line(code: str) -> str:

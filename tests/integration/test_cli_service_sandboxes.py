@@ -183,10 +183,11 @@ def test_inspect_has_the_receipt_and_the_pids_of_the_host(service: Service, box:
 
 def test_history_lists_and_shows_and_takes_notes(service: Service, box: str) -> None:
     assert "nothing has run" in service.quick("history", box).stderr
-    service.quick("exec", box, "-c", "print('first')")
-    service.quick("exec", box, "--shell", "-c", "echo no >&2; exit 3")
+    first = json_of(service.quick("exec", box, "--json", "-c", "print('first')"))["run_id"]
+    second = service.quick("exec", box, "--json", "--shell", "-c", "echo no >&2; exit 3")
     rows = service.quick("history", box).stdout.splitlines()
-    assert [row.split()[0] for row in rows[-2:]] != []
+    assert [row.split()[0] for row in rows[-2:]] == [json.loads(second.stdout)["run_id"], first]
+    assert f"python {first} ok" in service.quick("history", box, first).stdout
     document = json_of(service.quick("history", box, "--json"))
     assert document["total"] == 2
     shell, python = document["entries"]
@@ -200,7 +201,7 @@ def test_history_lists_and_shows_and_takes_notes(service: Service, box: str) -> 
     assert "    first" in noted.stdout
     assert json_of(service.quick("history", box, "--tags", "b", "--json"))["total"] == 1
     assert json_of(service.quick("history", box, "last", "--json"))["id"] == shell["id"]
-    refusal(service.quick("history", box, "exec-000000000000"), 2)
+    refusal(service.quick("history", box, "run-000000000000"), 2)
     refusal(service.quick("history", box, "--notes", "of which?"), 2)
 
 
