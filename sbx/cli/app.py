@@ -149,7 +149,7 @@ def run_command(arguments: Sequence[str] | None) -> int:
         output.error(error, as_json=as_json)
         return exits.for_error(error)
     except typer.TyperException as error:
-        output.error(_usage(error, words[0]), as_json=as_json)
+        output.error(_usage(error), as_json=as_json)
         return exits.Exit.USAGE
     except (KeyboardInterrupt, typer.Abort):  # at a question, or before the command began
         output.error(exits.StoppedBySignal(signal.SIGINT, "interrupted"), as_json=as_json)
@@ -161,11 +161,12 @@ def run_command(arguments: Sequence[str] | None) -> int:
         return exits.Exit.BROKEN
 
 
-def _usage(error: typer.TyperException, command: str) -> errors.BadRequest:
+def _usage(error: typer.TyperException) -> errors.BadRequest:
     message = error.format_message().removesuffix(".")
-    words = f"sbx {command} --help" if command in _COMMANDS else "sbx --help"
+    context: typer.Context | None = getattr(error, "ctx", None)
+    command = "sbx" if context is None else context.command_path
     return errors.BadRequest(
-        message[:1].lower() + message[1:], code="usage", hint=f"{words} shows the usage"
+        message[:1].lower() + message[1:], code="usage", hint=f"{command} --help shows the usage"
     )
 
 

@@ -117,6 +117,8 @@ def test_a_usage_error_names_the_help_of_its_command() -> None:
     ended = in_process("run", "--polcy", "x")
     assert ended.returncode == 2
     assert "hint: sbx run --help shows the usage" in ended.stderr
+    assert "hint: sbx key create --help shows" in in_process("key", "create", "x").stderr
+    assert "hint: sbx --help shows the usage" in in_process("runn").stderr
 
 
 def test_a_state_that_does_not_exist_is_refused(served: Service) -> None:
