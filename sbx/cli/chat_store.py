@@ -210,10 +210,10 @@ async def _sandbox_of(service: Service, options: ChatSelection) -> str:
     while True:
         page = await service.sandboxes.list(caller, limit=_LIST_MAX, cursor=cursor)
         for view in page.items:
-            if view.profile == policy and view.policy == decided:
+            if view.policy_name == policy and view.policy == decided:
                 return view.id
         if (cursor := page.next_cursor) is None:
-            return (await service.sandboxes.create(caller, profile=policy, **narrowed)).id
+            return (await service.sandboxes.create(caller, policy=policy, **narrowed)).id
 
 
 def _refuse_other_limits(options: ChatSelection) -> None:
@@ -260,7 +260,7 @@ async def _sandbox(
             OWNER,
             row.project_id,
             name,
-            policy=(await use.view()).profile,
+            policy=(await use.view()).policy_name,
             uploads=conversation,
             **options,
         )

@@ -11,8 +11,12 @@ from sbx.cli import connect, exits, output
 class GcTask(StrEnum):
     IDLE = "idle_session"
     EXPIRED = "expired_sandbox"
-    WORKSPACE = "orphan_cargo"
+    WORKSPACE = "orphan_workspace"
     CONTAINER = "orphan_container"
+
+
+_BAY = {GcTask.WORKSPACE: "orphan_cargo"}  # in the request and the reply, which are those of Bay
+_OWN = {name: task.value for task, name in _BAY.items()}
 
 
 def gc(
@@ -24,19 +28,18 @@ def gc(
     key: connect.Key = None,
 ) -> int:
     """Collect idle, expired and orphaned resources now. The service also does so periodically."""
-    request = {"tasks": task} if task else {}
+    request = {"tasks": [_BAY.get(each, each) for each in task]} if task else {}
     summary = connect.ask(
         socket, key, lambda client: client.request("POST", "/v1/admin/gc/run", json=request)
     )
     if as_json:
         output.document(summary)
     else:
-        rows = [
-            (result["task_name"], str(result["cleaned_count"]), str(result["skipped_count"]))
-            for result in summary["results"]
-        ]
-        output.print_table(("task", "collected", "left"), rows)
+        rows = []
         for result in summary["results"]:
+            name = _OWN.get(result["task_name"], result["task_name"])
+            rows.append((name, str(result["cleaned_count"]), str(result["skipped_count"])))
             for error in result["errors"]:
-                output.failure(f"{result['task_name']}: {error}")
+                output.failure(f"{name}: {error}")
+        output.print_table(("task", "collected", "left"), rows)
     return exits.Exit.FAILED if summary["total_errors"] else exits.Exit.OK

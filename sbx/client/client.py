@@ -154,7 +154,7 @@ class Client(AgentCalls, TaskCalls, ConsoleCalls, OperatorCalls):
         try:
             reply = await self._post_once("/v1/sandboxes", body, idempotency_key)
         except errors.BadRequest as error:
-            if error.details.get("field") != "profile":
+            if error.details.get("field") != "policy":
                 raise
             # Bay reports a bad request. The embedded API reports that the policy does not exist.
             raise errors.NotFound(

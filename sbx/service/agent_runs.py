@@ -158,7 +158,7 @@ class AgentRunFactory(Struct, frozen=True):
         caller = Caller(request.owner, "key")  # no token has such a sandbox within its bounds
         view = await service.sandboxes.create(
             caller,
-            profile=session.profile,
+            policy=session.policy_name,
             narrower=session.narrower,
             env=session.env,
             ttl_s=_SUB_AGENT_S,
@@ -200,7 +200,7 @@ class AgentRunFactory(Struct, frozen=True):
                 request.owner,
                 project.id,
                 request.chat.id,
-                policy=session.profile,
+                policy=session.policy_name,
                 narrower=session.narrower,
                 env=session.env,
                 uploads=conversation,

@@ -20,15 +20,15 @@ class SessionIdentity(Struct, frozen=True):
 
 
 class SandboxView(Struct, frozen=True):
-    """A sandbox at one moment. Times are seconds of the epoch. `profile` is the requested name of
-    the policy, and `policy` the result with the request; `stopped`: by request, and not used since;
+    """A sandbox at one moment. Times are seconds of the epoch. `policy_name` is the requested
+    policy, and `policy` the result with the request; `stopped`: by request, and not used since;
     `failure`: the error of the last start, as `SbxError.to_dict`; `ttl_s`, `restored`
     and `labels`: see `SandboxRow`."""
 
     id: str
     owner: str
     state: State
-    profile: str
+    policy_name: str
     policy: Policy
     workspace_id: str
     created_at: float

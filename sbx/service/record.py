@@ -188,7 +188,7 @@ class SandboxRecord:
         if self._policies is None:
             request = self.row.request
             loaded, decided = await self.dependencies.runtime.decide(
-                self.row.profile, narrower=request.get("narrower"), env=request.get("env")
+                self.row.policy_name, narrower=request.get("narrower"), env=request.get("env")
             )
             self.set_policy(loaded, decided)
         assert self._policies is not None
@@ -197,7 +197,7 @@ class SandboxRecord:
     @property
     def policy_name(self) -> str:
         """Return the name of the policy; before it is loaded, the name of the request for it."""
-        return self._policies[0].name if self._policies is not None else self.row.profile
+        return self._policies[0].name if self._policies is not None else self.row.policy_name
 
     def set_policy(self, loaded: Policy, decided: Policy) -> None:
         self._policies = loaded, _within_workspace(decided, self.workspace)
@@ -208,7 +208,7 @@ class SandboxRecord:
         try:
             _, policy = await self.policy()
         except errors.SbxError as error:
-            policy = Policy.model_validate({"name": self.row.profile})
+            policy = Policy.model_validate({"name": self.row.policy_name})
             state = State.FAILED if state is State.IDLE else state
             failure = without_host_paths(error)
         row = self.row
@@ -216,7 +216,7 @@ class SandboxRecord:
             id=row.id,
             owner=row.owner,
             state=state,
-            profile=row.profile,
+            policy_name=row.policy_name,
             policy=policy,
             workspace_id=row.workspace_id,
             created_at=row.created_at,

@@ -121,7 +121,7 @@ class Sandboxes:
         self,
         caller: Caller,
         *,
-        profile: str = "default",
+        policy: str = "default",
         narrower: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         workspace_id: str | None = None,
@@ -146,7 +146,7 @@ class Sandboxes:
         row = SandboxRow(
             id=f"sandbox-{secrets.token_hex(6)}",
             owner=caller.owner,
-            profile=profile,
+            policy_name=policy,
             request={name: dict(part) for name, part in parts.items() if part},
             workspace_id=workspace_id or "",
             created_at=now,
@@ -181,7 +181,7 @@ class Sandboxes:
         sandbox = ServiceSandbox(self._dependencies, row, new=True)
         sandbox.set_policy(loaded, decided)
         self.index.add(sandbox)
-        sandbox.announce("created", profile=row.profile)
+        sandbox.announce("created", policy=row.policy_name)
         return await sandbox.view()
 
     async def get(self, caller: Caller, sandbox_id: str) -> SandboxView:
@@ -360,10 +360,10 @@ class Sandboxes:
 async def _decided(runtime: Runtime, row: SandboxRow) -> tuple[Policy, Policy]:
     narrower, env = row.request.get("narrower"), row.request.get("env")
     try:
-        loaded, decided = await runtime.decide(row.profile, narrower=narrower, env=env)
+        loaded, decided = await runtime.decide(row.policy_name, narrower=narrower, env=env)
     except errors.NotFound as error:
         raise errors.BadRequest(
-            error.message, hint=error.hint, details={"field": "profile"}
+            error.message, hint=error.hint, details={"field": "policy"}
         ) from error
     decide_walls(decided, runtime.capabilities)
     return loaded, decided
@@ -379,7 +379,7 @@ def _add(db: Any, row: SandboxRow, workspace: WorkspaceRow, *, is_new: bool) -> 
     if not rows.add(db, row):
         workspaces_table.drop_workspace(db, workspace.id, row.id)
         return False
-    events.add(db, row.id, row.created_at, "created", profile=row.profile)
+    events.add(db, row.id, row.created_at, "created", policy=row.policy_name)
     return True
 
 

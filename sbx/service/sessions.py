@@ -199,7 +199,7 @@ class Sessions:
         return ended
 
     def status(self, view: SandboxView) -> SessionStatus:
-        task = self._warming.get(view.profile)
+        task = self._warming.get(view.policy_name)
         return status_of(view, warming=task is not None and not task.done())
 
     def files(self, view: SandboxView) -> FileRules:
@@ -234,7 +234,7 @@ class Sessions:
     async def _made(self, caller: Caller, making: "_Making") -> SandboxView:
         view = await self._service.sandboxes.create(
             caller,
-            profile=making.policy,
+            policy=making.policy,
             env=dict(making.env) or None,
             ttl_s=float(making.ttl_s),
             session=making.identity,

@@ -20,7 +20,7 @@ class SandboxRow(Struct, frozen=True):
 
     id: str
     owner: str
-    profile: str
+    policy_name: str
     request: Mapping[str, Any]
     workspace_id: str
     created_at: float

@@ -126,7 +126,7 @@ def add_sandbox(on: sqlite3.Connection) -> None:
         (SANDBOX,),
     )
     on.execute(
-        "INSERT INTO sandboxes (id, owner, profile, workspace_id, created_at)"
+        "INSERT INTO sandboxes (id, owner, policy_name, workspace_id, created_at)"
         " VALUES ('sandbox-1', 'me', 'default', 'ws-1', 1)"
     )
     on.execute(

@@ -118,7 +118,9 @@ def test_gc_collects_what_expired(service: Service) -> None:
     assert report["total_errors"] == 0
     shown = service.quick("gc", "--task", "expired_sandbox")
     assert shown.returncode == 0
-    assert "orphan_cargo" not in shown.stdout
+    assert "orphan" not in shown.stdout
+    shown = service.quick("gc", "--task", "orphan_workspace")
+    assert shown.stdout.splitlines()[-1].split()[0] == "orphan_workspace"
     service.quick("rm", box)
 
 

@@ -226,7 +226,7 @@ async def test_a_service_remembers_and_only_an_operator_unfreezes(tmp_path: Path
     settings = Settings(data_dir=tmp_path / "data", policy_dirs=(policies,))
     code = "import os; print(os.environ['GITHUB_TOKEN'])"
     async with Service(settings) as service:
-        made = await service.sandboxes.create(ME, profile="wired")
+        made = await service.sandboxes.create(ME, policy="wired")
         handle = await service.runs.start(ME, made.id, "default", RunRequest("python", code))
         run = await handle.result()
         assert (run.status, run.cause) == (Status.KILLED, Cause.HONEYTOKEN)

@@ -217,7 +217,7 @@ async def test_a_token_grants_nothing(served: Served, site: Web) -> None:
     service = served.service
     ann = Caller("alice", "key")
     session = SessionIdentity("s-1", "ann", "helper")
-    box = await service.sandboxes.create(ann, profile="granting", session=session)
+    box = await service.sandboxes.create(ann, policy="granting", session=session)
     _, token = await service.access.make_token("alice", user_id="ann", scopes=["execute"], ttl_s=60)
     access = {"kind": "network", "target": site.host, "duration": "hour"}
     async with served.client(token) as bearer:

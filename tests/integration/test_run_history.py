@@ -32,7 +32,7 @@ def _add_sandbox(on: Any, name: str) -> None:
         (name,),
     )
     on.execute(
-        "INSERT INTO sandboxes (id, owner, profile, workspace_id, created_at)"
+        "INSERT INTO sandboxes (id, owner, policy_name, workspace_id, created_at)"
         " VALUES (?1, 'ann', 'default', ?1, 0)",
         (name,),
     )

@@ -167,8 +167,8 @@ async def test_a_wrong_request_makes_nothing(tmp_path: Path) -> None:
         with pytest.raises(NotFound):
             await service.sandboxes.create(ME, workspace_id="ws-nowhere")
         assert not (await service.sandboxes.list(ME)).items
-        alias = await service.sandboxes.create(ME, profile="python-default", env={"A": "b"})
-        assert (alias.profile, alias.env) == ("python-default", {"A": "b"})
+        alias = await service.sandboxes.create(ME, policy="python-default", env={"A": "b"})
+        assert (alias.policy_name, alias.env) == ("python-default", {"A": "b"})
         assert (await run(service, alias.id, "import os; print(os.environ['A'])")).stdout == "b\n"
 
 

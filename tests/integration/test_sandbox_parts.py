@@ -163,11 +163,11 @@ async def test_a_sandbox_whose_policy_was_taken_away_says_so(tmp_path: Path) -> 
     (policies / "own.toml").write_text('schema = 1\nextends = "default"\n')
     data = tmp_path / "data"
     async with open_service(data, policy_dirs=(policies,)) as service:
-        made = await service.sandboxes.create(ME, profile="own")
+        made = await service.sandboxes.create(ME, policy="own")
     (policies / "own.toml").unlink()
     async with open_service(data, policy_dirs=(policies,)) as service:
         view = await service.sandboxes.get(ME, made.id)
-        assert (view.state, view.profile) == (State.FAILED, "own")
+        assert (view.state, view.policy_name) == (State.FAILED, "own")
         assert view.failure is not None
         assert view.failure["code"] == "policy_not_found"
         with pytest.raises(NotFound, match="own"):

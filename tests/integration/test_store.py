@@ -57,8 +57,9 @@ def add_sandbox(on: sqlite3.Connection, name: str = "1", session: str | None = N
         " VALUES (?, 'me', ?, 1, 1)",
         (f"ws-{name}", name),
     )
+    policy = "profile" if version_of(on) < 14 else "policy_name"
     on.execute(
-        f"INSERT INTO sandboxes (id, owner, profile, {column}, created_at, session_id)"
+        f"INSERT INTO sandboxes (id, owner, {policy}, {column}, created_at, session_id)"
         " VALUES (?, 'me', 'default', ?, 1, ?)",
         (f"sandbox-{name}", f"ws-{name}", session),
     )
@@ -521,6 +522,7 @@ SHIPPED = {
     11: "991727ec51e68aec3d83d418ce52ddf6156b7522af7eb5c210a254f542543a46",
     12: "a1b32032088cda1d728c212fea711e6983079ac1a466bf8ffbe683b2c139e89a",
     13: "fdb90d7c0eeec1a772b08859988b92f0a814fd94f43c2dae0001dd4a4851ecaa",
+    14: "5df55672e84ad9952b40d94defa4f659dd0af2669756316f1a62df26809af122",
 }
 
 

@@ -100,7 +100,7 @@ def view(state: State, **more: Any) -> SandboxView:
         id="sandbox-1",
         owner="o",
         state=state,
-        profile="default",
+        policy_name="default",
         policy=load("default"),
         workspace_id="ws-1",
         created_at=0,

@@ -83,7 +83,7 @@ async def create(request: Request, caller: CallerDep, service: ServiceDep) -> di
         raise _not_available("a volume; the operator mounts directories of the host")
     if new.mcp or new.iam:
         raise _not_available("a gateway for MCP, or identities of a cloud")
-    profile = policy_of(request.app.state.settings.templates, new.templateID)
+    policy = policy_of(request.app.state.settings.templates, new.templateID)
     network = new.network or NetworkBody()
     auto_pause = bool(new.autoPause)
     env, command_env = split_environment(new.envVars)
@@ -102,8 +102,8 @@ async def create(request: Request, caller: CallerDep, service: ServiceDep) -> di
     }
     view = await service.sandboxes.create(
         caller,
-        profile=profile,
-        narrower=await _network(service, profile, new, network),
+        policy=policy,
+        narrower=await _network(service, policy, new, network),
         env=env or None,
         ttl_s=None if auto_pause else new.timeout,
         labels=labels,
@@ -113,10 +113,10 @@ async def create(request: Request, caller: CallerDep, service: ServiceDep) -> di
 
 
 async def _network(
-    service: Service, profile: str, new: NewE2bSandbox, network: NetworkBody
+    service: Service, policy: str, new: NewE2bSandbox, network: NetworkBody
 ) -> dict[str, Any]:
     """Return the `narrower` for the requested network. It can only take hosts away."""
-    loaded, _ = await service.runtime.decide(profile)
+    loaded, _ = await service.runtime.decide(policy)
     closed = new.allow_internet_access is False or _EVERYWHERE in (network.denyOut or ())
     if loaded.network.mode == "none" or not closed:
         return {}

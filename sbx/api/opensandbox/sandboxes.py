@@ -68,16 +68,16 @@ async def create(request: Request, caller: CallerDep, service: ServiceDep) -> di
         raise _not_available("a volume; the operator mounts directories of the host")
     image = new.templateId or (new.image.uri if new.image is not None else "")
     try:
-        profile = policy_of(request.app.state.settings.templates, image)
+        policy = policy_of(request.app.state.settings.templates, image)
     except NotFound as error:  # the SDK reads the code of a 400 only
         raise BadRequest(error.message, code=error.code, hint=error.hint) from None
     narrower = await limits_within(
         service,
-        profile,
+        policy,
         cpus=new.resourceLimits.get("cpu"),
         memory=new.resourceLimits.get("memory"),
     )
-    narrower |= await _network(service, profile, new.networkPolicy)
+    narrower |= await _network(service, policy, new.networkPolicy)
     env, command_env = split_environment(new.env)
     labels = {
         "surface": SURFACE,
@@ -88,7 +88,7 @@ async def create(request: Request, caller: CallerDep, service: ServiceDep) -> di
     }
     view = await service.sandboxes.create(
         caller,
-        profile=profile,
+        policy=policy,
         narrower=narrower,
         env=env or None,
         ttl_s=new.timeout,
@@ -99,18 +99,18 @@ async def create(request: Request, caller: CallerDep, service: ServiceDep) -> di
 
 
 async def _network(
-    service: Service, profile: str, policy: Mapping[str, Any] | None
+    service: Service, policy: str, network: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return the `narrower` for a requested network policy. It can only take hosts away."""
-    if not policy:
+    if not network:
         return {}
-    loaded, _ = await service.runtime.decide(profile)
+    loaded, _ = await service.runtime.decide(policy)
     allowed = [
         str(rule.get("target"))
-        for rule in policy.get("egress") or ()
+        for rule in network.get("egress") or ()
         if isinstance(rule, Mapping) and rule.get("action") == "allow"
     ]
-    if loaded.network.mode == "none" or policy.get("defaultAction") == "allow":
+    if loaded.network.mode == "none" or network.get("defaultAction") == "allow":
         return {}
     return {"network": {"allow": allowed}}
 

@@ -117,7 +117,7 @@ def shown(
         created_at=int(view.created_at),
         ttl=round(view.ttl_s) if view.ttl_s is not None else None,
         info=SessionInfo(
-            policy=view.profile,
+            policy=view.policy_name,
             expires_at=view.expires_at,
             conversations=conversations,
             file_upload_config=AllowedUploads(**rules.to_json()),

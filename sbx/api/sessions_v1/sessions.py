@@ -46,7 +46,7 @@ async def ensure(
     if done == "created":
         replaced = view.recreated_because
         await service.recording.record_session(
-            caller, "session.create", view, policy=view.profile, replaced=replaced
+            caller, "session.create", view, policy=view.policy_name, replaced=replaced
         )
     elif done == "resumed":
         await service.recording.record_session(caller, "session.resume", view)

@@ -47,15 +47,15 @@ async def create(
 ) -> dict[str, Any]:
     """Return the ship of a session, see `Ships.take`."""
     new = await body_of(request, NewShip)
-    profile = policy_of(request.app.state.settings.templates, SURFACE)
+    policy = policy_of(request.app.state.settings.templates, SURFACE)
     spec = new.spec or ShipSpec()
     view = await ships.take(
         caller,
         session,
-        profile=profile,
+        policy=policy,
         ttl_s=new.ttl,
         sessions_max=new.max_session_num,
-        narrower=await limits_within(service, profile, cpus=spec.cpus, memory=spec.memory),
+        narrower=await limits_within(service, policy, cpus=spec.cpus, memory=spec.memory),
     )
     return shown(view, now=service.clock.now())
 

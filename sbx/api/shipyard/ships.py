@@ -53,7 +53,7 @@ class Ships:
         caller: Caller,
         session: str,
         *,
-        profile: str,
+        policy: str,
         ttl_s: int,
         sessions_max: int,
         narrower: Mapping[str, Any],
@@ -80,7 +80,7 @@ class Ships:
             }
             view = await self._sandboxes.create(
                 caller,
-                profile=profile,
+                policy=policy,
                 narrower=narrower,
                 ttl_s=ttl_s,
                 labels=labels,

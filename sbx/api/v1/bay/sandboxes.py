@@ -85,14 +85,14 @@ async def create(
     async def work() -> Answer:
         view = await service.sandboxes.create(
             caller,
-            profile=new.profile,
+            policy=new.profile,
             narrower=new.narrower,
             env=new.env,
             workspace_id=new.cargo_id,
             ttl_s=new.ttl if new.ttl is not None and new.ttl > 0 else None,
         )
         await service.recording.record(
-            caller, "sandbox.create", view.id, profile=view.profile, cargo=new.cargo_id
+            caller, "sandbox.create", view.id, profile=view.policy_name, cargo=new.cargo_id
         )
         return 201, encoded(shown(view))
 
@@ -225,7 +225,7 @@ def shown(view: SandboxView, *, containers: bool = False) -> SandboxResponse:
     return SandboxResponse(
         id=view.id,
         status=str(view.state),
-        profile=view.profile,
+        profile=view.policy_name,
         cargo_id=view.workspace_id,
         capabilities=list(view.policy.capabilities),
         created_at=iso(view.created_at),
@@ -258,7 +258,7 @@ async def detailed(
         ended=[
             EndedSandboxBody(
                 id=row.id,
-                profile=row.profile,
+                profile=row.policy_name,
                 session_id=row.session_id,
                 deleted_at=row.deleted_at or 0.0,
                 cause=row.cause,
