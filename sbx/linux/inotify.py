@@ -17,14 +17,11 @@ from sbx.linux import libc
 from sbx.linux.descriptors import OwnedDescriptor
 
 MODIFY = 0x002
-ATTRIB = 0x004
-CLOSE_WRITE = 0x008
 MOVED_FROM = 0x040
 MOVED_TO = 0x080
 CREATE = 0x100
 DELETE = 0x200
 DELETE_SELF = 0x400
-UNMOUNT = 0x2000
 OVERFLOW = 0x4000
 IGNORED = 0x8000  # the watch has ended: it was removed, or its directory was
 ONLYDIR = 0x1000000
