@@ -304,7 +304,7 @@ class AsyncSandbox(SandboxKernels):
     def _check_open(self) -> None:
         if self._closed:
             raise errors.Closed(
-                f"the {self.id} is closed{self._close_reason}",
+                f"sandbox {self.id} is closed{self._close_reason}",
                 hint="make a new one: its files and state are gone",
             )
 
