@@ -222,7 +222,8 @@ def list_profiles(
         )
         for entry in entries
     ]
-    output.print_table(("agent", "version", "source", "its purpose"), rows)
+    heads = ("agent", "version", "source", "its purpose")
+    output.print_table(heads, rows, empty="no agents have a profile")
 
 
 @app.command()

@@ -161,7 +161,8 @@ def list_tasks(as_json: connect.Json = False) -> None:
         )
         for entry in entries
     ]
-    output.print_table(("task", "parameters", "its purpose"), rows)
+    empty = f"no templates exist in {one_line(str(directory))}"
+    output.print_table(("task", "parameters", "its purpose"), rows, empty=empty)
 
 
 @app.command()

@@ -114,10 +114,8 @@ def list_sources(
     if as_json:
         output.document({"sources": sources})
         return
-    if not sources:
-        output.note("nothing is registered; sbx tool add registers a source of tools")
-        return
-    output.print_table(_HEADS, [_row(each) for each in sources])
+    empty = "nothing is registered; sbx tool add registers a source of tools"
+    output.print_table(_HEADS, [_row(each) for each in sources], empty=empty)
 
 
 @app.command("test")

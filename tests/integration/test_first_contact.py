@@ -121,6 +121,24 @@ def test_a_usage_error_names_the_help_of_its_command() -> None:
     assert "hint: sbx --help shows the usage" in in_process("runn").stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (("agent", "list"), "no agents have a profile"),
+        (("task", "list"), "no templates exist in "),
+        (("tool", "list"), "nothing is registered"),
+        (("env", "list"), "no environments exist"),
+    ],
+)
+def test_an_empty_list_is_a_note_and_no_table(
+    tmp_path: Path, words: tuple[str, ...], note: str
+) -> None:
+    places = ("SBX_AGENTS_DIR", "SBX_TASKS_DIR", "SBX_TOOLS_DIR", "SBX_ENVIRONMENTS")
+    listed = in_process(*words, **{name: str(tmp_path) for name in places})
+    assert (listed.returncode, listed.stdout) == (0, "")
+    assert listed.stderr.startswith(f"note: {note}")
+
+
 def test_a_state_that_does_not_exist_is_refused(served: Service) -> None:
     ended = in_process("ps", "--status", "foo", "--connect", served.socket)
     assert ended.returncode == 2
