@@ -15,7 +15,6 @@ from sbx.cli.run import (
     ResultOption,
     ScriptArguments,
     ShellOption,
-    StdinOption,
     TimeoutOption,
     code_of,
 )
@@ -62,7 +61,9 @@ def execute(
             metavar="NAME=VALUE",
         ),
     ] = None,
-    send_stdin: StdinOption = False,
+    send_stdin: Annotated[
+        bool, typer.Option("--stdin", "-i", help="Pass stdin to the command or script.")
+    ] = False,
     background: Annotated[
         bool,
         typer.Option(
@@ -119,6 +120,9 @@ def execute(
             stdin_open=send_stdin,
             as_json=as_json,
         )
+    if from_stdin and send_stdin:
+        raise BadRequest("stdin is already the script, so it cannot be the input, too")
+
     from sbx.cli.run_driver import RunSpec, reads_answers, stdin_of
     from sbx.cli.run_output import printer
 
@@ -130,8 +134,8 @@ def execute(
         timeout_s=timeout,
         cwd=cwd,
         env=variables(env or []),
-        stdin=stdin_of(from_stdin=from_stdin) if send_stdin else None,
-        answers=reads_answers(from_stdin=from_stdin, in_json=as_json or as_events),
+        stdin=stdin_of() if send_stdin else None,
+        answers=reads_answers(from_stdin, as_json or as_events),
     )
     shown = printer(as_json=as_json, as_events=as_events)
 

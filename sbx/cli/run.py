@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os import isatty
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from sbx.cli import exits, narrowing, output
 from sbx.cli.script import NOTEBOOK, PythonScript, cells_of, language_for
+from sbx.cli.terminal import STDIN
 from sbx.errors import BadRequest, NotFound, TooLarge
 from sbx.protocol.languages import ALIASES, LANGUAGES
 
@@ -37,9 +39,6 @@ ShellOption = Annotated[bool, typer.Option("--shell", help="Run a bash script in
 TimeoutOption = Annotated[
     float | None,
     typer.Option(help="The time limit; default: the policy's run_timeout.", metavar="SECONDS"),
-]
-StdinOption = Annotated[
-    bool, typer.Option("--stdin", "-i", help="Pass stdin to the command or script.")
 ]
 ResultOption = Annotated[
     bool, typer.Option("--json", help="Print the whole result as one JSON document, at the end.")
@@ -113,17 +112,20 @@ def run(
             metavar="DIR",
         ),
     ] = None,
-    send_stdin: StdinOption = False,
+    send_stdin: Annotated[
+        bool,
+        typer.Option("--stdin", "-i", help="Let the code read stdin, also a command or a script."),
+    ] = False,
     as_json: ResultOption = False,
     as_events: EventsOption = False,
 ) -> int:
     """Run code in a new sandbox, and stream its output.
 
     A Python FILE has sys.argv, __file__ and the modules of its directory. A notebook (.ipynb) runs
-    cell by cell. The value of the last expression is shown, as in a notebook. input() reads lines
-    of stdin. Ctrl-C interrupts the run. If it does not end within half a second, or at a second
-    Ctrl-C, it is killed. Colours reach a terminal. Other control characters are printed as \\x1b;
-    --json has the exact text.
+    cell by cell. The value of the last expression is shown, as in a notebook. input() reads from
+    the terminal, or with -i lines of stdin; else it raises an error. Ctrl-C interrupts the run. If
+    it does not end within half a second, or at a second Ctrl-C, it is killed. Colours reach a
+    terminal. Other control characters are printed as \\x1b; --json has the exact text.
     """
     if as_json and as_events:
         raise BadRequest("--json and --events exclude each other")
@@ -137,16 +139,13 @@ def run(
     )
     check_names(upload or [])
     text, from_stdin = code_of(file, code)
+    if from_stdin and send_stdin:
+        raise BadRequest("stdin is already the script, so it cannot be the input, too")
     script = language_for(language, file, text, shell=shell)
     path = None if file is None or from_stdin or shell or script is not None else Path(file)
     if args and script is None and path is None:
         raise BadRequest(
             "arguments are for a script in a FILE", hint="put them into the code, or name a FILE"
-        )
-    if send_stdin and not shell and script is None:
-        raise BadRequest(
-            "--stdin is for a command, and for a script in another language",
-            hint="input() reads lines of stdin without it",
         )
     notebook = path is not None and path.suffix.lower() == NOTEBOOK
     cells = cells_of(text, str(path)) if notebook else [text]
@@ -166,8 +165,9 @@ def run(
         language=script,
         args=tuple(args or ()),
         timeout_s=timeout,
-        answers=reads_answers(from_stdin=from_stdin, in_json=as_json or as_events),
-        stdin=stdin_of(from_stdin=from_stdin) if send_stdin else None,
+        # Hostile code must not read the stdin of a pipeline that only starts it.
+        answers=(send_stdin or isatty(STDIN)) and reads_answers(from_stdin, as_json or as_events),
+        stdin=stdin_of() if send_stdin and (shell or script is not None) else None,
     )
     options = {"workspace": workspace, "uploads": uploads, **narrowed}
     script_file = None if path is None or notebook else PythonScript.of(path, text, workspace)

@@ -67,17 +67,14 @@ class RunSpec:
         )
 
 
-def reads_answers(*, from_stdin: bool, in_json: bool) -> bool:
+def reads_answers(from_stdin: bool, in_json: bool) -> bool:
     """Return whether the questions of code are answered from stdin. The JSON formats do not show a
     prompt to a user at a terminal. `from_stdin`: stdin was the code."""
     return not from_stdin and not (in_json and os.isatty(terminal.STDIN))
 
 
-def stdin_of(*, from_stdin: bool) -> str:
-    """Return all of stdin as text, for a command or a script. `from_stdin`: it was the code. Raise
-    TooLarge, BadRequest."""
-    if from_stdin:
-        raise BadRequest("stdin is already the script, so it cannot be the input, too")
+def stdin_of() -> str:
+    """Return all of stdin as text, for a command or a script. Raise TooLarge, BadRequest."""
     data = sys.stdin.buffer.read(_STDIN_MAX + 1)
     if len(data) > _STDIN_MAX:
         raise TooLarge(

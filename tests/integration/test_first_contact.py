@@ -134,7 +134,7 @@ def test_an_empty_list_is_a_note_and_no_table(
     tmp_path: Path, words: tuple[str, ...], note: str
 ) -> None:
     places = ("SBX_AGENTS_DIR", "SBX_TASKS_DIR", "SBX_TOOLS_DIR", "SBX_ENVIRONMENTS")
-    listed = in_process(*words, **{name: str(tmp_path) for name in places})
+    listed = in_process(*words, stdin=b"", **{name: str(tmp_path) for name in places})
     assert (listed.returncode, listed.stdout) == (0, "")
     assert listed.stderr.startswith(f"note: {note}")
 
