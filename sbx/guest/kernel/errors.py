@@ -21,7 +21,7 @@ from sbx.guest.kernel.display import cut
 _MESSAGE_MAX = 64 * 1024
 _TRACEBACK_MAX = 512 * 1024
 _LINES_MAX = 10_000
-_GUEST = "/sbx/guest/"
+_GUEST = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 # Files of the frames above user code in a traceback.
 _AROUND = ("/IPython/", _GUEST, "/comm/base_comm.py")
 _READ_ONLY = (
