@@ -107,7 +107,9 @@ async def test_a_bubblewrap_that_is_killed_before_it_names_pid_1_is_started_agai
             assert runtime.starts.served == {"cold": 1}
 
 
-async def test_a_failed_launch_names_the_failed_call(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_launch_without_room_for_descriptors_names_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """`[Errno 22] Invalid argument` named no call, and was a defect of sbx to the caller (500)."""
     real = BrokerClient.order
 
@@ -117,9 +119,10 @@ async def test_a_failed_launch_names_the_failed_call(monkeypatch: pytest.MonkeyP
 
     async with Runtime(Settings(fast_path=False)) as runtime, await runtime.create() as box:
         monkeypatch.setattr(BrokerClient, "order", cramped)
-        with pytest.raises(Unavailable, match="fcntl: Invalid argument") as raised:
+        with pytest.raises(Unavailable, match="too many open files") as raised:
             await box.run("1")
-        assert raised.value.code == "launch_failed"
+        assert raised.value.code == "too_many_open_files"
+        assert "RLIMIT_NOFILE" in str(raised.value.hint)
         monkeypatch.undo()
         assert (await box.run("1 + 1")).result == "2"
 
