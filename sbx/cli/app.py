@@ -138,8 +138,7 @@ def run_command(arguments: Sequence[str] | None) -> int:
         logging.getLogger().addHandler(logging.NullHandler())
     try:
         extra = _EXTRAS.get(words[0])
-        if extra is None:  # no function of the user, and no model of others, is in this process
-            # pydantic would read the metadata of all installed packages, 10 ms for 250 of them.
+        if extra is None:  # no function of the user; pydantic reads the metadata of all packages
             os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
         with errors.needs_extra(f"sbx {words[0]}", extra) if extra else contextlib.nullcontext():
             command = "version" if words[0] == "--version" else words[0]

@@ -68,8 +68,8 @@ class RunSpec:
 
 
 def reads_answers(from_stdin: bool, in_json: bool) -> bool:
-    """Return whether the questions of code are answered from stdin. The JSON formats do not show a
-    prompt to a user at a terminal. `from_stdin`: stdin was the code."""
+    """Return whether questions of code are answered from stdin, which may have been the code. The
+    JSON formats show no prompt at a terminal."""
     return not from_stdin and not (in_json and os.isatty(terminal.STDIN))
 
 

@@ -19,7 +19,6 @@ from sbx.linux import libc
 class MountFlag(IntFlag):
     """MS_* of sys/mount.h."""
 
-    RDONLY = 1
     NOSUID = 2
     NODEV = 4
     NOEXEC = 8
