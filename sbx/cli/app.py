@@ -138,7 +138,7 @@ def run_command(arguments: Sequence[str] | None) -> int:
         logging.getLogger().addHandler(logging.NullHandler())
     try:
         extra = _EXTRAS.get(words[0])
-        if extra is None:  # no function of the user; pydantic reads the metadata of all packages
+        if extra is None and words[0] != "console":  # pydantic reads the metadata of all packages
             os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
         with errors.needs_extra(f"sbx {words[0]}", extra) if extra else contextlib.nullcontext():
             command = "version" if words[0] == "--version" else words[0]
