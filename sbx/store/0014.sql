@@ -1,3 +1,4 @@
--- Version 14: the name of the policy of a sandbox, which had the word of Bay for it.
+-- Version 14: the word policy for the policy of a sandbox, which was the word of Bay.
 
 ALTER TABLE sandboxes RENAME COLUMN profile TO policy_name;
+UPDATE events SET details = replace(details, '{"profile": ', '{"policy": ') WHERE type = 'created';

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from sbx.errors import BadRequest, Broken, Closed, SbxError, Unavailable
 from sbx.protocol.changes import ChangesSetting
 from sbx.service.caller import Caller
-from sbx.store import Store, chats, database, events, worker
+from sbx.store import Store, chats, database, events, sandboxes, worker
 from sbx.store import pending as pending_writes
 from sbx.store.migrations import APPLICATION_ID, Migration, migrate, shipped, version_of
 from sbx.store.pending import PendingWrites
@@ -522,7 +522,7 @@ SHIPPED = {
     11: "991727ec51e68aec3d83d418ce52ddf6156b7522af7eb5c210a254f542543a46",
     12: "a1b32032088cda1d728c212fea711e6983079ac1a466bf8ffbe683b2c139e89a",
     13: "fdb90d7c0eeec1a772b08859988b92f0a814fd94f43c2dae0001dd4a4851ecaa",
-    14: "5df55672e84ad9952b40d94defa4f659dd0af2669756316f1a62df26809af122",
+    14: "010de0ca0ad8bdeb03e905e3cba18365803acfce182c05e06f8ccff0471ea271",
 }
 
 
@@ -544,6 +544,20 @@ async def test_a_store_of_every_version_opens_with_its_rows(path: Path, version:
             assert len(await store.rows(f"SELECT * FROM {table}")) == (version >= 3), table
     async with await Store.open(path):
         pass  # and again, now that nothing is left to migrate
+
+
+async def test_a_sandbox_of_an_older_store_keeps_its_policy_and_its_events(path: Path) -> None:
+    store_of_version(path, 13)
+    with closing(sqlite3.connect(path, isolation_level=None)) as on:
+        events.add(on, "sandbox-1", 2.0, "created", profile="strict")
+        events.add(on, "sandbox-1", 3.0, "mounted", target='{"profile": "')
+    async with await Store.open(path) as store:
+        assert [row.policy_name for row in await sandboxes.living(store)] == ["default"]
+        kept = await events.list_for_sandbox(store, "sandbox-1", after=1, limit=9)
+        assert [event.details for event in kept] == [
+            {"policy": "strict"},
+            {"target": '{"profile": "'},
+        ]
 
 
 async def test_a_chat_of_an_older_store_asks_about_every_change(path: Path) -> None:
