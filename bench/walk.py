@@ -1,4 +1,5 @@
-"""python -m bench.walk: count the modules and calls of sbx that one warm cell over HTTP takes.
+"""python -m bench.walk: count the modules and calls of sbx that one warm cell over HTTP takes, or
+with `--upload` one small upload.
 
 The service runs in this process, and a plain HTTP client in a thread. `--calls` prints each call.
 """
@@ -67,19 +68,26 @@ class _Connection(http.client.HTTPConnection):
         self.request("POST", path, content, {"content-type": "application/json"})
         return json.loads(self.getresponse().read())
 
+    def put(self, path: str, content: bytes) -> Any:
+        self.request("PUT", path, content, {"content-type": "application/octet-stream"})
+        return json.loads(self.getresponse().read())
 
-def _drive(path: Path, counter: _Counter) -> list[list[tuple[str, str]]]:
+
+def _drive(path: Path, counter: _Counter, *, upload: bool) -> list[list[tuple[str, str]]]:
     client = _Connection(path)
     sandbox = client.post("/v1/sandboxes", {})
-    runs = f"/v1/sandboxes/{sandbox['id']}/conversations/default/runs"
+    conversation = f"/v1/sandboxes/{sandbox['id']}/conversations/default"
     walks = []
     for round in range(_WARM_UP + _ROUNDS):
         counter.calls = []
         counter.counting = round >= _WARM_UP
-        run = client.post(runs, {"code": "1+1"})
+        if upload:
+            reply = client.put(f"{conversation}/uploads/file-{round}.csv", b"a,b\n1,2\n")
+        else:
+            reply = client.post(f"{conversation}/runs", {"code": "1+1"})
         threading.Event().wait(0.05)  # the row is written after the reply
         counter.counting = False
-        assert run["result"] == "2", run
+        assert reply["size"] == 8 if upload else reply["result"] == "2", reply
         walks.append(counter.calls)
     client.close()
     return walks[_WARM_UP:]
@@ -111,11 +119,14 @@ async def _serve(drive: Callable[[Path], Any]) -> Any:
                 await serving
 
 
-def main(calls: Annotated[bool, typer.Option(help="Print each call.")] = False) -> None:
+def main(
+    calls: Annotated[bool, typer.Option(help="Print each call.")] = False,
+    upload: Annotated[bool, typer.Option(help="Count an upload instead of a cell.")] = False,
+) -> None:
     """Count the modules and calls of the shortest of some walks."""
     counter = _Counter()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        walks = runner.run(_serve(lambda path: _drive(path, counter)))
+        walks = runner.run(_serve(lambda path: _drive(path, counter, upload=upload)))
     walk = min(walks, key=len)
     if calls:
         for module, function in walk:
