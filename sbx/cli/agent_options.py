@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -240,37 +240,31 @@ def _recorded(model: "Model", path: Path) -> "Model":
 
 @asynccontextmanager
 async def sandboxes(
-    settings: "AgentSettings", options: Mapping[str, Any]
+    policy: str, options: Mapping[str, Any], address: str | None, key: str | None
 ) -> "AsyncIterator[OpenSandbox]":
-    """Yield a function that opens a new sandbox and deletes it on exit. `options` are those of
-    `narrowing.sandbox_options`. Raise as `Runtime.create` or `Client.create`."""
-    policy, address = settings.sandbox_image, settings.sandbox_domain
+    """Yield a function that opens a new sandbox, in this process or in the service at `address`,
+    and deletes it on exit. `options` are those of `narrowing.sandbox_options`. Raise as
+    `Runtime.create` or `Client.create`."""
     if address is not None:
-        yield lambda: _there(policy, options, address, key_of(settings))
+        yield lambda: _there(policy, options, address, key)
         return
     async with local_runtime(policy) as runtime:
         yield lambda: _box(runtime, policy, options)
 
 
-def new_sandbox(
+@asynccontextmanager
+async def new_sandbox(
     policy: str, options: Mapping[str, Any], address: str | None, key: str | None
-) -> "AbstractAsyncContextManager[ToolSandbox]":
-    """Return a new sandbox in this process, or in the service at `address`; see `sandboxes`."""
-    if address is None:
-        return _here(policy, options)
-    return _there(policy, options, address, key)
+) -> "AsyncIterator[ToolSandbox]":
+    """Yield one new sandbox; see `sandboxes`."""
+    async with sandboxes(policy, options, address, key) as open_sandbox, open_sandbox() as sandbox:
+        yield sandbox
 
 
 def key_of(settings: "AgentSettings") -> str | None:
     """Return the service's key in plain text."""
     key = settings.sandbox_api_key
     return None if key is None else key.get_secret_value()
-
-
-@asynccontextmanager
-async def _here(policy: str, options: Mapping[str, Any]) -> "AsyncIterator[ToolSandbox]":
-    async with local_runtime(policy) as runtime, _box(runtime, policy, options) as box:
-        yield box
 
 
 @asynccontextmanager

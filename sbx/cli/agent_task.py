@@ -56,9 +56,10 @@ async def agent_host(
     sandbox: Mapping[str, Any],
 ) -> AsyncIterator[AgentHost]:
     """Yield the host of tasks, and close the model on exit. `sandbox`: the options of sandboxes."""
+    place = settings.sandbox_domain, agent_options.key_of(settings)
     try:
         async with (
-            agent_options.sandboxes(settings, sandbox) as open_sandbox,
+            agent_options.sandboxes(settings.sandbox_image, sandbox, *place) as open_sandbox,
             agent_options.external_tools(agent_id, profile) as external,
         ):
             yield AgentHost(model, profile, open_sandbox, external)
