@@ -190,24 +190,23 @@ def _embedded(
 
     from sbx.cli.raw_tty import RawTty
     from sbx.cli.shell_session import sit
-    from sbx.policy import reference
-    from sbx.runtime.settings import Settings
-    from sbx.workspace import quarantine
 
-    store = Settings().protection.quarantines
-    before = {item.id for item in quarantine.items(store)}
-    asks: list[bool] = []
     with RawTty() as own:
 
-        async def work() -> "ShellOutcome":
+        async def work() -> tuple["ShellOutcome", Path, Set[str], bool]:
             async with local_runtime(policy, workspace) as runtime:
-                box = await runtime.create(reference(policy), workspace=workspace)
-                asks.append(box.policy.host_executables == "ask")
-                terminal = await box.terminals.open(**_here(opening, own))
-                return await sit(terminal, own, leaves)
+                from sbx.policy import reference
+                from sbx.workspace import quarantine
 
-        outcome = asyncio.run(work())
-    _report_quarantined(store, workspace, before, ask=any(asks))
+                store = runtime.settings.protection.quarantines
+                before = {item.id for item in quarantine.items(store)}
+                box = await runtime.create(reference(policy), workspace=workspace)
+                terminal = await box.terminals.open(**_here(opening, own))
+                outcome = await sit(terminal, own, leaves)
+                return outcome, store, before, box.policy.host_executables == "ask"
+
+        outcome, store, before, asks = asyncio.run(work())
+    _report_quarantined(store, workspace, before, ask=asks)
     if outcome.detached:
         output.note("the sandbox belonged to this process and is deleted")
         return exits.Exit.OK
