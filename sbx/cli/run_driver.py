@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sbx.runtime.run.active_run import ActiveRun
 
 _LAST_WORDS_S = 0.2
+_AS_FILE = "copy it in with sbx cp, or sbx run --upload, and let the command read the file"
 _STDIN_MAX = 1 << 20  # the limit of a service, whose request has stdin in its JSON body
 
 Step = Callable[[], Coroutine[None, None, None]]
@@ -80,16 +81,13 @@ def stdin_of() -> str:
         raise TooLarge(
             f"stdin is longer than {_STDIN_MAX >> 20} MiB, the limit for a command",
             code="stdin_too_large",
-            hint="copy it in with sbx cp, or sbx run --upload, and let the command read the file",
+            hint=_AS_FILE,
             details={"limit": _STDIN_MAX},
         )
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise BadRequest(
-            "stdin is not UTF-8 text",
-            hint="copy it in with sbx cp, or sbx run --upload, and let the command read the file",
-        ) from None
+        raise BadRequest("stdin is not UTF-8 text", hint=_AS_FILE) from None
 
 
 class RunPrinter:

@@ -109,8 +109,8 @@ class EgressSocket:
         """Close the socket and the connections of a conversation that ends. Remove its files."""
         if (opened := self._ways_out.pop(conversation, None)) is not None:
             opened.stop()
-            self._names.discard(opened.name)
             await in_thread(self._data.remove_egress, opened.name, _SWEEP_S)
+            self._names.discard(opened.name)  # until then, `close` removes it
 
     def end_forbidden(self) -> None:
         """Close the connections that a grant allowed which has ended."""

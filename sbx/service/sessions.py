@@ -155,10 +155,9 @@ class Sessions:
                 )
             if view.state is State.EXPIRED:
                 # No caller can use it: a caller with access to a session may replace it.
-                again = structs.replace(decision.identity, recreated_because="expired")
-                return await self._made(
-                    caller, structs.replace(decision, identity=again)
-                ), "created"
+                identity = structs.replace(decision.identity, recreated_because="expired")
+                again = structs.replace(decision, identity=identity)
+                return await self._made(caller, again), "created"
             if view.stopped or view.state is State.FAILED:
                 freely = replace(caller, scopes=None)
                 return await self._service.sandboxes.resume(freely, view.id), "resumed"

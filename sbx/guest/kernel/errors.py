@@ -88,7 +88,7 @@ def without_guest(below: types.TracebackType | None) -> types.TracebackType | No
     while below is not None:
         frames.append(below)
         below = below.tb_next
-    while len(frames) > 1 and _GUEST in frames[-1].tb_frame.f_code.co_filename:
+    while len(frames) > 1 and frames[-1].tb_frame.f_code.co_filename.startswith(_GUEST):
         frames.pop()
     result = None
     for frame in reversed(frames):
