@@ -163,6 +163,17 @@ def descriptors(process: psutil.Process) -> int:
     return len(os.listdir(f"/proc/{process.pid}/fd"))
 
 
+async def settled_descriptors(runtime: Runtime) -> int:
+    """Count those of its broker between two orders.
+
+    The broker replies to `make_sandbox` first, and then opens files for the next jail: a count
+    taken meanwhile has some of them, or not yet the one that watches the memory.
+    """
+    assert runtime._broker is not None
+    await runtime._broker.order("ping")
+    return descriptors(broker())
+
+
 @contextlib.contextmanager
 def room_for(more: int, process: psutil.Process) -> Iterator[None]:
     """The process can have so many descriptors more than now."""
@@ -182,7 +193,7 @@ async def test_broker_without_descriptors_refuses_forks_and_lives(runtime: Runti
         itself, handle = broker(), runtime._broker
         assert handle is not None
         (zygote,) = handle._zygotes.values()
-        before = descriptors(itself)
+        before = await settled_descriptors(runtime)
         for more in (0, 1, 2, 3, 4, 5, 7, 9, 12, 16):
             with room_for(more, itself):
                 forks = (zygote.fork() for _ in range(6))
@@ -205,7 +216,7 @@ async def test_broker_without_descriptors_refuses_an_entry_and_the_jail_ends(
             await enter(handle, *words)
 
     async with await runtime.create(narrower=FORK) as box:
-        before = descriptors(broker())
+        before = await settled_descriptors(runtime)
         monkeypatch.setattr(client.BrokerClient, "enter", cramped)
         for _ in range(4):
             receipt = await box.start()
@@ -219,7 +230,7 @@ async def test_broker_without_descriptors_refuses_an_entry_and_the_jail_ends(
 async def test_failing_launches_leave_no_descriptor(runtime: Runtime) -> None:
     itself = broker()
     async with await runtime.create(narrower=COLD) as box:
-        before = descriptors(itself)
+        before = await settled_descriptors(runtime)
         for more in range(12):
             with room_for(more, itself), pytest.raises(SbxError):
                 await box.start()
