@@ -163,15 +163,14 @@ def descriptors(process: psutil.Process) -> int:
     return len(os.listdir(f"/proc/{process.pid}/fd"))
 
 
-async def settled_descriptors(runtime: Runtime) -> int:
-    """Count those of its broker between two orders.
+async def settle(runtime: Runtime) -> None:
+    """Wait until its broker has done all that it does after a reply.
 
-    The broker replies to `make_sandbox` first, and then opens files for the next jail: a count
-    taken meanwhile has some of them, or not yet the one that watches the memory.
+    It replies to `make_sandbox` first. Then it makes the cgroup of the next jail, for which it
+    opens files, and one that watches the memory.
     """
     assert runtime._broker is not None
     await runtime._broker.order("ping")
-    return descriptors(broker())
 
 
 @contextlib.contextmanager
@@ -193,7 +192,8 @@ async def test_broker_without_descriptors_refuses_forks_and_lives(runtime: Runti
         itself, handle = broker(), runtime._broker
         assert handle is not None
         (zygote,) = handle._zygotes.values()
-        before = await settled_descriptors(runtime)
+        await settle(runtime)
+        before = descriptors(itself)
         for more in (0, 1, 2, 3, 4, 5, 7, 9, 12, 16):
             with room_for(more, itself):
                 forks = (zygote.fork() for _ in range(6))
@@ -216,7 +216,8 @@ async def test_broker_without_descriptors_refuses_an_entry_and_the_jail_ends(
             await enter(handle, *words)
 
     async with await runtime.create(narrower=FORK) as box:
-        before = await settled_descriptors(runtime)
+        await settle(runtime)
+        before = descriptors(broker())
         monkeypatch.setattr(client.BrokerClient, "enter", cramped)
         for _ in range(4):
             receipt = await box.start()
@@ -230,7 +231,8 @@ async def test_broker_without_descriptors_refuses_an_entry_and_the_jail_ends(
 async def test_failing_launches_leave_no_descriptor(runtime: Runtime) -> None:
     itself = broker()
     async with await runtime.create(narrower=COLD) as box:
-        before = await settled_descriptors(runtime)
+        await settle(runtime)
+        before = descriptors(itself)
         for more in range(12):
             with room_for(more, itself), pytest.raises(SbxError):
                 await box.start()
@@ -301,6 +303,7 @@ async def test_cgroup_that_was_removed_under_a_sandbox_is_an_error_of_that_one(
 ) -> None:
     await runtime.warm()
     async with await runtime.create() as box:
+        await settle(runtime)
         for path in _groups_of(box):
             path.rmdir()
         with pytest.raises(SbxError, match="No such file"):
