@@ -81,7 +81,7 @@ def test_enter_with_a_second_thread_is_refused(hierarchy: V1Hierarchy) -> None:
     finally:
         done.set()
         thread.join()
-    assert not jail.populated()
+    assert jail.pids() == []
 
 
 def test_quota_above_an_outer_one_is_taken_as_met(

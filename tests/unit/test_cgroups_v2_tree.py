@@ -13,7 +13,7 @@ import pytest
 
 from sbx.isolation.cgroups import CgroupEvents, CgroupLimits, IoLimit, controlfile, v2
 from sbx.isolation.cgroups.probe import LEAF, CgroupCapabilities
-from sbx.isolation.cgroups.v2 import V2Group, V2Hierarchy, V2Jail, V2Sandbox, open_v2
+from sbx.isolation.cgroups.v2 import V2Group, V2Hierarchy, V2Sandbox, open_v2
 
 OWN = os.getpid()
 LIMITS = CgroupLimits(64 << 20, 30, 0.5, (IoLimit("8:0", None, 1024),))
@@ -182,7 +182,6 @@ def test_limits_are_those_of_the_sandbox_and_the_jail(tree: Tree, box: V2Sandbox
     assert jail.events() == CgroupEvents(2, 3)
     jail.enter()
     assert jail.pids() == [OWN] == box.pids()
-    assert not jail.populated()
     (fd,) = jail.entries()
     assert os.readlink(f"/proc/self/fd/{fd}") == f"{jail.path}/cgroup.procs"
     os.close(fd)
@@ -243,4 +242,3 @@ def test_change_of_a_group_is_waited_for_no_longer_than_said(
     if populated is not None:
         (tmp_path / "cgroup.events").write_text(f"populated {populated}\n")
     V2Group(str(tmp_path))._wait_for_change(0)
-    assert V2Jail(str(tmp_path)).populated() == (populated == 1)

@@ -146,9 +146,6 @@ class NoJail(NoGroup):
     def pids(self) -> list[int]:
         return []
 
-    def populated(self) -> bool:
-        return False
-
     def kill(self) -> None:
         pass
 

@@ -82,9 +82,6 @@ class JailGroup(Protocol):
     def pids(self) -> list[int]:
         """Return the processes in the group, as this PID namespace numbers them."""
 
-    def populated(self) -> bool:
-        """Return whether a process is in the group. Always False for `none`, which cannot know."""
-
     def kill(self) -> None:
         """Send SIGKILL to every process in the group, and to those that they fork meanwhile.
 

@@ -101,9 +101,6 @@ class V1Group:
             members |= groups.pids(path)
         return sorted(members)
 
-    def populated(self) -> bool:
-        return bool(self.pids())
-
     def kill(self) -> None:
         # There is no cgroup.kill, and a fork bomb can outrun signals. Here it cannot fork
         try:

@@ -216,9 +216,6 @@ class V2Group:
     def pids(self) -> list[int]:
         return sorted(groups.pids(self.path))
 
-    def populated(self) -> bool:
-        return controlfile.field(self._read("cgroup.events"), "populated") == 1
-
     def kill(self) -> None:
         try:
             controlfile.write(f"{self.path}/cgroup.kill", "1")
