@@ -24,6 +24,7 @@ from sbx.kernels.kernel import Kernel
 from sbx.kernels.pool import pools
 from sbx.kernels.pool.warm_pool import destroy
 from sbx.policy import Policy
+from sbx.protocol.commands import CommandCause
 from tests.tiers import rows
 
 pytestmark = pytest.mark.needs("namespaces")
@@ -238,6 +239,21 @@ async def test_failing_launches_leave_no_descriptor(runtime: Runtime) -> None:
                 await box.start()
         await until(lambda: descriptors(itself) == before)
         assert (await box.run("1 + 1")).result == "2"
+
+
+@pytest.mark.needs("memory")
+async def test_kernel_ends_with_a_command_that_took_all_memory_though_no_file_was_free_at_first(
+    runtime: Runtime,
+) -> None:
+    with room_for(1, broker()):  # the watch of the memory needs two
+        box = await runtime.create(narrower={**COLD, "limits": {"memory_max": "128MiB"}})
+        await settle(runtime)
+    async with box:
+        await box.run("kept = 1")
+        command = await box.commands.start("exec python3 -c 'x = bytearray(1 << 30)'")
+        assert (await command.wait(60)).cause == CommandCause.MEMORY
+        await until(lambda: box.receipt is None)
+        assert (await box.run("1")).state_lost
 
 
 # -- limits and the host ---------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class BrokerJails:
         name, sandbox = order["jail"], self._sandboxes.by_name[order["sandbox"]]
         control, kernel = fds
         with ExitStack() as undo:
-            group = sandbox.take_group()
+            group = self._sandboxes.take_group(sandbox)
             undo.callback(group.group.remove, REMOVE_S)
             undo.callback(bind_staging.clear, name)
             order = {**order, "own_shares": self.own_namespaces}

@@ -53,13 +53,6 @@ class BrokerSandbox:
         group = self.group.make_jail(str(self.jails))
         self.spare = Group(group, group.limits())
 
-    def take_group(self) -> Group:
-        if self.spare is None:
-            self.make_spare()
-        taken, self.spare = self.spare, None
-        assert taken is not None
-        return taken
-
     def throttle(self) -> None:
         try:
             self.group.throttle(not self.dying)
@@ -112,8 +105,22 @@ class BrokerSandboxes:
             sandbox.make_spare()
         except OSError as error:  # the first jail makes it then, and reports the error
             log(f"no group could be made ahead: {error}")
+        self._watch_memory(sandbox)
+
+    def take_group(self, sandbox: BrokerSandbox) -> Group:
+        """Return the group of the next jail. Raise OSError if none can be made."""
+        self._watch_memory(sandbox)  # again, if no file could be opened for it before
+        if sandbox.spare is None:
+            sandbox.make_spare()
+        taken, sandbox.spare = sandbox.spare, None
+        assert taken is not None
+        return taken
+
+    def _watch_memory(self, sandbox: BrokerSandbox) -> None:
+        if sandbox.memory is not None:
+            return
         try:
-            sandbox.memory = group.watch_memory()
+            sandbox.memory = sandbox.group.watch_memory()
         except OSError as error:
             log(f"a jail that is out of memory will not end as a whole: {error}")
         if sandbox.memory is not None:

@@ -229,7 +229,7 @@ class Zygotes:
         if jail.setup is None:
             raise Broken("the jail is not idle")
         try:
-            jail.group = sandbox.take_group()
+            jail.group = self._sandboxes.take_group(sandbox)
             jail.sandbox = sandbox
             ids = sandbox.become or (os.geteuid(), os.getegid())
             enter(jail.setup, order, ids, jail.group.group, sandbox.owners)
