@@ -6,8 +6,8 @@ marked as an error, never a protocol error, so that the model can read it and co
 that requested progress for a call receives its output live. Cancelling a call interrupts its run.
 
 The files of the workspace are resources, with addresses such as file:///workspace/data.csv. The
-templates of tasks are prompts. In a project, a call that needs an approval asks the user through
-the client, by elicitation; without this ability of the client it is denied.
+templates of tasks are prompts. A call that needs an approval asks the user through the client, by
+elicitation; without this ability of the client it is denied.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ import os
 import posixpath
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import nullcontext
 from typing import Any, cast
 from urllib.parse import quote, unquote, urlsplit
 
 from sbx import __version__
-from sbx.agent.mcp_calls import McpApprovals, McpCalls, to_its_end
+from sbx.agent.mcp_calls import McpApprovals as McpApprovals
+from sbx.agent.mcp_calls import McpCalls
 from sbx.agent.messages import ToolCall, carried
 from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.task import TaskTemplate, fill
@@ -62,13 +62,10 @@ async def serve(
     sandbox: ToolSandbox,
     tools: Tools,
     read_templates: ReadTemplates,
-    project: McpApprovals | None = None,
+    calls: McpCalls,
 ) -> None:
     """Serve stdin and stdout of this process until the client closes them. Meanwhile all other
     writes to stdout go to stderr."""
-    calls = None
-    if project is not None:
-        calls = McpCalls(lambda: nullcontext(sandbox), tools, project, in_project=True)
     server = make_server(sandbox, tools, read_templates, calls)
     # Use our own reader: the reader of the SDK blocks in a thread that no signal interrupts.
     async with stdio_server(stdin=cast("anyio.AsyncFile[str]", _lines(_STDIN))) as (reads, writes):
@@ -95,13 +92,11 @@ def make_server(
     sandbox: ToolSandbox,
     tools: Tools,
     read_templates: ReadTemplates,
-    calls: McpCalls | None = None,
+    calls: McpCalls,
 ) -> Server[Any]:
     """Return a server of these tools for one client. `read_templates` reads its prompts when a
-    client asks for them. `calls` asks the user of the client about calls that need an approval;
-    without it, the user is not asked."""
-    if calls is not None:
-        tools = tools.with_access(sandbox)
+    client asks for them. `calls` asks the user of the client about calls that need an approval."""
+    tools = tools.with_access(sandbox)
 
     async def list_tools(
         context: Context, params: types.PaginatedRequestParams | None
@@ -119,10 +114,8 @@ def make_server(
         live = _Live(context.session)
         telling = asyncio.create_task(live.tell())
         try:
-            if calls is not None:
-                result = await calls.call(context.session, params, call, live)
-                return result if isinstance(result, types.InputRequiredResult) else _result(result)
-            return _result(await to_its_end(tools.call(call, sandbox, live)))
+            result = await calls.call(context.session, params, call, live)
+            return result if isinstance(result, types.InputRequiredResult) else _result(result)
         finally:
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)

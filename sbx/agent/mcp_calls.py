@@ -9,7 +9,7 @@ with `request_state`, which names the call that waits here.
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,9 +57,9 @@ class McpApprovals(Struct, frozen=True):
     project."""
 
     approvals: Approvals
+    in_project: bool = False
     place: AgentContext = HERE
     changes: ReadSetting = ask_always
-    permissions: Permissions = PROJECT
 
 
 @dataclass(slots=True)
@@ -79,13 +79,11 @@ class McpCalls:
     """The calls of one client. In a project they are made one after another, so that each sees the
     changes of the previous one."""
 
-    def __init__(
-        self, opened: OpenedSandbox, tools: Tools, asks: McpApprovals, *, in_project: bool
-    ) -> None:
+    def __init__(self, opened: OpenedSandbox, tools: Tools, asks: McpApprovals) -> None:
         """Create the calls. `opened` returns a context with the sandbox, which is open during each
         call."""
         self._opened, self._tools, self._asks = opened, tools, asks
-        self._turns = asyncio.Semaphore(1 if in_project else AT_ONCE)
+        self._turns = asyncio.Semaphore(1 if asks.in_project else AT_ONCE)
         self._waiting: dict[str, _Waiting] = {}  # by `request_state`
 
     async def call(
@@ -142,7 +140,7 @@ class McpCalls:
                 self._tools,
                 emit=emit,
                 run_id=f"mcp-{secrets.token_hex(8)}",
-                permissions=asks.permissions,
+                permissions=PROJECT if asks.in_project else None,
                 approvals=asks.approvals if can_ask else None,
                 place=asks.place,
                 changes=asks.changes,
@@ -199,18 +197,9 @@ class McpCalls:
                 await self._asks.approvals.decide(scope, question.tool_call_id, is_yes, by="you")
 
 
-async def to_its_end(work: Coroutine[Any, Any, ToolResult]) -> ToolResult:
-    """Make a call in a separate task. A cancelled scope of anyio cancels every wait of a task
-    again, including the waits in which the call interrupts its run."""
-    calling = asyncio.create_task(work)
-    try:
-        await asyncio.wait([calling])
-    finally:
-        await _end(calling)
-    return calling.result()
-
-
 async def _end(calling: "asyncio.Task[ToolResult]") -> None:
+    """End a call in its own task. A cancelled scope of anyio cancels every wait of a task again,
+    including the waits in which the call interrupts its run."""
     if not calling.done():
         calling.cancel()
         with anyio.CancelScope(shield=True):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from sbx.errors import BadRequest
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
+    from sbx.agent.mcp_calls import McpApprovals
     from sbx.agent.sandbox import ToolSandbox
     from sbx.agent.settings import AgentSettings
     from sbx.agent.task import TaskTemplate
@@ -59,8 +61,8 @@ def mcp(
     files stay from one call to the next. The tools are run_code, execute_command, read_file,
     write_file, edit_file and list_files. If the client asked for progress, the output of a call is
     streamed as progress. A call that the client cancels is interrupted. The files of the workspace
-    are resources, and the templates of tasks are prompts. With --project, a client without
-    elicitation cannot ask: what needs an approval is denied.
+    are resources, and the templates of tasks are prompts. A client without elicitation cannot ask
+    you: what needs an approval is denied.
 
     In the client's configuration: {"mcpServers": {"sbx": {"command": "sbx", "args": ["mcp"]}}}
     """
@@ -79,7 +81,7 @@ def mcp(
     if sandbox is None:
         address, own_key = settings.sandbox_domain, agent_options.key_of(settings)
         box = agent_options.new_sandbox(settings.sandbox_image, options, address, own_key)
-        asyncio.run(_serve(box))
+        asyncio.run(_serve(box, settings))
         return exits.Exit.OK
     address = settings.sandbox_domain
     if address is None or options or policy is not None:
@@ -89,7 +91,8 @@ def mcp(
             hint="sbx mcp --connect ADDR --sandbox ID",
         )
     key = agent_options.key_of(settings)
-    asyncio.run(_serve(agent_options.existing_sandbox(address, key, sandbox, conversation)))
+    box = agent_options.existing_sandbox(address, key, sandbox, conversation)
+    asyncio.run(_serve(box, settings))
     return exits.Exit.OK
 
 
@@ -102,9 +105,7 @@ async def _serve_project(
 
     from platformdirs import user_data_path
 
-    from sbx.agent.mcp import serve
     from sbx.agent.mcp_calls import McpApprovals
-    from sbx.agent.tools.registry import Tools
     from sbx.cli.chat import changes_mode
     from sbx.cli.chat_store import ChatSelection, opened
     from sbx.cli.signals import CancelOnSignal
@@ -128,8 +129,10 @@ async def _serve_project(
             async def setting() -> "ChangesSetting":
                 return conversation.changes
 
-            approvals = McpApprovals(conversation.approvals, conversation.place, setting)
-            await serve(conversation.sandbox, Tools(), _templates, approvals)
+            asks = McpApprovals(
+                conversation.approvals, in_project=True, place=conversation.place, changes=setting
+            )
+            await _serve_sandbox(conversation.sandbox, asks)
 
 
 async def _templates() -> "dict[str, TaskTemplate]":
@@ -146,11 +149,24 @@ async def _templates() -> "dict[str, TaskTemplate]":
     return templates
 
 
-async def _serve(opened: "AbstractAsyncContextManager[ToolSandbox]") -> None:
-    from sbx.agent.mcp import serve
-    from sbx.agent.tools.registry import Tools
+async def _serve(
+    opened: "AbstractAsyncContextManager[ToolSandbox]", settings: "AgentSettings"
+) -> None:
+    from sbx.agent.approvals import Approvals
+    from sbx.agent.mcp_calls import McpApprovals
     from sbx.cli.signals import CancelOnSignal
 
+    asks = McpApprovals(Approvals(timeout_s=settings.approval_timeout))
     with CancelOnSignal():
         async with opened as sandbox:
-            await serve(sandbox, Tools(), _templates)
+            await _serve_sandbox(sandbox, asks)
+
+
+async def _serve_sandbox(sandbox: "ToolSandbox", asks: "McpApprovals") -> None:
+    from sbx.agent.mcp import serve
+    from sbx.agent.mcp_calls import McpCalls
+    from sbx.agent.tools.registry import Tools
+
+    tools = Tools()
+    calls = McpCalls(lambda: nullcontext(sandbox), tools, asks)
+    await serve(sandbox, tools, _templates, calls)

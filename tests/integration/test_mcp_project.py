@@ -1,4 +1,4 @@
-"""`sbx mcp --project`: the user of the client approves changes and commands. And prompts."""
+"""`sbx mcp`: its user approves access and, with `--project`, changes and commands. And prompts."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -44,13 +44,19 @@ def project(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def connected(
-    project: Path, *words: str, person: Any = None, mode: Any = "auto", **env: str
+    project: Path,
+    *words: str,
+    person: Any = None,
+    mode: Any = "auto",
+    in_project: bool = True,
+    **env: str,
 ) -> AsyncIterator[Client]:
     command, *first = COMMAND
     home = project.parent
+    place = ("--project", str(project)) if in_project else ()
     server = StdioServerParameters(
         command=command,
-        args=[*first, "mcp", "--project", str(project), *words],
+        args=[*first, "mcp", *place, *words],
         env=environment(XDG_DATA_HOME=str(home / "data"), **env),
     )
     async with (
@@ -178,8 +184,8 @@ async def test_refused_access_is_asked_about(project: Path, mode: str) -> None:
         code = f"import urllib.request as u; print(u.urlopen('{site.url}/menu').read().decode())"
         fetch = {"command": f': curl; python -c "{code}"'}
         options = ("--policy", "granting")
-        env = {"SBX_POLICY_DIRS": str(policies)}
-        async with connected(project, *options, person=person, mode=mode, **env) as client:
+        how: dict[str, Any] = {"mode": mode, "SBX_POLICY_DIRS": str(policies)}
+        async with connected(project, *options, person=person, **how) as client:
             assert "request_access" in {tool.name for tool in (await client.list_tools()).tools}
             first = await client.call_tool("execute_command", fetch)
             assert "granted connections to" in text_of(first)
@@ -195,3 +201,24 @@ async def test_refused_access_is_asked_about(project: Path, mode: str) -> None:
                 f"Grant connections to {site.host}, for the next run?",
                 "The model gives this reason: for\\u202e the menu",
             ]
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_refused_access_is_asked_about_without_a_project(project: Path, mode: str) -> None:
+    policies = project.parent / "policies"
+    policies.mkdir()
+    with web() as site:
+        (policies / "granting.toml").write_text(granting(site))
+        fetch = {"code": f"import urllib.request as u; print(u.urlopen('{site.url}/menu').read())"}
+        access = {"kind": "network", "target": site.host}
+        person = Person("no", "yes")
+        how: dict[str, Any] = {"mode": mode, "SBX_POLICY_DIRS": str(policies), "in_project": False}
+        async with connected(project, "--policy", "granting", person=person, **how) as client:
+            assert "denied" in text_of(await client.call_tool("run_code", fetch))
+            assert site.asked == []
+            assert "granted" in text_of(await client.call_tool("request_access", access))
+            assert "hello from /menu" in text_of(await client.call_tool("run_code", fetch))
+        async with connected(project, "--policy", "granting", **how) as client:
+            refused = text_of(await client.call_tool("run_code", fetch))
+            assert "refused by network.allow" in refused
+    assert person.questions == [f"Grant connections to {site.host}, for the next run?"] * 2

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from sbx.agent.approvals import Approvals
-from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolResult
 from sbx.aio import in_thread
@@ -77,9 +76,8 @@ class _Clients:
         caller = target.caller
         client = (target.sandbox_id, target.name, caller.space, caller.via_id)
         if (calls := self._calls.get(client)) is None:
-            asks = sdk.McpApprovals(Approvals(), permissions=Permissions())
-            opened = partial(_opened, target)
-            calls = sdk.McpCalls(opened, tools, asks, in_project=False)
+            asks = sdk.McpApprovals(Approvals())
+            calls = sdk.McpCalls(partial(_opened, target), tools, asks)
             self._calls[client] = calls
         return calls
 
