@@ -204,6 +204,7 @@ class SandboxLease:
             self._check()
         sandbox.check(Act.USE)  # before it counts as a use: a session in use never expires
         sandbox.users += 1
+        sandbox.observers += self.caller.peeks
         try:
             starts = self._starts and not self.caller.peeks
             to_start = name if starts and self._scope == "execute" else None
@@ -213,8 +214,7 @@ class SandboxLease:
             if not self.caller.peeks:
                 sandbox.touch()
         except BaseException:
-            sandbox.users -= 1
-            await _end_unused(sandbox)
+            await self._left(sandbox)
             raise
         self._sandbox = sandbox
         self.id = sandbox.id
@@ -229,21 +229,21 @@ class SandboxLease:
         sandbox = self._sandbox
         if sandbox.row.deleted_at is None and not self.caller.peeks:
             sandbox.touch()
-        sandbox.users -= 1
-        await _end_unused(sandbox)
+        await self._left(sandbox)
         if isinstance(error, errors.Closed):
             try:
                 sandbox.check(Act.USE)
             except errors.SbxError as reason:
                 raise reason from error
 
-
-async def _end_unused(sandbox: ServiceSandbox) -> None:
-    """End a prewarmed kernel if no lease ran anything: it does not count against limits until it
-    runs something."""
-    active = sandbox.active
-    if active is not None and not sandbox.users and not sandbox.starts and active.has_unused:
-        await active.end_unused()
+    async def _left(self, sandbox: ServiceSandbox) -> None:
+        """Give the lease back. End a prewarmed kernel if no lease ran anything: it does not count
+        against limits until it runs something."""
+        sandbox.users -= 1
+        sandbox.observers -= self.caller.peeks
+        active = sandbox.active
+        if active is not None and not sandbox.users and not sandbox.starts and active.has_unused:
+            await active.end_unused()
 
 
 def unknown(sandbox_id: str) -> errors.NotFound:

@@ -42,7 +42,8 @@ _METRIC_CAUSES = {EXPIRED.name: "expired", DELETED.name: "deleted"}
 
 
 class ServiceSandbox(ExpiringSandbox):
-    """`users` counts the leases; `active` is the open sandbox."""
+    """`users` counts the leases, `observers` those of them that do not count as a use; `active` is
+    the open sandbox."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class ServiceSandbox(ExpiringSandbox):
         """`lost` and `new`: see SandboxHooks."""
         super().__init__(dependencies, row)
         self.users = 0
+        self.observers = 0
         self.active: PersistentSandbox | None = None
         self.shut_down = False  # the service has closed
         self.hooks = SandboxHooks(self, lost, new=new)
@@ -87,7 +89,7 @@ class ServiceSandbox(ExpiringSandbox):
     @property
     def _busy(self) -> bool:
         running = self.active is not None and self.active.busy
-        return self.users > 0 or self.starts > 0 or running
+        return self.users > self.observers or self.starts > 0 or running
 
     async def view(self) -> SandboxView:
         return await self.view_with(self.state, self.idle_at)

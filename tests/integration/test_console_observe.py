@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest_asyncio
+from chain import until
 from console_service import Console, console_service
 from places import short_directory
 
@@ -65,6 +66,31 @@ async def test_a_read_that_peeks_never_delays_the_idle_time_out(tmp_path: Path) 
         await client.get(f"/v1/sandboxes/{box}/conversations/default/list")
         now = (await client.get(f"/v1/sandboxes/{box}")).json()
         assert now["idle_expires_at"] > before["idle_expires_at"]
+
+
+async def test_a_sandbox_whose_usage_is_followed_by_a_peek_becomes_idle(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with (
+        console_service(tmp_path, clock=clock, idle_timeout=100) as console,
+        console.served.client() as client,
+    ):
+        box = (await client.post("/v1/sandboxes", json={})).json()["id"]
+        await run(client, box, "1")
+        sandbox = console.served.service.sandboxes.index.by_id(box)
+        assert sandbox is not None
+        url = f"/v1/sandboxes/{box}/conversations/default/usage"
+        asks: dict[str, Any] = {"headers": {"accept": "text/event-stream"}}
+        for params, idle in (({}, False), (PEEK, True)):
+            async with client.stream(
+                "GET", url, params={"interval_s": 0.2, **params}, **asks
+            ) as reply:
+                lines = reply.aiter_lines()
+                assert await anext(lines) == "id: 1"
+                clock.advance(150)
+                assert (sandbox.users, await sandbox.stop_idle()) == (1, idle)
+                if idle:  # then the stream ends
+                    assert "closed" in "".join([line async for line in lines])
+            await until(lambda: sandbox.users == 0)
 
 
 async def test_a_sandbox_that_a_peek_opens_is_idle_at_once_and_has_no_kernel(

@@ -204,7 +204,7 @@ async def usage(
     interval_s: Annotated[float, Query(ge=INTERVAL_MIN_S, le=INTERVAL_MAX_S)] = 1.0,
 ) -> SandboxUsage | Response:
     """Return the usage now. No kernel starts. A client that accepts events gets one now and one
-    after each interval. The sandbox is in use while the client follows them."""
+    after each interval. The sandbox is in use while the client follows them, except with `peek`."""
     if sse.accepts_events(request):
         return await sse.stream(_events(target, interval_s), request=request)
     async with target.use("execute", starts=False) as conversation:
