@@ -309,7 +309,7 @@ def code_of(file: str | None, code: str | None) -> tuple[str, bool]:
         raise NotFound(
             f"file {name} does not exist",
             code="file_not_found",
-            hint="check the path; to pass code, use -c CODE",
+            hint="check the path; to pass code, use -c CODE, or --shell -c COMMAND",
         ) from None
     except (OSError, ValueError) as error:
         cause = getattr(error, "strerror", None) or str(error)
