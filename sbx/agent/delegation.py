@@ -37,7 +37,7 @@ OpenSandbox = Callable[[], AbstractAsyncContextManager[ToolSandbox]]
 
 
 class Delegation(Struct, frozen=True):
-    """What sub-agents have: the first agent's `model` and `tools`, a new sandbox from
+    """The means of sub-agents: the first agent's `model` and `tools`, a new sandbox from
     `open_sandbox`, and `permissions` in it. `max_steps` and `max_tokens` limit each of them, and
     `at_once` their number. `price` and `max_cost` are those of the first agent."""
 

@@ -90,7 +90,7 @@ class RunProgress(Struct):
 
 
 class EndedRun(Struct, frozen=True):
-    """What a report needs of one run. `report` is that of its progress; None for an older run."""
+    """The facts of one run for a report. `report` is its progress; None for an older run."""
 
     reason: str
     seconds: float

@@ -1,4 +1,4 @@
-"""Signed addresses of files, as E2B's SDK makes them without a call: who made one, and for what.
+"""Signed addresses of files, which E2B's SDK makes without a call: their check, and their rights.
 
     /files?path=P[&username=U]&signature=S[&signature_expiration=SECONDS]
     S = "v1_" + base64(sha256("P:read|write:U:token[:SECONDS]")), without padding

@@ -38,7 +38,7 @@ def port(
 ) -> int:
     """Print a link to a server in a sandbox, for a browser on this host, or open a local port.
 
-    Whoever has the link can use the server until the link ends. The service has to listen on TCP.
+    Everyone with the link can use the server until the link ends. The service has to listen on TCP.
     A port of --local needs no TCP of the service; every user of this host can connect to it.
     """
     path = f"/v1/sandboxes/{quote(sandbox_id, safe='')}"

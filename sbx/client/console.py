@@ -1,4 +1,4 @@
-"""What a person observes and manages in a service: its conversations with agents, the logins of
+"""The objects that a person observes and manages in a service: conversations with agents, logins of
 browsers, templates, policies, the network of a sandbox."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence

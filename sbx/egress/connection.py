@@ -388,7 +388,7 @@ async def read_hello(wire: ProxyStream) -> tuple[ClientHello, bytes]:
             if names:
                 return ClientHello(names[0]), read
             break
-    raise NotTls("what came is not the beginning of TLS 1.2 or later")
+    raise NotTls("the first bytes are not those of TLS 1.2 or later")
 
 
 async def deny(wire: ProxyStream) -> None:

@@ -1,7 +1,7 @@
 """The proxy of one sandbox: its Unix sockets, and a task for each connection.
 
 A policy with grants needs a socket for each conversation, because a grant is for one of them. The
-socket tells the proxy which conversation connects, and code inside cannot reach another one.
+socket identifies the conversation to the proxy, and code inside cannot reach another one.
 """
 
 import asyncio

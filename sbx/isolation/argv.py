@@ -41,7 +41,7 @@ def bwrap_argv(plan: LaunchPlan, staged: Callable[[int | str], str]) -> list[str
     is staged. The order:
 
     1. namespaces, and a second user namespace inside which no further one can be made;
-    2. the mounts of the plan over an empty tmpfs; /proc and /dev come before what lies on them; a
+    2. the mounts of the plan over an empty tmpfs; /proc and /dev come before the mounts on them; a
        devpts of the broker covers the one of --dev, which has no limit;
     3. the synthetic /etc, and /sandbox/workspace for code that expects this path;
     4. the root and /dev read-only, once everything is in place;

@@ -53,8 +53,8 @@ class MappedProjects:
                 os.close(fd)
 
     def opened(self, sandbox: Any, source: Any, target: Any, stack: ExitStack) -> str:
-        """Return a path that leads to the mapped directory, or to a file or directory below it, as
-        long as `held` is: what is shown in /workspace at the same relative path."""
+        """Return a path of the mapped directory, or of a file or directory below it, which the jail
+        has at the same relative path in /workspace. It is valid while `stack` is open."""
         top, fd = self._open_directories.get(sandbox, ("", -1))
         if fd < 0 or not isinstance(source, str) or not isinstance(target, str):
             raise denied("no directory of this sandbox was mapped")

@@ -14,8 +14,8 @@ refused then, and nothing can be removed or renamed there.
     again   until a walk meets nothing to be covered
 
 What the host makes there later is not covered. Neither is a socket that the host removes and makes
-again, since Linux unmounts what was mounted on a removed name. What makes the directory larger than
-the limits, and what cannot be looked into, makes the outcome not `complete`.
+again, because Linux unmounts the cover of a removed name. The outcome is not `complete` if the
+directory is larger than the limits, or has a directory that cannot be listed.
 """
 
 import errno
@@ -88,7 +88,7 @@ class Cover:
 
 
 def make_cover(directory: str) -> int:
-    """Make an empty, read-only file on a tmpfs of its own, as a detached mount.
+    """Make an empty, read-only file on a separate tmpfs, as a detached mount.
 
     The tmpfs covers `directory`, so the caller has a mount namespace that no other process uses.
     """
@@ -158,7 +158,7 @@ def _look(directory: int, path: bytes, paths: list[bytes], limits: MaskingLimits
             if entry.is_dir(follow_symlinks=False):
                 below.append(_join(path, entry.name))
             elif not entry.is_symlink():
-                # The kind in the directory is that below a cover: look at what is seen there.
+                # The kind in the directory is that below a cover: look at the visible file.
                 with suppress(OSError):
                     fd = os.open(entry.name, _HELD, dir_fd=directory)
                     try:
@@ -180,10 +180,10 @@ def _is_to_be_covered(fd: int) -> bool:
 
 
 def _can_be_passed(top: int, path: bytes, error: OSError) -> bool:
-    """Whether the jail might reach what lies in a directory that cannot be listed.
+    """Return whether the jail might reach files in a directory that cannot be listed.
 
-    The jail has the rights of the caller at most, so it cannot where the caller can neither search
-    the directory nor change its mode.
+    The jail has no more rights than the caller, so it cannot if the caller can neither search the
+    directory nor change its mode.
     """
     if error.errno != errno.EACCES:
         return True

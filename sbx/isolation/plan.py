@@ -179,7 +179,7 @@ _WEAKER_MEANS: Mapping[str, str | None] = {
     "memory": "RLIMIT_DATA a process, and a watcher that sums the jail's memory and kills",
     "tasks": "RLIMIT_NPROC in the jail's own user namespace",
     "cpu": "nothing but the wall time of a run",
-    "io": "nothing: reads and writes take what the disk gives",
+    "io": "nothing: reads and writes have no limit",
 }
 
 

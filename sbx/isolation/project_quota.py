@@ -24,7 +24,7 @@ from sbx.linux.mountinfo import MountInfo
 
 REMEDY = (
     "mount the file system of the data directory with prjquota (on ext4 first, while it is not"
-    " mounted: tune2fs -O quota,project -Q prjquota DEVICE), or give it one of its own: truncate"
+    " mounted: tune2fs -O quota,project -Q prjquota DEVICE), or give it a separate one: truncate"
     " -s 50G /var/lib/sbx.img; mkfs.ext4 -O quota,project -E quotatype=prjquota /var/lib/sbx.img;"
     " mount -o loop,prjquota,nosuid,nodev /var/lib/sbx.img /var/lib/sbx. It takes a Linux with"
     " CONFIG_QFMT_V2, or xfs with CONFIG_XFS_QUOTA"

@@ -1,7 +1,7 @@
 """Find the narrowest policy with which a task succeeds, by running the task.
 
     permissive   a policy with a proxy that allows the hosts seen so far; pure
-    narrowings   the narrower policies to try after a run, by what the run used; pure
+    narrowings   the narrower policies to try after a run, by the use of the run; pure
     learn        runs the task in new sandboxes until none of its requests is refused, tries the
                  narrowings one after the other, and keeps those with which the task succeeds
 
@@ -33,7 +33,7 @@ OnLearned = Callable[[str], object]
 
 
 class Observation(Struct, frozen=True):
-    """What one run used. `hosts` are those that it reached, `refused` those that no entry allows,
+    """The use of one run. `hosts` are those that it reached, `refused` those that no entry allows,
     and `private` the names and addresses that lead into a private network. Sizes are in bytes."""
 
     run: Run

@@ -19,7 +19,7 @@ from sbx.store import Store, agent_profiles
 from sbx.store.agent_profiles import ProfileRow
 
 _PER_OWNER = 200
-_OF_FILES = ""  # the owner of what a file has
+_OF_FILES = ""  # the owner of profiles in files
 
 
 class StoredProfile(Struct, frozen=True):

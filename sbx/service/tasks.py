@@ -2,7 +2,7 @@
 
     templates (files of the operator) ─► fill ─► one conversation for each input, few at a time
 
-The states are in the store. What a service has not completed at its end is `interrupted`.
+The states are in the store. Inputs that a service has not completed at its end are `interrupted`.
 """
 
 import asyncio

@@ -115,8 +115,8 @@ class Store:
         await self.close()
 
     async def close(self) -> None:
-        """Finish what is queued, `write_later` included, and close the file. A second call does
-        nothing."""
+        """Complete the queued writes, also those of `write_later`, and close the file. A second
+        call does nothing."""
         await self._reader.close()
         mark, self._mark = self._mark, None
         if mark is not None:

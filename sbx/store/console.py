@@ -1,4 +1,4 @@
-"""What people do at the console: logins of browsers, and templates of prompts.
+"""The data of people at the console: logins of browsers, and templates of prompts.
 
 The store has only the hash of a cookie.
 """

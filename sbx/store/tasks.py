@@ -77,7 +77,7 @@ async def end(store: Store, task_id: str, at: float) -> None:
 
 
 async def mark_interrupted(store: Store, at: float) -> None:
-    """Mark what the previous service has not completed. Call this before anything runs."""
+    """Mark the inputs that the previous service left incomplete. Call this before anything runs."""
 
     def act(on: sqlite3.Connection) -> None:
         on.execute(

@@ -18,7 +18,7 @@ from sbx.store.errors import is_full, translated
 T = TypeVar("T")
 WRITE = "BEGIN IMMEDIATE"
 _TOGETHER_MAX = 64  # writes in one transaction
-_WAIT_S = 30.0  # far beyond what a working disk needs, and its busy time-out
+_WAIT_S = 30.0  # a working disk needs far less; also the busy time-out of SQLite
 _log = logging.getLogger(__name__)
 
 

@@ -400,7 +400,7 @@ async def test_no_sandbox_and_no_zygote_gets_a_uid_outside_of_the_range(taken: T
 
 
 async def test_it_is_told_once(taken: Taken) -> None:
-    with pytest.raises(errors.Broken, match="told already"):
+    with pytest.raises(errors.Broken, match="has the grants of the runtime already"):
         await taken.broker.order("confine")
 
 

@@ -162,7 +162,7 @@ def test_it_ends_with_its_socket(driven: Driven) -> None:
         ({"do": "unlinked", "jail": "none", "device": 1}, "jail none does not exist"),
         ({"do": "attach", "jail": "none", "target": "/x"}, "jail none does not exist"),
         ({"do": "fork", "jail": "j", "zygote": "none", "ahead": False}, "the zygote has ended"),
-        ({"do": "confine"}, "told already"),  # it is not confined
+        ({"do": "confine"}, "has the grants of the runtime already"),  # it is not confined
     ],
     ids=lambda given: given.get("do") if isinstance(given, dict) else "",
 )

@@ -2,8 +2,8 @@
 
 A page of any origin can send requests to a local address, and DNS can point any name to it. So a
 request of a browser needs the exact name of the console (Host), the exact origin of its page
-(Origin), and a header that no other page can add. The peer of the socket says nothing here: it is
-`sbx console`, which forwards bytes of every program that connects to its port.
+(Origin), and a header that no other page can add. The peer of the socket does not identify the
+browser: it is `sbx console`, which forwards bytes of every program that connects to its port.
 
 The console has a second name for frames with output of sandboxes. It serves these frames only, and
 gets no cookie. The names of the ports of sandboxes (api/ports.py) are served here too, so that a

@@ -89,7 +89,7 @@ async def make_code(new: NewCode, request: Request, caller: CallerDep, service: 
     if new.token is not None:
         bearer = await service.access.from_bearer(new.token)
         if bearer.via != "token" or bearer.owner != caller.owner:
-            raise Denied("this is not a token of yours", code="forbidden")
+            raise Denied("this token belongs to another owner", code="forbidden")
     code, expires_at = service.console.make_code(bearer, operator=new.operator)
     await service.recording.record(caller, "console.code", bearer.owner)
     return Code(

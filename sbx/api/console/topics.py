@@ -1,4 +1,4 @@
-"""What a client of the stream can follow. Each topic yields `(number, event)` until it ends."""
+"""The topics of the stream that clients can follow. Each yields `(number, event)` until it ends."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator

@@ -1,4 +1,4 @@
-"""Which ship a session gets, and which sessions a ship has: in the labels of its sandbox.
+"""The ship of a session and the sessions of a ship, in the labels of its sandbox.
 
 {"surface": "shipyard", "max_session_num": n, "sessions": [name of a conversation, …]}
 """

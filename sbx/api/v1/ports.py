@@ -50,7 +50,7 @@ async def create_link(
     caller: CallerDep,
     service: ServiceDep,
 ) -> LinkBody:
-    """Make a link to a port. Whoever has it may use the server there, without a key."""
+    """Make a link to a port. Everyone with it may use the server there, without a key."""
     port = new.port
     sandbox = service.sandboxes.index.get(caller, sandbox_id, "execute")
     end = service.clock.now() + new.ttl

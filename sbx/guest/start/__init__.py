@@ -1,4 +1,4 @@
-"""How a jail starts: a process of its own (cold) or a fork of a zygote, and what each gives up.
+"""The start of a jail: a new process (cold) or a fork of a zygote, and the rights that each drops.
 
 cold           the first code of a jail on the cold path
 zygote         imports IPython once, and forks jails for the broker

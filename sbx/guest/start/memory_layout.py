@@ -7,7 +7,7 @@ one after the other lie next to each other: a warm kernel then has 0.8 MiB less 
 2.8 (measured for the cells of `warming`).
 
 Python caches the last 4,096 attributes that it found in types, and refers to their names. When a
-fork finds others, it counts the references to the old names down, each on a page of its own. If the
+fork finds others, it counts the references to the old names down, each on a different page. If the
 cache is empty, a kernel with pandas has 0.5 MiB less private memory, of 5.9, and PID 1 0.1 less.
 
 A fork places new objects into freed gaps, which lie on pages all over the zygote. If the gaps are

@@ -81,7 +81,7 @@ def replaced(source: str) -> Broken:
     return Broken(
         f"{source} was replaced while its sandbox was being started",
         code="path_replaced",
-        hint="start again; whoever can rename directories there can do this",
+        hint="start again; a user who can rename directories there can do this",
     )
 
 

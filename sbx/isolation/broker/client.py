@@ -208,7 +208,7 @@ class BrokerClient(BrokerConnection):
                 (mount.target, sizes[mount.target].size, mount.mode)
                 for mount in jail.zygote.plan.tmpfs
             ],
-            # few: the zygote has what the policy sets
+            # few: the zygote has the variables of the policy
             environment=dict(set(plan.environment) - set(jail.zygote.plan.environment)),
         )
         jail.limits = answer["limits"]

@@ -28,7 +28,7 @@ from sbx.isolation.probe import Capabilities
 _log = logging.getLogger(__name__)
 _BEHIND_S = 0.002
 _IN_FLIGHT_S, _IN_FLIGHT_PAUSE_S = 3.0, 0.05
-_OF_A_ZYGOTE = {"start_zygote": "import what is preloaded", "fork": "fork a jail"}
+_OF_A_ZYGOTE = {"start_zygote": "import the preloaded modules", "fork": "fork a jail"}
 _ORDER_MAX = 1 << 17  # as the broker reads; Linux takes no packet above 208 KiB
 
 
@@ -114,7 +114,7 @@ class BrokerConnection:
         packet = json.dumps({"seq": self._seq, "do": do, **words}, ensure_ascii=False).encode()
         if len(packet) > _ORDER_MAX:
             raise errors.BadRequest(
-                f"what is to be done takes {len(packet)} bytes to say; {_ORDER_MAX} are possible",
+                f"the order to the broker has {len(packet)} bytes; the limit is {_ORDER_MAX}",
                 code="order_too_large",
                 hint="most of it are environment variables: put large values into a file",
             )

@@ -207,18 +207,18 @@ def _error(code: int, last_words: str, target: str) -> SbxError | None:
             )
     why = f"it was ended by signal {-code}" if code < 0 else last_words or f"it ended with {code}"
     return Unavailable(
-        f"nothing can be mounted at {target} in a jail that lives: {why}",
+        f"nothing can be mounted at {target} in a live jail: {why}",
         code="mount_failed",
         hint="a target in the workspace must be a directory, and no symlink: make it, or unmount"
-        " what is mounted there",
+        " the mount there",
     )
 
 
 def refuse_without_namespaces() -> Unavailable:
     """Return the error for a broker without rights over the jail's mounts."""
     return Unavailable(
-        "this host lets the runtime have no namespaces of its own, so nothing can be mounted into "
-        "a jail that lives",
+        "this host permits the runtime no separate namespaces, so nothing can be mounted into a "
+        "live jail",
         code="live_mount_unavailable",
         hint="name the directory in the policy (filesystem.mount), or start the sandbox with it",
     )

@@ -117,7 +117,7 @@ def broker_silent(message: str = "the broker does not answer") -> errors.Unavail
 
 
 def state(pid: int) -> str:
-    """Return what the log reports about a process that does not answer."""
+    """Describe a process that does not answer, for the log."""
     import psutil  # 6 ms, which the start of a broker does not need
 
     try:

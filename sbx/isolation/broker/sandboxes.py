@@ -130,7 +130,7 @@ class BrokerSandboxes:
         if self.confined and uid not in self.uids:
             raise Broken(
                 f"the host uid {uid} is outside the range that sandboxes of this service may have",
-                hint="let the setting uid_range be what it was when the sandbox was made",
+                hint="set uid_range to its value when the sandbox was created",
             )
 
     def free_uid(self, zygote_uids: Collection[int], *, left: int = 0) -> int:

@@ -147,7 +147,10 @@ class BrokerServer:
         if not self._sandboxes.confined or order["do"] in ("hello", "confine"):
             return self._act(order, fds)
         if self._confinement is None:
-            raise Denied("nothing is done before it is known what may be", code="not_granted")
+            raise Denied(
+                "the broker obeys no order before it has the grants of the runtime",
+                code="not_granted",
+            )
         if order["do"] in ("launch", "start_zygote"):
             self._check_bwrap(order)
         with self._confinement.checked(order) as allowed:
@@ -242,7 +245,7 @@ class BrokerServer:
         from sbx.isolation.broker.allowlist import BrokerAllowlist
 
         if not self._sandboxes.confined or self._confinement is not None:
-            raise Broken("the broker was told already what it may do")
+            raise Broken("the broker has the grants of the runtime already")
         with open(os.dup(fds[0]), "rb") as granted:
             self._confinement = BrokerAllowlist(json.load(granted))
         return {}
@@ -314,9 +317,9 @@ def _enter_own_namespaces(uid: int, gid: int) -> None:
 def _in_child(act: Callable[[], object]) -> bool:
     """Whether `act` works, tried in a child.
 
-    Where AppArmor restricts user namespaces, unshare(2) succeeds and what follows is refused: a
-    process that tried it for itself would be stuck there as nobody, and its bwrap with it, although
-    bwrap has a profile of its own under which all would go well.
+    Where AppArmor restricts user namespaces, unshare(2) succeeds and the next calls are refused. A
+    process that tried it for itself would stay there without rights, and its bwrap with it,
+    although the profile of bwrap allows all of this.
     """
     pid = os.fork()
     if pid == 0:

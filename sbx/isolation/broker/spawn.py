@@ -52,10 +52,10 @@ def start_jail(
     owners: int | None,
 ) -> Started:
     """Start a jail of the cold path. `order` is the broker's `launch`, `sockets` are the inner ends
-    of control and kernel, `owners` is the user namespace for its mapped mounts; the fds of what is
-    returned are the caller's.
+    of control and kernel, `owners` is the user namespace for its mapped mounts; the caller closes
+    the descriptors of the returned value.
 
-    Raises OSError and Broken, with nothing left but what `staging.clear` removes.
+    Raise OSError and Broken; then `bind_staging.clear` removes the rest.
     """
     seccomp = memory_file(bytes.fromhex(order["filter"]), "filter")
     try:

@@ -8,7 +8,7 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 
-# v1 says "no limit" for memory with the largest multiple of a page that fits a long
+# On v1 no limit of memory is the largest multiple of a page that fits a long.
 UNLIMITED_BYTES = 1 << 62
 
 

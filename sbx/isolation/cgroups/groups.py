@@ -146,7 +146,7 @@ def _hold(members: list[int]) -> dict[int, int]:
         try:
             handles[pid] = os.pidfd_open(pid)
         except OSError as error:
-            # ESRCH: it ended; EINVAL: pid 0, or no leader of its threads any more
+            # ESRCH: it ended; EINVAL: pid 0, or no longer the leader of its threads
             if error.errno not in (errno.ESRCH, errno.EINVAL):
                 _close(handles)
                 raise

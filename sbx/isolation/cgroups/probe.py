@@ -233,7 +233,7 @@ def own_scope(scope: tuple[str, ...] | None) -> str:
         )
     user = "--user " if "--user" in scope else ""
     return (
-        "systemd was asked for a scope and gave none; see what it says to:"
+        "systemd gave no scope; to see its reason, run:"
         f" systemd-run {user}--scope -p Delegate=yes true"
     )
 

@@ -18,8 +18,9 @@ in 6.11 (read in its source, not measured); the jail has the limit as well, so i
 ``memory.peak`` may be some pages above the limit of the group above.
 
 Entering waits for an RCU grace period unless another process moved just before: 17 to 22 ms. v1's
-way around it does not exist here (``cgroup.threads`` moves within one domain only); what does is
-to be born in the group, clone3(2) with CLONE_INTO_CGROUP and a descriptor of `V2Jail.path`.
+way around it does not exist here (``cgroup.threads`` moves within one domain only). A process
+that is created in the group does not wait: clone3(2) with CLONE_INTO_CGROUP and a descriptor of
+`V2Jail.path`.
 Linux Documentation/admin-guide/cgroup-v2.rst
 """
 
@@ -75,10 +76,10 @@ def sandbox_settings(limits: CgroupLimits, controllers: Collection[str]) -> list
 def memory_high(memory_max: int) -> int:
     """Return the size at which Linux begins to reclaim pages and to slow processes down.
 
-    Page cache is given back there before anybody is killed. But what cannot be given back, for
-    which there is no swap, only gets slower and slower: by mm/memcontrol.c of 6.1 whoever takes
-    256 KiB waits 16 ms at 1/64 above it and 250 ms at 1/16, so a hog of 1 GiB would take 0.3 s to
-    be killed with the one and 21 s with the other. 16 MiB are enough for any single read.
+    Page cache is reclaimed there before a process is killed. Memory that cannot be reclaimed, for
+    lack of swap, only makes its processes slower: by mm/memcontrol.c of 6.1 a process that takes
+    256 KiB waits 16 ms at 1/64 above this size, and 250 ms at 1/16. So one that takes 1 GiB would
+    be killed after 0.3 s or after 21 s. 16 MiB are enough for any single read.
     """
     return (memory_max - min(memory_max >> 6, _BELOW_MAX)) & -_PAGE
 
@@ -161,8 +162,8 @@ class V2Hierarchy:
         self._give_back()
 
     def _move_to_leaf(self, movable: set[int]) -> None:
-        # Who was taken along by an earlier runtime is in that one's leaf already. The caller is
-        # moved from there too: that leaf may end before this runtime
+        # A process that an earlier runtime moved is in the leaf of that one already. The caller is
+        # moved from there, too, because that leaf may end before this runtime.
         for pid in {os.getpid(), *(movable & set(controlfile.pids(self._base)))}:
             controlfile.write(f"{self._group}/{LEAF}/cgroup.procs", str(pid))
 
@@ -189,8 +190,8 @@ class V2Hierarchy:
         self.sweep()
         names = [path.rpartition("/")[2] for path in groups.below(self._base)]
         shared = sum(name.startswith(RUNTIME_PREFIX) for name in names) > 1
-        # It held processes, so what it hands down now was enabled by us, or by another runtime
-        # that is gone. Only the root may do both, and there somebody else may count on it
+        # It held processes, so this runtime, or an earlier one that is gone, enabled its
+        # controllers. Only the root may have both, and others may depend on its controllers.
         handing_down = (
             [self._group] if shared or self.capabilities.at_root else [self._group, self._base]
         )

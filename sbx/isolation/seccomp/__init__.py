@@ -6,15 +6,15 @@
     *.bpf          its output, one instruction a line, under the decisions it encodes
 
 `scripts/filters` writes the `.bpf` files again, and tests/meta holds them to the table. They are
-built beforehand so that a jail starts without libseccomp, and so that a change of what is refused
-is a diff that a person reads.
+built beforehand so that a jail starts without libseccomp, and so that a change of the refused
+calls is a diff that a person reads.
 
     default   for every process of every jail
-    strict    put on top of it once the kernel is up; of two filters the stricter answer counts
-    allowlist default, and of what that allows only the calls that were named: every process of a
-              jail whose policy asks for it has it as well, and strict stands on it
-    no_unix   on top of those for the kernel and the commands, where the policy takes Unix sockets
-              away
+    strict    loaded in addition once the kernel runs; of two filters the stricter answer counts
+    allowlist default, and only the listed calls: in addition for every process of a jail whose
+              policy asks for it; strict is loaded after it
+    no_unix   in addition to those for the kernel and the commands, if the policy allows no Unix
+              sockets
     serve     for the process of a root service that parses HTTP
 
 Our own compiler, not libseccomp's: that one cannot name calls newer than itself for another

@@ -1,14 +1,15 @@
-"""What the filters refuse. A call that is not named here, and was reviewed, is allowed; save by
-`allowlist`, which knows only the calls of ALLOWLIST.
+"""The system calls that each filter refuses. Each filter but `allowlist` allows all other reviewed
+calls; `allowlist` allows only those of ALLOWLIST.
 
-`default` is a block list with a ceiling: it must run numpy, pip, node, java, git and gcc, so it
-names what is dangerous; and whatever a later Linux adds is ENOSYS until somebody has looked at it
-and moved REVIEWED. The errno is part of the design: ENOSYS where libraries then try the older call,
-EPERM where nothing legitimate asks, and Linux's own answer for "not built in" where there is one.
+`default` is a block list, because it must run numpy, pip, node, java, git and gcc. It refuses the
+dangerous calls, and each call that a later Linux adds (ENOSYS) until a person has reviewed it and
+extended REVIEWED. The errno is part of the design: ENOSYS makes libraries try an older call, EPERM
+is for calls that no ordinary program needs, and some rules use the errno of a Linux without that
+feature.
 
-Every argument looked at here is an `int` or smaller in Linux, which ignores the high word of the
-register; so do the tests. What a pointer leads to cannot be seen by a filter at all: calls that
-take their flags from memory (clone3, openat2) can only be refused whole.
+Every argument that a rule compares is an `int` or smaller in Linux, which ignores the high half of
+the register. The rules ignore it, too. A filter cannot read memory, so a call that takes its flags
+from memory (clone3, openat2) is refused with all flags.
 """
 
 from errno import (
@@ -32,15 +33,15 @@ from sbx.isolation.seccomp.rules import (
     Refuse,
 )
 
-# The calls that were looked at, newest mseal (Linux 6.10). Numbers in the gaps count as new: Linux
-# does fill them (335 became uretprobe in 6.11, on x86_64 only; since 6.14 Linux asks no filter
-# about it). x32 calls lie far above.
+# The numbers of the reviewed calls; the newest is mseal (Linux 6.10). Numbers in the gaps count as
+# new, because Linux fills them: 335 became uretprobe in 6.11, on x86_64 only, and since 6.14 it
+# passes no filter. The numbers of x32 calls are far higher.
 REVIEWED = {
     "x86_64": ((0, 334), (424, 462)),
     "aarch64": ((0, 243), (260, 294), (424, 462)),
 }
 
-# Too new for the libseccomp of Debian 12; since 424 every architecture has the same numbers.
+# Not in the libseccomp of Debian 12. From 424 on, all architectures have the same numbers.
 NEW_NUMBERS = {
     "cachestat": 451,
     "fchmodat2": 452,
@@ -53,7 +54,7 @@ NEW_NUMBERS = {
 }
 
 
-# Names of bits and values, as in Linux's own headers; equal on x86_64 and aarch64.
+# Bits and values of Linux's headers. They are equal on x86_64 and aarch64.
 CLONE_THREAD = 0x00010000
 CLONE_NEW_ANY = 0x7E020000  # NS CGROUP UTS IPC USER PID NET; TIME is unknown to clone(2)
 O_CREAT, O_TMPFILE_BIT = 0o100, 0o20000000
@@ -76,36 +77,34 @@ MADV_MERGEABLE = 12
 PR_SCHED_CORE = 62
 
 DEFAULT = (
-    # ── New namespaces and mounts: each gives capabilities over itself, and the bugs behind them ──
-    Refuse("unshare setns", EPERM, "a way into a user namespace with all capabilities"),
-    Refuse("clone", EPERM, "the same by a flag", (HasAny(0, CLONE_NEW_ANY),)),
-    Refuse("clone3", ENOSYS, "flags in memory (CVE-2021-41133 of flatpak); libc falls back"),
-    Refuse("mount umount2 pivot_root chroot", EPERM, "the view is bubblewrap's to make"),
+    # ── New namespaces and mounts: they give capabilities, which make bugs of Linux reachable ──
+    Refuse("unshare setns", EPERM, "enters a user namespace with all capabilities"),
+    Refuse("clone", EPERM, "the same, by a flag", (HasAny(0, CLONE_NEW_ANY),)),
+    Refuse("clone3", ENOSYS, "has its flags in memory (CVE-2021-41133); libc falls back"),
+    Refuse("mount umount2 pivot_root chroot", EPERM, "changes the mounts that bubblewrap made"),
     Refuse(
         "open_tree move_mount fsopen fsconfig fsmount fspick mount_setattr",
         ENOSYS,
-        "the new mount interface, same reason",
+        "the new mount interface, for the same reason",
     ),
-    Refuse("statmount listmount", ENOSYS, "show mounts outside the view"),
+    Refuse("statmount listmount", ENOSYS, "shows mounts of the host"),
     # ── Other processes ──
-    Refuse("ptrace", EPERM, "code in a process with fewer filters, PID 1 first of all"),
-    Refuse("process_vm_readv process_vm_writev", EPERM, "the same without stopping it"),
-    Refuse("pidfd_getfd kcmp", EPERM, "takes, or compares, descriptors of others"),
-    Refuse("process_madvise process_mrelease", EPERM, "act on the memory of others"),
+    Refuse("ptrace", EPERM, "runs code in a process with fewer filters, such as PID 1"),
+    Refuse("process_vm_readv process_vm_writev", EPERM, "the same, without stopping the process"),
+    Refuse("pidfd_getfd kcmp", EPERM, "takes or compares descriptors of other processes"),
+    Refuse("process_madvise process_mrelease", EPERM, "acts on the memory of other processes"),
     Refuse(
         "prlimit64",
         EPERM,
-        "ends PID 1, or the kernel, by a limit, where Landlock lets no signal pass; one's own stay",
+        "a limit ends PID 1 or the kernel, which Landlock keeps signals from; pid 0 is the caller",
         (NotIn(0, (0,)),),
     ),
-    # ── io_uring does whatever is refused here, without making the call ──
-    Refuse(
-        "io_uring_setup io_uring_enter io_uring_register", ENOSYS, "opens and connects by itself"
-    ),
-    # ── Set-id files: a jail owns the files it makes, and a person on the host may run them ──
+    # ── io_uring performs refused operations without a system call ──
+    Refuse("io_uring_setup io_uring_enter io_uring_register", ENOSYS, "opens files and connects"),
+    # ── Set-id files: the user of the jail owns them, and a person on the host may run them ──
     Refuse("chmod fchmod", EPERM, "makes a file set-id", (HasAny(1, SET_ID_BITS),)),
     Refuse("fchmodat fchmodat2", EPERM, "makes a file set-id", (HasAny(2, SET_ID_BITS),)),
-    # Without one of the two flags Linux ignores the mode, and plain callers leave garbage there.
+    # Without one of the two flags Linux ignores the mode, and many callers do not set it.
     Refuse(
         "open",
         EPERM,
@@ -119,43 +118,43 @@ DEFAULT = (
         (HasAny(2, O_CREAT | O_TMPFILE_BIT), HasAny(3, SET_ID_BITS)),
     ),
     Refuse("creat", EPERM, "creates a file set-id", (HasAny(1, SET_ID_BITS),)),
-    Refuse("openat2", ENOSYS, "its mode is in memory, out of a filter's sight; callers fall back"),
-    Refuse("mknod", EPERM, "makes a regular file too, set-id", (HasAny(1, SET_ID_BITS),)),
-    Refuse("mknodat", EPERM, "makes a regular file too, set-id", (HasAny(2, SET_ID_BITS),)),
-    Refuse("mq_open", EPERM, "creates a file, on another file system", (HasAny(2, SET_ID_BITS),)),
-    # mkdir and mkdirat need no rule: Linux drops these bits of their mode. Neither does umask,
-    # which only takes bits away; and every other call that sets a mode is one of the above.
-    # ── Device nodes: 0:0 (a whiteout) needs no capability, and confuses who copies the tree ──
-    Refuse("mknod", EPERM, "device; a FIFO is fine", (In(1, (S_IFCHR, S_IFBLK), S_IFMT),)),
-    Refuse("mknodat", EPERM, "device; a FIFO is fine", (In(2, (S_IFCHR, S_IFBLK), S_IFMT),)),
-    Refuse("renameat2", EINVAL, "leaves a whiteout device behind", (HasAny(4, RENAME_WHITEOUT),)),
-    # ── Files by other ways than a path in the view ──
-    Refuse("name_to_handle_at open_by_handle_at", EPERM, "walks out of a mount (shocker)"),
-    Refuse("fanotify_init fanotify_mark", EPERM, "sees, and holds up, the opens of others"),
+    Refuse("openat2", ENOSYS, "has its mode in memory; callers fall back"),
+    Refuse("mknod", EPERM, "creates a set-id file, too", (HasAny(1, SET_ID_BITS),)),
+    Refuse("mknodat", EPERM, "creates a set-id file, too", (HasAny(2, SET_ID_BITS),)),
+    Refuse("mq_open", EPERM, "the same, on another file system", (HasAny(2, SET_ID_BITS),)),
+    # mkdir and mkdirat need no rule, because Linux drops these bits of their mode. Nor does umask,
+    # which only removes bits. Each other call that sets a mode has a rule above.
+    # ── Device nodes: 0:0 (a whiteout) needs no capability, and breaks copies of the tree ──
+    Refuse("mknod", EPERM, "a device; FIFOs stay", (In(1, (S_IFCHR, S_IFBLK), S_IFMT),)),
+    Refuse("mknodat", EPERM, "a device; FIFOs stay", (In(2, (S_IFCHR, S_IFBLK), S_IFMT),)),
+    Refuse("renameat2", EINVAL, "leaves a whiteout device", (HasAny(4, RENAME_WHITEOUT),)),
+    # ── Files that are not reached by a path inside ──
+    Refuse("name_to_handle_at open_by_handle_at", EPERM, "opens files outside of a mount"),
+    Refuse("fanotify_init fanotify_mark", EPERM, "observes and delays the opens of others"),
     Refuse(
         "fcntl",
         EPERM,
-        "a lease holds up whoever opens the file, on the host, for 45 s",
+        "a lease delays a process of the host that opens the file, by 45 s",
         (In(1, (F_SETLEASE, F_SETDELEG)),),
     ),
-    Refuse("quotactl quotactl_fd", EPERM, "of the host's file system"),
-    # ── Sockets: UNIX, INET, INET6 and the netlink that getaddrinfo reads its addresses from ──
+    Refuse("quotactl quotactl_fd", EPERM, "acts on the file system of the host"),
+    # ── Sockets: allowed are UNIX, INET, INET6, and the netlink that getaddrinfo needs ──
     Refuse(
         "socket",
         EAFNOSUPPORT,
-        "vsock reaches the hypervisor, AF_ALG and the rare ones load modules of linux",
+        "vsock reaches the hypervisor; AF_ALG and rare families load modules of Linux",
         (NotIn(0, (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK)),),
     ),
     Refuse(
         "socket",
         EAFNOSUPPORT,
-        "other netlinks: audit, netfilter, crypto, uevents",
+        "the other netlinks: audit, netfilter, crypto, uevents",
         (In(0, (AF_NETLINK,)), NotIn(2, (NETLINK_ROUTE,))),
     ),
     Refuse(
         "socket",
         EPERM,
-        "raw; and SOCK_PACKET, which linux turns into AF_PACKET; DCCP",
+        "raw sockets; SOCK_PACKET, which Linux treats as AF_PACKET; DCCP",
         (
             In(0, (AF_INET, AF_INET6)),
             NotIn(1, (SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET), SOCK_TYPE_MASK),
@@ -164,97 +163,97 @@ DEFAULT = (
     Refuse(
         "socket",
         EPROTONOSUPPORT,
-        "SCTP, MPTCP, L2TP, UDP-Lite, SMC: modules of linux, and no firewall rule thinks of them",
+        "SCTP, MPTCP, L2TP, UDP-Lite, SMC: modules of Linux that firewall rules rarely cover",
         (In(0, (AF_INET, AF_INET6)), AtLeast(2, IPPROTO_UDP + 1)),
     ),
-    Refuse("socketpair", EAFNOSUPPORT, "others than UNIX (TIPC)", (NotIn(0, (AF_UNIX,)),)),
+    Refuse("socketpair", EAFNOSUPPORT, "other families than UNIX (TIPC)", (NotIn(0, (AF_UNIX,)),)),
     Refuse(
         "setsockopt",
         ENOPROTOOPT,
-        "TLS in linux: loads a module, and has a history of bugs",
+        "TLS of Linux: it loads a module, and has had many bugs",
         (In(1, (IPPROTO_TCP,)), In(2, (TCP_ULP,))),
     ),
     # ── Terminals ──
     Refuse(
         "ioctl",
         EPERM,
-        "types into the terminal outside (CVE-2017-5226, CVE-2023-28100); line disciplines",
+        "input for a terminal of the host (CVE-2017-5226, CVE-2023-28100); line disciplines",
         (In(1, (TIOCSTI, TIOCLINUX, TIOCSETD)),),
     ),
-    Refuse("vhangup", EPERM, "hangs up the terminal of others"),
-    # ── Linux itself: big surfaces, and what only an administrator of the machine needs ──
-    Refuse("bpf perf_event_open userfaultfd", EPERM, "the tools of most exploits of linux"),
-    Refuse("keyctl add_key request_key", EPERM, "keyrings are not divided by namespace"),
-    Refuse("init_module finit_module delete_module", EPERM, "modules of linux"),
-    Refuse("create_module query_module get_kernel_syms", EPERM, "modules of linux, the old calls"),
-    Refuse("kexec_load kexec_file_load reboot", EPERM, "ends this linux"),
-    Refuse("swapon swapoff acct syslog", EPERM, "the machine's, not a program's"),
-    Refuse("settimeofday clock_settime clock_adjtime adjtimex", EPERM, "one clock for everybody"),
-    Refuse("sethostname setdomainname", EPERM, "the view is bubblewrap's to make"),
+    Refuse("vhangup", EPERM, "hangs up a terminal"),
+    # ── Linux itself: large attack surfaces, and calls for administrators of the machine ──
+    Refuse("bpf perf_event_open userfaultfd", EPERM, "used by most exploits of Linux"),
+    Refuse("keyctl add_key request_key", EPERM, "namespaces do not separate keyrings"),
+    Refuse("init_module finit_module delete_module", EPERM, "modules of Linux"),
+    Refuse("create_module query_module get_kernel_syms", EPERM, "the same, by old calls"),
+    Refuse("kexec_load kexec_file_load reboot", EPERM, "ends or replaces Linux"),
+    Refuse("swapon swapoff acct syslog", EPERM, "acts on the whole machine"),
+    Refuse("settimeofday clock_settime clock_adjtime adjtimex", EPERM, "sets the host's clock"),
+    Refuse("sethostname setdomainname", EPERM, "changes a name that bubblewrap set"),
     Refuse("iopl ioperm", EPERM, "ports of the hardware"),
-    Refuse("modify_ldt", EPERM, "16-bit segments: only exploits and Wine want them"),
+    Refuse("modify_ldt", EPERM, "16-bit segments, which only exploits and Wine use"),
     Refuse("lsm_set_self_attr", EPERM, "changes the AppArmor or SELinux label"),
     Refuse(
         "personality",
         EPERM,
-        "no ASLR, readable means executable, old address layouts; 0 and the query stay",
+        "turns off ASLR, makes readable pages executable; 0 and the query stay",
         (NotIn(0, (0, 0xFFFFFFFF)),),
     ),
-    # ── What is shared with the whole machine: counters, caches, processors ──
-    Refuse("io_setup", ENOSYS, "fs.aio-max-nr is one for all: one call takes it from the host"),
+    # ── Resources that the whole machine shares: counters, caches, processors ──
+    Refuse("io_setup", ENOSYS, "one call uses up fs.aio-max-nr, which counts the whole host"),
     Refuse(
         "fcntl",
         EPERM,
-        "a larger pipe: fs.pipe-user-pages-soft counts per user, and 64 of 1 MiB take it all",
+        "a larger pipe: 64 of 1 MiB use up fs.pipe-user-pages-soft, which counts per user",
         (In(1, (F_SETPIPE_SZ,)), AtLeast(2, PIPE_SIZE + 1)),
     ),
-    Refuse("cachestat", EPERM, "shows which pages of shared files others have read"),
+    Refuse("cachestat", EPERM, "shows which pages of shared files other processes have read"),
     Refuse(
         "madvise",
         EINVAL,
-        "merging of equal pages (KSM) tells, by its timing, what others hold in memory",
+        "the timing of merged pages (KSM) shows the memory of other processes",
         (In(2, (MADV_MERGEABLE,)),),
     ),
     Refuse("memfd_secret mlockall", EPERM, "memory that cannot be reclaimed"),
-    Refuse("vmsplice", EPERM, "pages of others' pipes; nothing needs it"),
-    Refuse("move_pages migrate_pages", EPERM, "moves shared pages about; tells where they are"),
-    Refuse("ioprio_set sched_setattr", EPERM, "takes precedence over other jails"),
-    # libzmq sets SCHED_OTHER at start, and dies when told EPERM.
+    Refuse("vmsplice", EPERM, "shares pages with pipes of others; no program needs it"),
+    Refuse("move_pages migrate_pages", EPERM, "moves shared pages, and shows their places"),
+    Refuse("ioprio_set sched_setattr", EPERM, "gets precedence over other jails"),
+    # libzmq sets SCHED_OTHER at its start, and aborts on EPERM.
     Refuse(
         "sched_setscheduler",
         EPERM,
-        "real time starves the rest",
+        "real-time processes starve all others",
         (In(1, (SCHED_FIFO, SCHED_RR, SCHED_DEADLINE), 0xFFFFFFFF ^ SCHED_RESET_ON_FORK),),
     ),
     Refuse(
         "prctl",
         EPERM,
-        "core scheduling: keeps the other hyperthread idle, beyond any cpu limit",
+        "core scheduling keeps the other hyperthread idle, which no CPU limit counts",
         (In(0, (PR_SCHED_CORE,)),),
     ),
-    # ── Dead calls: nobody tests them any more ──
-    Refuse("uselib ustat sysfs _sysctl nfsservctl lookup_dcookie vserver", EPERM, "dead"),
-    Refuse("remap_file_pages", ENOSYS, "dead, and emulated by code that nothing else uses"),
+    # ── Obsolete calls, which are rarely tested ──
+    Refuse("uselib ustat sysfs _sysctl nfsservctl lookup_dcookie vserver", EPERM, "obsolete"),
+    Refuse("remap_file_pages", ENOSYS, "obsolete, and emulated by code without another use"),
 )
 
-# A socket of a connected pair of datagram sockets can still send to any path that it names.
+# A socket of a connected pair of datagram sockets can send to any path.
 _NO_DATAGRAM_PAIR = Refuse(
     "socketpair",
     EPERM,
-    "a datagram socket sends to any path; pairs of streams and of packets stay",
+    "a datagram socket sends to any path; pairs of stream and packet sockets stay",
     (NotIn(1, (SOCK_STREAM, SOCK_SEQPACKET), SOCK_TYPE_MASK),),
 )
 
 STRICT = (
-    # ── One process, and only the code it came with ──
-    Refuse("execve execveat", EPERM, "no other program"),
-    Refuse("fork vfork", EPERM, "no other process"),
-    Refuse("clone", EPERM, "no other process; threads stay", (HasNone(0, CLONE_THREAD),)),
-    Refuse("clone3", ENOSYS, "its flags cannot be seen; libc falls back to clone"),
-    Refuse("memfd_create", EPERM, "a program to execute without a file"),
-    Refuse("pidfd_open", EPERM, "nothing to hold there"),
-    # ── No new ways to talk; accept stays, for who listens already (libzmq aborts without it) ──
-    Refuse("socket connect bind listen", EPERM, "no new socket"),
+    # ── One process, which executes no other program ──
+    Refuse("execve execveat", EPERM, "executes another program"),
+    Refuse("fork vfork", EPERM, "starts a process"),
+    Refuse("clone", EPERM, "starts a process; threads stay", (HasNone(0, CLONE_THREAD),)),
+    Refuse("clone3", ENOSYS, "has its flags in memory; libc falls back to clone"),
+    Refuse("memfd_create", EPERM, "makes a program without a file"),
+    Refuse("pidfd_open", EPERM, "has no use with one process"),
+    # ── No new communication; accept stays, because libzmq aborts without it ──
+    Refuse("socket connect bind listen", EPERM, "makes or connects a socket"),
     _NO_DATAGRAM_PAIR,
     Refuse("shmget shmat shmdt shmctl", EPERM, "System V shared memory"),
     Refuse("semget semop semtimedop semctl", EPERM, "System V semaphores"),
@@ -264,32 +263,32 @@ STRICT = (
         EPERM,
         "POSIX messages",
     ),
-    # ── No links: a name says where a file is ──
-    Refuse("symlink symlinkat link linkat", EPERM, "no links"),
+    # ── No links: the path of a file is its place ──
+    Refuse("symlink symlinkat link linkat", EPERM, "makes a link"),
 )
 
-# For the kernel and the commands of a policy with unix_sockets = "none", on top of the others. An
-# address is in memory, where no filter can see it: so no socket is made that could have a path.
-# PID 1 and its relay go without: the relay connects to the proxy's socket.
+# In addition to the others, for the kernel and the commands of a policy with unix_sockets = "none".
+# A filter cannot read an address in memory, so this one refuses each socket that can have a path.
+# PID 1 and its relay do not get it: the relay connects to the socket of the proxy.
 NO_UNIX = (
-    Refuse("socket", EPERM, "connects to, or is, a Unix socket", (In(0, (AF_UNIX,)),)),
+    Refuse("socket", EPERM, "makes a Unix socket", (In(0, (AF_UNIX,)),)),
     _NO_DATAGRAM_PAIR,
 )
 
-# The process of `sbx serve` that parses HTTP, when its broker is root. It keeps the right to change
-# owners and modes, so a set-id file must be out of its reach. openat2 stays, with which files are
-# opened: what it makes belongs to the service's own uid, and chown takes set-id bits away.
+# For the process of `sbx serve` that parses HTTP, if its broker is root. It may change owners and
+# modes, so it must not make set-id files. openat2 stays, because sbx opens files with it: its new
+# files belong to the uid of the service, and chown removes set-id bits.
 SERVE = tuple(rule for rule in DEFAULT if rule.calls != "openat2")
 
-# Whoever takes `allowlist` gets DEFAULT, and of what that lets pass only this; the rest is ENOSYS.
-# Measured were the calls of IPython with numpy, pandas and matplotlib, of pip, git, gcc, node and
-# java (133 names); a trace is a lower bound, so each came with its kin: the older, the newer and
-# the vectored form of a call that is here anyway opens nothing new.
+# `allowlist` refuses the calls of DEFAULT, and each call that is not listed here (ENOSYS). The list
+# has the 133 calls that IPython with numpy, pandas and matplotlib, and pip, git, gcc, node and java
+# made in a trace. A trace is incomplete, so the list also has the older, the newer and the vectored
+# form of each call, which allow nothing else.
 ALLOWLIST = (
     AllowSyscalls(
         "brk mmap munmap mremap mprotect madvise msync mincore mlock mlock2 munlock munlockall"
         " memfd_create membarrier pkey_alloc pkey_free pkey_mprotect",
-        "memory; the keys are V8's, mincore the JVM's",
+        "memory; V8 uses the keys, and the JVM uses mincore",
     ),
     AllowSyscalls("get_mempolicy set_mempolicy mbind", "OpenBLAS and the JVM place their memory"),
     AllowSyscalls(
@@ -303,12 +302,12 @@ ALLOWLIST = (
     ),
     AllowSyscalls(
         "fsync fdatasync sync_file_range fadvise64 readahead",
-        "of one file; sync and syncfs write out what all of this linux has",
+        "for one file; sync and syncfs write the data of the whole host",
     ),
     AllowSyscalls(
         "stat fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat statfs"
         " fstatfs getdents getdents64 getcwd chdir fchdir",
-        "looking about",
+        "the attributes of files, and directories",
     ),
     AllowSyscalls(
         "mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink"
@@ -319,10 +318,10 @@ ALLOWLIST = (
         "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat"
         " futimesat getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr setxattr lsetxattr"
         " fsetxattr removexattr lremovexattr fremovexattr",
-        "what belongs to a file: tar, cp and shutil.copystat put it back",
+        "metadata, which tar, cp and shutil.copystat restore",
     ),
     AllowSyscalls(
-        "inotify_init inotify_init1 inotify_add_watch inotify_rm_watch", "node and tail -f watch"
+        "inotify_init inotify_init1 inotify_add_watch inotify_rm_watch", "node and tail -f use it"
     ),
     AllowSyscalls(
         "poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait"
@@ -333,18 +332,18 @@ ALLOWLIST = (
     AllowSyscalls(
         "pipe pipe2 socket socketpair connect bind listen accept accept4 shutdown sendto recvfrom"
         " sendmsg recvmsg sendmmsg recvmmsg getsockname getpeername getsockopt setsockopt",
-        "talking, within the jail's own network",
+        "communication, in the network of the jail",
     ),
     AllowSyscalls(
         "time gettimeofday times clock_gettime clock_getres nanosleep clock_nanosleep alarm"
         " getitimer setitimer timer_create timer_settime timer_gettime timer_getoverrun"
         " timer_delete",
-        "time, where the vDSO does not tell it, and timers of one's own",
+        "the time, if the vDSO does not provide it, and timers of the caller",
     ),
     AllowSyscalls(
         "clone fork vfork execve execveat exit exit_group wait4 waitid set_tid_address arch_prctl"
         " prctl prlimit64 getrlimit setrlimit getrusage getpriority setpriority",
-        "processes: shells, make and gcc start them by the dozen",
+        "processes: shells, make and gcc start many",
     ),
     AllowSyscalls(
         "futex futex_waitv futex_wake futex_wait futex_requeue set_robust_list get_robust_list rseq"
@@ -357,23 +356,23 @@ ALLOWLIST = (
         "kill tkill tgkill pidfd_open pidfd_send_signal rt_sigaction rt_sigprocmask rt_sigreturn"
         " rt_sigpending rt_sigtimedwait rt_sigsuspend rt_sigqueueinfo rt_tgsigqueueinfo"
         " sigaltstack",
-        "signals, as far as Landlock lets them reach",
+        "signals, which Landlock limits to the jail",
     ),
     AllowSyscalls(
         "getpid getppid gettid getpgid getpgrp setpgid getsid setsid getuid geteuid getgid getegid"
         " getgroups getresuid getresgid setuid setgid setreuid setregid setresuid setresgid capget"
         " personality",
-        "who one is; the setters know one id only, which shells and Perl set to itself",
+        "ids; shells and Perl set the one id that the jail has",
     ),
-    AllowSyscalls("uname sysinfo getrandom", "what every start-up asks"),
+    AllowSyscalls("uname sysinfo getrandom", "every program calls them at its start"),
     AllowSyscalls(
         "seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self",
-        "more walls: ours come on top of this one, and a browser puts up its own",
+        "further restrictions: those of sbx after this filter, and those of browsers",
     ),
 )
 
-# In a directory of the host Landlock lets the jail read only. These calls go to the path guard
-# (`sbx.guest.path_guard`), which performs them where the table of host executables permits it.
+# In a directory of the host, Landlock only allows reading. These calls go to the path guard
+# (`sbx.guest.path_guard`), which performs them if the table of host executables permits it.
 GUARD: tuple[Refuse | Notify, ...] = (
     Notify("open", "opens for writing, or creates", (HasAny(1, O_WRITES),)),
     Notify("openat", "opens for writing, or creates", (HasAny(2, O_WRITES),)),
@@ -385,7 +384,7 @@ GUARD: tuple[Refuse | Notify, ...] = (
     Refuse(
         "setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr",
         EOPNOTSUPP,
-        "an access list is a mode by another name; Landlock has no right for it",
+        "an access list changes the mode, and Landlock has no right for it",
     ),
 )
 
@@ -397,4 +396,4 @@ TABLES: dict[str, tuple[Refuse | Notify, ...]] = {
     "guard": GUARD,
     "no_unix": NO_UNIX,
 }
-ONLY = {"allowlist": ALLOWLIST}  # of what its table lets pass
+ONLY = {"allowlist": ALLOWLIST}  # of the calls that its table allows
