@@ -6,15 +6,16 @@
         box-{sandbox}/            the limits of a sandbox
           jail-{jail}/            the processes of a jail; dies as a whole when out of memory
 
-A group either holds processes or hands controllers down ("no internal processes"), therefore the
-leaf `sup`. It also keeps a systemd scope alive: the scope is removed, with all that is in it,
-when its last process leaves.
+A group either holds processes or enables controllers for the groups below ("no internal
+processes"), so the broker has the leaf `sup`. The leaf also keeps a systemd scope alive: a scope is
+removed, with all groups in it, when its last process leaves.
 
 Measured on Linux 6.1 with systemd 252: a write to ``cgroup.subtree_control`` with a process in
-the group is EBUSY; a controller not handed down from above is ENOENT, an unknown one EINVAL, and
-one bad name would fail a whole write, thus one a write. An OOM kill counts in ``memory.events``
-of the jail (and of all groups above it). Where a fork counts that a group above refused changed
-in 6.11 (read in its source, not measured); the jail has the limit as well, so it counts there.
+the group is EBUSY; a controller that the group above has not enabled is ENOENT, an unknown one
+EINVAL. One bad name fails a whole write, so each write has one name. An OOM kill counts in
+``memory.events`` of the jail (and of all groups above it). Linux 6.11 changed which group counts a
+fork that a group above refused (read in its source, not measured). The jail has the same limit, so
+its own group counts it.
 ``memory.peak`` may be some pages above the limit of the group above.
 
 Entering waits for an RCU grace period unless another process moved just before: 17 to 22 ms. v1's
@@ -191,7 +192,7 @@ class V2Hierarchy:
         names = [path.rpartition("/")[2] for path in groups.below(self._base)]
         shared = sum(name.startswith(RUNTIME_PREFIX) for name in names) > 1
         # It held processes, so this runtime, or an earlier one that is gone, enabled its
-        # controllers. Only the root may have both, and others may depend on its controllers.
+        # controllers. Only the root group may have both, and other programs may need them there.
         handing_down = (
             [self._group] if shared or self.capabilities.at_root else [self._group, self._base]
         )
