@@ -128,9 +128,18 @@ def examine(path: Path, newest: int, *, backup: bool = False) -> StoreContents:
             )
         if program not in (APPLICATION_ID, BACKUP_ID) and (version or _has_tables(looking)):
             raise _corrupt(path, "it belongs to another program")
-        if problem := _first_problem(looking):
+        if problem := _first_problem(looking) or _schema_problem(looking):
             raise _corrupt(path, problem)
-        return StoreContents(version, marks.read_from_store(looking), program == BACKUP_ID)
+        return StoreContents(version, _mark_of(looking, path), program == BACKUP_ID)
+
+
+def _mark_of(connection: sqlite3.Connection, path: Path) -> Mark | None:
+    try:
+        return marks.read_from_store(connection)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            raise
+        raise _corrupt(path, f"its mark cannot be read: {error}") from error  # no such column
 
 
 @contextmanager
@@ -168,6 +177,23 @@ def _first_problem(connection: sqlite3.Connection) -> str | None:
     finally:
         connection.set_progress_handler(None, 0)
     return None if problem == "ok" else problem
+
+
+def _schema_problem(connection: sqlite3.Connection) -> str | None:
+    """Return the first error in the statements of the schema. SQLite does not resolve their
+    expressions (CHECK) for a connection that only reads: an invalid one is an error of the first
+    connection that writes (measured with 3.40)."""
+    statements = (
+        "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
+        " ORDER BY type = 'table' DESC, rowid"
+    )
+    try:
+        with closing(sqlite3.connect(":memory:")) as empty:
+            for (statement,) in connection.execute(statements):
+                empty.execute(statement)
+    except (sqlite3.Error, TypeError, ValueError) as error:  # it may be no text, or have a NUL
+        return f"its schema is invalid: {error}"
+    return None
 
 
 def open_writing(path: Path, steps: Sequence[Migration]) -> sqlite3.Connection:

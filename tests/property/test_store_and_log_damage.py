@@ -139,6 +139,28 @@ def test_a_damaged_store_opens_or_is_refused_by_a_named_error(
         assert refusal is None
 
 
+@pytest.mark.parametrize(
+    ("text", "damaged_text"),
+    [
+        pytest.param(b"CHECK (only_row = 1)", b"CHECK (\xefnly_row = 1)", id="not UTF-8"),
+        pytest.param(b"CHECK (only_row = 1)", b"CHECK (onlx_row = 1)", id="no such column"),
+        pytest.param(b"id         TEXT NOT NULL,\n    generation", b"ix", id="a column renamed"),
+    ],
+)
+def test_a_store_with_a_damaged_schema_is_refused_unchanged(
+    killed: Path, scratch: Path, text: bytes, damaged_text: bytes
+) -> None:
+    """A connection that only reads accepted it, and the one that writes changed its log."""
+    copy = copied(killed, scratch)
+    path = copy / "sbx.db"
+    content = path.read_bytes()
+    assert content.count(text) == 1
+    path.write_bytes(content.replace(text, damaged_text + text[len(damaged_text) :]))
+    before = {item.name: item.read_bytes() for item in copy.iterdir()}
+    assert asyncio.run(refusal_of(path)) == "store_corrupt"
+    assert {item.name: item.read_bytes() for item in copy.iterdir()} == before
+
+
 def test_a_store_with_invalid_names_opens_or_is_refused_by_a_named_error(
     killed: Path, scratch: Path
 ) -> None:
