@@ -217,6 +217,22 @@ async def test_a_policy_without_a_shell_has_no_background_commands(runtime: Runt
             await box.commands.start("a\0b")
 
 
+async def test_a_command_counts_once_against_the_limit_while_it_starts(
+    box: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A started command counted twice until its caller ran again: of 50 at once, some were refused
+    as the 65th."""
+    counts, track = list[int](), box.commands._track
+
+    def counted(work: Any) -> Any:
+        counts.append(box.commands._running + len(box.commands._starting))
+        return track(work)
+
+    monkeypatch.setattr(box.commands, "_track", counted)
+    await (await box.commands.start("true")).wait(60)
+    assert counts == [1, 1]
+
+
 async def test_a_call_that_is_cancelled_leaves_a_command_that_is_known(box: AsyncSandbox) -> None:
     await box.start()
     for delay in (0, 0.001, 0.003):
@@ -226,7 +242,7 @@ async def test_a_call_that_is_cancelled_leaves_a_command_that_is_known(box: Asyn
         await asyncio.gather(starting, return_exceptions=True)
     known = [one for one in await box.commands.list() if one.running]
     assert box.commands.running == len(known)
-    assert box.commands._starting == 0
+    assert not box.commands._starting
     for one in known:
         await (await box.commands.get(one.id)).stop(grace_s=0)
 

@@ -100,7 +100,7 @@ class Commands:
         self._policy = policy
         self._context = context
         self.records = CommandRecords(opened, owner)
-        self._starting = 0
+        self._starting: set[str] = set()  # ids; a started command is only counted as running
         self._running = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -119,19 +119,20 @@ class Commands:
         """
         directory, variables = checks.check_shell(self._policy, command, cwd, env)
         self._context.check_open()
-        if self._running + self._starting >= RUNNING_MAX:
+        if self._running + len(self._starting) >= RUNNING_MAX:
             raise errors.Conflict(
                 f"{RUNNING_MAX} background commands of this conversation run already",
                 code="too_many_commands",
                 hint="stop one, or wait for the end of one",
                 details={"limit": RUNNING_MAX},
             )
-        self._starting += 1
+        command_id = f"cmd-{secrets.token_hex(6)}"
+        self._starting.add(command_id)
         try:
             await self.records.load()
             kernel, lost = await self._context.ready()
             status = CommandStatus(
-                id=f"cmd-{secrets.token_hex(6)}",
+                id=command_id,
                 command=_shown(command),
                 state=CommandState.RUNNING,
                 started_at=time.time(),
@@ -141,7 +142,7 @@ class Commands:
             launching = self._launch(status, kernel, argv, directory, variables, stdin_open)
             record = await run_to_completion(self._track(launching))
         finally:
-            self._starting -= 1
+            self._starting.discard(command_id)
         return BackgroundCommand(self, record)
 
     async def get(self, command_id: str) -> BackgroundCommand:
@@ -205,6 +206,7 @@ class Commands:
         for name in old:
             records.by_id.pop(name, None)
         records.by_id[status.id] = record
+        self._starting.discard(status.id)
         self._running += 1
         self._track(self._follow(record, kernel, process, opened, seen))
         return record
