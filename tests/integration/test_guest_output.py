@@ -138,7 +138,7 @@ def test_only_the_value_that_ends_a_cell_is_held(
         "from sbx.guest.start.warmup import _run\n"
         "ip, held = shell.build(), []\n"
         f"ip.ast_node_interactivity = {mode!r}\n"
-        "ip.attach(lambda kind, content, *, hold: held.append(hold))\n"
+        "ip.attach(lambda kind, content, hold: held.append(hold))\n"
         f"_run(ip, {code!r})\n"
         "print(held)",
         tmp_path,

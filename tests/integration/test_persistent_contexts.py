@@ -336,7 +336,7 @@ async def test_a_token_of_another_conversation_and_another_owner_reach_no_contex
 ) -> None:
     with short_directory() as directory:
         async with live(directory) as served, served.client() as client:
-            session = {"user_id": "u", "agent_id": "a", "session_id": "sb-session-u-a"}
+            session = {"user_id": "u", "agent_id": "a"}
             made = await client.post("/api/v1/sessions", json=session)
             assert made.status_code in (200, 201), made.text
             box = (await client.get("/v1/sandboxes")).json()["items"][0]["id"]

@@ -157,8 +157,8 @@ async def test_what_never_expires_cannot_be_extended(tmp_path: Path) -> None:
 async def test_a_wrong_request_makes_nothing(tmp_path: Path) -> None:
     async with open_service(tmp_path / "data") as service:
         for wrong in (
-            {"profile": "nowhere"},
-            {"profile": "../default"},
+            {"policy": "nowhere"},
+            {"policy": "../default"},
             {"narrower": {"limits": {"memory_max": "900GiB"}}},
             {"env": {"A=B": "c"}},
         ):
@@ -207,7 +207,11 @@ async def test_a_service_that_closes_ends_its_runs_and_says_so(tmp_path: Path) -
 async def test_what_is_due_happens_by_itself(tmp_path: Path) -> None:
     clock = FakeClock()
     settings = Settings(
-        data_dir=tmp_path / "data", gc_interval=300, memory_reserve=0, tombstones_kept=1000
+        data_dir=tmp_path / "data",
+        gc_interval=300,
+        memory_reserve=0,
+        files_grace=0,
+        tombstones_kept=1000,
     )
     async with Service(settings, clock) as service:
         await service.access.make_token(ME.owner, user_id="ada", ttl_s=10)

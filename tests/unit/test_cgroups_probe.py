@@ -53,8 +53,7 @@ V1_PLACES = {
 SCOPE_PATH = "/user.slice/user-1000.slice/user@1000.service/app.slice/run-r1aa8.scope"
 USER_SCOPE = ("/usr/bin/env", "XDG_RUNTIME_DIR=/run/user/1000", "/usr/bin/systemd-run", "--user")
 NO_USER_SCOPE = (
-    "systemd gave no scope; to see its reason, run:"
-    " systemd-run --user --scope -p Delegate=yes true"
+    "systemd gave no scope; to see its reason, run: systemd-run --user --scope -p Delegate=yes true"
 )
 
 
