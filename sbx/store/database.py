@@ -190,8 +190,10 @@ def _schema_problem(connection: sqlite3.Connection) -> str | None:
     try:
         with closing(sqlite3.connect(":memory:")) as empty:
             for (statement,) in connection.execute(statements):
+                if not statement.startswith("CREATE "):  # SQLite stores no others
+                    raise ValueError(f"{statement[:40]!r} creates nothing")
                 empty.execute(statement)
-    except (sqlite3.Error, TypeError, ValueError) as error:  # it may be no text, or have a NUL
+    except (sqlite3.Error, TypeError, ValueError) as error:  # it may be bytes, or have a NUL
         return f"its schema is invalid: {error}"
     return None
 
