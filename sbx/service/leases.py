@@ -30,7 +30,7 @@ class SandboxIndex:
         self._settings = settings
         self._by_id: dict[str, ServiceSandbox] = {}
         self._by_session: dict[tuple[str, str], ServiceSandbox] = {}
-        self._creating: dict[str, int] = {}  # by owner
+        self._creating: dict[str, str] = {}  # the owners of sandboxes, by id
 
     def every(self) -> list[ServiceSandbox]:
         return list(self._by_id.values())
@@ -107,23 +107,22 @@ class SandboxIndex:
         return sandbox
 
     @contextmanager
-    def creating(self, owner: str) -> Iterator[None]:
+    def creating(self, row: SandboxRow) -> Iterator[None]:
         """Count a sandbox that is being created. Raises Unavailable `too_many_sandboxes`."""
-        self._check_room(owner)
-        self._creating[owner] = self._creating.get(owner, 0) + 1
+        self._check_room(row.owner)
+        self._creating[row.id] = row.owner
         try:
             yield
         finally:
-            self._creating[owner] -= 1
-            if not self._creating[owner]:
-                del self._creating[owner]
+            del self._creating[row.id]
 
     def _check_room(self, owner: str) -> None:
-        living = [sandbox for sandbox in self._by_id.values() if not sandbox.over]
-        mine = sum(sandbox.row.owner == owner for sandbox in living)
+        owners = [sandbox.row.owner for sandbox in self._by_id.values() if not sandbox.over]
+        # An added one is still in `_creating` until its caller runs again: it counts once.
+        owners += [each for id, each in self._creating.items() if id not in self._by_id]
         for count, limit in (
-            (len(living) + sum(self._creating.values()), self._settings.sandboxes_max),
-            (mine + self._creating.get(owner, 0), self._settings.sandboxes_per_owner),
+            (len(owners), self._settings.sandboxes_max),
+            (owners.count(owner), self._settings.sandboxes_per_owner),
         ):
             if count >= limit:
                 raise errors.Unavailable(

@@ -157,7 +157,7 @@ class Sandboxes:
             **(asdict(session) if session else {}),
         )
         expired = self.index.find(caller, row.session_id) if row.session_id else None
-        with self.index.creating(caller.owner):
+        with self.index.creating(row):
             return await run_to_completion(self._create(caller, row, expired))
 
     async def _create(

@@ -11,6 +11,7 @@ from persistent_sandboxes import ME, OTHER, begin, open_service, printed, run, s
 from sbx.errors import NotFound, Unavailable
 from sbx.service.caller import Caller
 from sbx.service.lifecycle import State
+from sbx.service.sandbox import ServiceSandbox
 
 HANG = "import time; print('on', flush=True); time.sleep(60)"
 
@@ -67,6 +68,23 @@ async def test_past_a_limit_of_sandboxes_there_is_nothing_half_done(tmp_path: Pa
         assert full.value.details["limit"] == 3
         await service.sandboxes.delete(ME, (await service.sandboxes.list(ME)).items[0].id)
         await service.sandboxes.create(Caller("third", "key"))
+
+
+async def test_a_sandbox_counts_once_while_it_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new one counted twice until its caller ran again: of many at once, some were refused below
+    the limit."""
+    async with open_service(tmp_path / "data", sandboxes_per_owner=2) as service:
+        index = service.sandboxes.index
+        add = index.add
+
+        def added(sandbox: ServiceSandbox) -> None:
+            add(sandbox)
+            index._check_room(ME.owner)
+
+        monkeypatch.setattr(index, "add", added)
+        await service.sandboxes.create(ME)
 
 
 async def test_past_a_limit_of_workspaces_an_owner_makes_none(tmp_path: Path) -> None:
