@@ -54,6 +54,7 @@ class SandboxIndex:
 
     def add(self, sandbox: ServiceSandbox) -> None:
         self._by_id[sandbox.id] = sandbox
+        self._creating.pop(sandbox.id, None)  # from now on it counts as one that lives
         if sandbox.row.session_id is not None:
             self._by_session[sandbox.row.owner, sandbox.row.session_id] = sandbox
 
@@ -114,12 +115,11 @@ class SandboxIndex:
         try:
             yield
         finally:
-            del self._creating[row.id]
+            self._creating.pop(row.id, None)
 
     def _check_room(self, owner: str) -> None:
         owners = [sandbox.row.owner for sandbox in self._by_id.values() if not sandbox.over]
-        # An added one is still in `_creating` until its caller runs again: it counts once.
-        owners += [each for id, each in self._creating.items() if id not in self._by_id]
+        owners += self._creating.values()
         for count, limit in (
             (len(owners), self._settings.sandboxes_max),
             (owners.count(owner), self._settings.sandboxes_per_owner),
