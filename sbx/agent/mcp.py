@@ -18,12 +18,12 @@ import os
 import posixpath
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, cast
 from urllib.parse import quote, unquote, urlsplit
 
 from sbx import __version__
-from sbx.agent.mcp_calls import McpApprovals as McpApprovals
-from sbx.agent.mcp_calls import McpCalls
+from sbx.agent.mcp_calls import McpApprovals, McpCalls
 from sbx.agent.messages import ToolCall, carried
 from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.task import TaskTemplate, fill
@@ -62,10 +62,11 @@ async def serve(
     sandbox: ToolSandbox,
     tools: Tools,
     read_templates: ReadTemplates,
-    calls: McpCalls,
+    asks: McpApprovals,
 ) -> None:
     """Serve stdin and stdout of this process until the client closes them. Meanwhile all other
     writes to stdout go to stderr."""
+    calls = McpCalls(lambda: nullcontext(sandbox), tools, asks)
     server = make_server(sandbox, tools, read_templates, calls)
     # Use our own reader: the reader of the SDK blocks in a thread that no signal interrupts.
     async with stdio_server(stdin=cast("anyio.AsyncFile[str]", _lines(_STDIN))) as (reads, writes):

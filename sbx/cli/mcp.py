@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,6 @@ from sbx.errors import BadRequest
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from sbx.agent.mcp_calls import McpApprovals
     from sbx.agent.sandbox import ToolSandbox
     from sbx.agent.settings import AgentSettings
     from sbx.agent.task import TaskTemplate
@@ -105,7 +103,9 @@ async def _serve_project(
 
     from platformdirs import user_data_path
 
+    from sbx.agent.mcp import serve
     from sbx.agent.mcp_calls import McpApprovals
+    from sbx.agent.tools.registry import Tools
     from sbx.cli.chat import changes_mode
     from sbx.cli.chat_store import ChatSelection, opened
     from sbx.cli.signals import CancelOnSignal
@@ -132,7 +132,7 @@ async def _serve_project(
             asks = McpApprovals(
                 conversation.approvals, in_project=True, place=conversation.place, changes=setting
             )
-            await _serve_sandbox(conversation.sandbox, asks)
+            await serve(conversation.sandbox, Tools(), _templates, asks)
 
 
 async def _templates() -> "dict[str, TaskTemplate]":
@@ -153,20 +153,12 @@ async def _serve(
     opened: "AbstractAsyncContextManager[ToolSandbox]", settings: "AgentSettings"
 ) -> None:
     from sbx.agent.approvals import Approvals
+    from sbx.agent.mcp import serve
     from sbx.agent.mcp_calls import McpApprovals
+    from sbx.agent.tools.registry import Tools
     from sbx.cli.signals import CancelOnSignal
 
     asks = McpApprovals(Approvals(timeout_s=settings.approval_timeout))
     with CancelOnSignal():
         async with opened as sandbox:
-            await _serve_sandbox(sandbox, asks)
-
-
-async def _serve_sandbox(sandbox: "ToolSandbox", asks: "McpApprovals") -> None:
-    from sbx.agent.mcp import serve
-    from sbx.agent.mcp_calls import McpCalls
-    from sbx.agent.tools.registry import Tools
-
-    tools = Tools()
-    calls = McpCalls(lambda: nullcontext(sandbox), tools, asks)
-    await serve(sandbox, tools, _templates, calls)
+            await serve(sandbox, Tools(), _templates, asks)

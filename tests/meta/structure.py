@@ -193,7 +193,7 @@ def _prose() -> list[tuple[Path, str, int, str]]:
 
 
 MEASURES = (
-    # Later features have 13911 of these lines: sessions that slide and are restored, embedded
+    # Later features have 13904 of these lines: sessions that slide and are restored, embedded
     # lifetimes, scripts and notebooks in `sbx run`, the room of a workspace, unknown fields, spans,
     # metrics by policy, a rotated audit log, options that narrow, `sbx project`, hints, labels and
     # links of sandboxes, what the SDKs of other products share, ports, live processes, logins of
@@ -202,7 +202,7 @@ MEASURES = (
     # active runs of agents and a report on ended ones, checks of tasks, sub-agents, templates of
     # tasks, resources of MCP, access that a person grants, budgets
     # of changes, early orders, stdin in `sbx run`.
-    Measure("lines", lines, 112_312, 74_000, 83_779),
+    Measure("lines", lines, 112_305, 74_000, 83_779),
     Measure("public class names in more than one module", repeated_class_names, 0, 10, 87),
     Measure("Protocol classes", protocols, 15, 15, 58),
     Measure(
