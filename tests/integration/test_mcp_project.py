@@ -1,7 +1,7 @@
 """`sbx mcp`: its user approves access and, with `--project`, changes and commands. And prompts."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 from command import COMMAND, environment
 from mcp import Client, MCPError, StdioServerParameters
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
-from web import granting, web
+from web import Web, granting, web
 
 PATIENCE_S = 120.0
 
@@ -40,6 +40,16 @@ def project(tmp_path: Path) -> Path:
     directory.mkdir()
     (directory / "notes.txt").write_text("colour\n")
     return directory
+
+
+@pytest.fixture
+def site(project: Path) -> Iterator[Web]:
+    """A site, and the policy `granting` in the directory `policies` next to the project."""
+    policies = project.parent / "policies"
+    policies.mkdir()
+    with web() as site:
+        (policies / "granting.toml").write_text(granting(site))
+        yield site
 
 
 @asynccontextmanager
@@ -174,51 +184,49 @@ async def test_templates_of_tasks_are_prompts(project: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_refused_access_is_asked_about(project: Path, mode: str) -> None:
-    policies = project.parent / "policies"
-    policies.mkdir()
-    with web() as site:
-        (policies / "granting.toml").write_text(granting(site))
-        person = Person("yes", "yes", "yes", "no")
-        # The name of curl marks a command that needs the network; it may be missing here.
-        code = f"import urllib.request as u; print(u.urlopen('{site.url}/menu').read().decode())"
-        fetch = {"command": f': curl; python -c "{code}"'}
-        options = ("--policy", "granting")
-        how: dict[str, Any] = {"mode": mode, "SBX_POLICY_DIRS": str(policies)}
-        async with connected(project, *options, person=person, **how) as client:
-            assert "request_access" in {tool.name for tool in (await client.list_tools()).tools}
-            first = await client.call_tool("execute_command", fetch)
-            assert "granted connections to" in text_of(first)
-            assert "hello" not in text_of(first)
-            assert site.asked == []
-            assert person.questions[1] == f"Grant connections to {site.host}, for the next run?"
-            second = await client.call_tool("execute_command", fetch)
-            assert "hello from /menu" in text_of(second)
-            asks = {"kind": "network", "target": site.host, "reason": "for\u202e the menu"}
-            refused = await client.call_tool("request_access", asks)
-            assert "denied" in text_of(refused)
-            assert person.questions[3].splitlines() == [
-                f"Grant connections to {site.host}, for the next run?",
-                "The model gives this reason: for\\u202e the menu",
-            ]
+async def test_refused_access_is_asked_about(project: Path, site: Web, mode: str) -> None:
+    person = Person("yes", "yes", "yes", "no")
+    # The name of curl marks a command that needs the network; it may be missing here.
+    code = f"import urllib.request as u; print(u.urlopen('{site.url}/menu').read().decode())"
+    fetch = {"command": f': curl; python -c "{code}"'}
+    options = ("--policy", "granting")
+    how: dict[str, Any] = {"mode": mode, "SBX_POLICY_DIRS": str(project.parent / "policies")}
+    async with connected(project, *options, person=person, **how) as client:
+        assert "request_access" in {tool.name for tool in (await client.list_tools()).tools}
+        first = await client.call_tool("execute_command", fetch)
+        assert "granted connections to" in text_of(first)
+        assert "hello" not in text_of(first)
+        assert site.asked == []
+        assert person.questions[1] == f"Grant connections to {site.host}, for the next run?"
+        second = await client.call_tool("execute_command", fetch)
+        assert "hello from /menu" in text_of(second)
+        asks = {"kind": "network", "target": site.host, "reason": "for\u202e the menu"}
+        refused = await client.call_tool("request_access", asks)
+        assert "denied" in text_of(refused)
+        assert person.questions[3].splitlines() == [
+            f"Grant connections to {site.host}, for the next run?",
+            "The model gives this reason: for\\u202e the menu",
+        ]
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_refused_access_is_asked_about_without_a_project(project: Path, mode: str) -> None:
-    policies = project.parent / "policies"
-    policies.mkdir()
-    with web() as site:
-        (policies / "granting.toml").write_text(granting(site))
-        fetch = {"code": f"import urllib.request as u; print(u.urlopen('{site.url}/menu').read())"}
-        access = {"kind": "network", "target": site.host}
-        person = Person("no", "yes")
-        how: dict[str, Any] = {"mode": mode, "SBX_POLICY_DIRS": str(policies), "in_project": False}
-        async with connected(project, "--policy", "granting", person=person, **how) as client:
-            assert "denied" in text_of(await client.call_tool("run_code", fetch))
-            assert site.asked == []
-            assert "granted" in text_of(await client.call_tool("request_access", access))
-            assert "hello from /menu" in text_of(await client.call_tool("run_code", fetch))
-        async with connected(project, "--policy", "granting", **how) as client:
-            refused = text_of(await client.call_tool("run_code", fetch))
-            assert "refused by network.allow" in refused
+async def test_refused_access_is_asked_about_without_a_project(
+    project: Path, site: Web, mode: str
+) -> None:
+    fetch = {"code": f"import urllib.request as u; print(u.urlopen('{site.url}/menu').read())"}
+    access = {"kind": "network", "target": site.host}
+    person = Person("no", "yes")
+    how: dict[str, Any] = {
+        "mode": mode,
+        "SBX_POLICY_DIRS": str(project.parent / "policies"),
+        "in_project": False,
+    }
+    async with connected(project, "--policy", "granting", person=person, **how) as client:
+        assert "denied" in text_of(await client.call_tool("run_code", fetch))
+        assert site.asked == []
+        assert "granted" in text_of(await client.call_tool("request_access", access))
+        assert "hello from /menu" in text_of(await client.call_tool("run_code", fetch))
+    async with connected(project, "--policy", "granting", **how) as client:
+        refused = text_of(await client.call_tool("run_code", fetch))
+        assert "refused by network.allow" in refused
     assert person.questions == [f"Grant connections to {site.host}, for the next run?"] * 2
