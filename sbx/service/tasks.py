@@ -154,10 +154,10 @@ class Tasks:
             await tasks.put_input(self._store, task_id, ended)
             return
         row = replace(row, state="running", run_id=run.run_id)
-        await tasks.put_input(self._store, task_id, row)
         try:
+            await tasks.put_input(self._store, task_id, row)
             await run.ended()
-        except asyncio.CancelledError:
+        except BaseException:
             await run.abort()
             raise
         if (end := run.end) is not None:

@@ -15,6 +15,7 @@ from sessions_calls import API
 from sbx.agent.messages import Response, TokenUsage
 from sbx.client import Client
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
+from sbx.store import Store, tasks
 
 PATIENCE_S = 60.0
 TEMPLATE = """
@@ -167,6 +168,28 @@ async def test_an_abort_ends_what_runs_and_what_waits(at: Desk, client: Client) 
     assert await client.active_runs() == []
     with pytest.raises(NotFound):
         await client.abort_task("task-unknown")
+
+
+async def test_an_abort_while_the_store_takes_the_start_of_a_run_ends_the_run(
+    at: Desk, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store may have the start before its writer runs again. The agent ran on then."""
+    put = tasks.put_input
+
+    async def put_and_wait(store: Store, task_id: str, row: tasks.TaskInputRow) -> None:
+        await put(store, task_id, row)
+        if row.state == "running":
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(tasks, "put_input", put_and_wait)
+    at.model.add(calls(("run_code", {"code": "import time; time.sleep(600)"})))
+    task_id = (await client.start_task("add", user_id="ann", parameters={"a": "1"}))["task_id"]
+    async with asyncio.timeout(PATIENCE_S):
+        while (await client.task(task_id))["inputs"][0]["state"] != "running":  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert await client.abort_task(task_id) is True
+    await ended(client, task_id)
+    assert await client.active_runs() == []
 
 
 async def test_a_token_sees_the_tasks_of_its_user(at: Desk, client: Client) -> None:
