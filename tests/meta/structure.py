@@ -3,8 +3,11 @@
     python -m tests.meta.structure            a table: count before and now, budget, target
     python -m tests.meta.structure --details  also which files, classes and modules are counted
 
-The exit code is 1 if a count is above its budget, and the places are printed. `scripts/check` runs
-this. A budget only falls, until it reaches its target.
+The exit code is 1 if a count is above its budget. Then the places are printed, and the last lines
+name the row, its count and its budget. `scripts/check` runs this. A budget only falls, until it
+reaches its target. The lines are the exception: their budget has a margin above the size that was
+counted last. A change that needs more raises `LINES` in the same commit, whose message gives the
+reason.
 """
 
 import argparse
@@ -27,7 +30,9 @@ from rich.table import Column, Table
 from tests.meta import prose
 
 SBX = Path(__file__).resolve().parents[2] / "sbx"
-# Code of new features is counted apart.
+LINES = 119_254  # in all of sbx/, when this figure was last set
+LINES_MARGIN = 1.03
+# Code of new features does not count in the other measures.
 NEW_ROOMS = (
     *("cluster", "console", "api/opensandbox", "api/e2b", "api/shipyard", "api/console"),
     "agent/external",
@@ -75,7 +80,8 @@ def import_graph() -> grimp.ImportGraph:
 
 
 def lines() -> list[str]:
-    return [line for source in _sources().values() for line in source.splitlines()]
+    """Return all lines of sbx/, also those of new features."""
+    return [line for path in SBX.rglob("*.py") for line in path.read_text().splitlines()]
 
 
 def repeated_class_names() -> list[str]:
@@ -193,16 +199,7 @@ def _prose() -> list[tuple[Path, str, int, str]]:
 
 
 MEASURES = (
-    # Later features have 13904 of these lines: sessions that slide and are restored, embedded
-    # lifetimes, scripts and notebooks in `sbx run`, the room of a workspace, unknown fields, spans,
-    # metrics by policy, a rotated audit log, options that narrow, `sbx project`, hints, labels and
-    # links of sandboxes, what the SDKs of other products share, ports, live processes, logins of
-    # browsers, `sbx console`, notices, templates, lists without a use, outputs of tools for people,
-    # calls of the console in the client, the quarantine of projects, profiles of agents, plans,
-    # active runs of agents and a report on ended ones, checks of tasks, sub-agents, templates of
-    # tasks, resources of MCP, access that a person grants, budgets
-    # of changes, early orders, stdin in `sbx run`.
-    Measure("lines", lines, 112_305, 74_000, 83_779),
+    Measure("lines", lines, round(LINES * LINES_MARGIN), 109_000),
     Measure("public class names in more than one module", repeated_class_names, 0, 10, 87),
     Measure("Protocol classes", protocols, 15, 15, 58),
     Measure(
@@ -240,7 +237,7 @@ def main(measures: Sequence[Measure] = MEASURES, words: Sequence[str] | None = N
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--details", action="store_true", help="print each thing that counts")
     details = parser.parse_args(words).details
-    failed = 0
+    failed = []
     table = Table(
         "measure",
         *(Column(name, justify="right") for name in ("67bcdb6", "now", "budget", "target")),
@@ -248,7 +245,8 @@ def main(measures: Sequence[Measure] = MEASURES, words: Sequence[str] | None = N
     for measure in measures:
         places = measure.find()
         above = len(places) > measure.budget
-        failed |= above
+        if above:
+            failed.append(f"{measure.name}: {len(places)}, and the budget is {measure.budget}")
         if (details or above) and measure.find is not lines:
             print(measure.name, *places, sep="\n    ")
         style = "red" if above else None
@@ -256,7 +254,9 @@ def main(measures: Sequence[Measure] = MEASURES, words: Sequence[str] | None = N
         numbers = map(str, (len(places), measure.budget, measure.target))
         table.add_row(measure.name, before, *numbers, style=style)
     rich.print(table)
-    return failed
+    for row in failed:
+        print(f"above its budget: {row}")
+    return bool(failed)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,10 @@ def test_count_above_its_budget_fails_the_check(
 ) -> None:
     measure = structure.Measure("apples", lambda: ["a red one", "a green one"], budget, 0)
     assert structure.main([measure], []) == code
-    assert ("a green one" in capsys.readouterr().out) == bool(code)
+    printed = capsys.readouterr().out
+    assert ("a green one" in printed) == bool(code)
+    row = "above its budget: apples: 2, and the budget is 1"
+    assert (printed.splitlines()[-1] == row) == bool(code)
 
 
 @pytest.mark.parametrize(
