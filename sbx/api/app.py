@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from sbx import __version__
 from sbx.agent.settings import AgentSettings
-from sbx.api import agent_v1, e2b, errors, opensandbox, sessions_v1, shipyard, v1
+from sbx.api import agent_v1, e2b, errors, opensandbox, sessions_v1, v1
 from sbx.api.auth import OperatorDep, ServiceDep, caller
 from sbx.api.console import (
     conversations,
@@ -163,7 +163,7 @@ def _mount(app: FastAPI) -> None:
         e2b.code.router,
         opensandbox.code.router,
     )
-    surfaces = (v1, bay, sessions_v1, agent_v1, opensandbox, shipyard, e2b)
+    surfaces = (v1, bay, sessions_v1, agent_v1, opensandbox, e2b)
     console = (login, me, conversations, templates, quarantine, stream, pages)
     routers = [observe.router]  # its /projects/directories must precede /projects/{project_id}
     routers += [router for surface in surfaces for router in surface.routers]

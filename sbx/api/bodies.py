@@ -108,7 +108,7 @@ class ConversationBody(BaseModel):
 
 
 def entry_form(entry: FileEntry) -> dict[str, Any]:
-    """Return an entry of a directory as Bay and Shipyard have it."""
+    """Return an entry of a directory as Bay has it."""
     return {
         "name": entry.name,
         "path": entry.path,

@@ -72,7 +72,7 @@ def _is_long(bundles: tuple[MimeBundle, ...]) -> bool:
 
 
 def text_and_images(result: dict[str, Any]) -> tuple[str, list[dict[str, str]]]:
-    """Return the text and the images of a run in JSON, as Bay and Shipyard have them: the text of a
+    """Return the text and the images of a run in JSON, as Bay has them: the text of a
     display with an image is omitted."""
     text: str = result["text"]
     images = []

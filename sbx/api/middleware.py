@@ -46,7 +46,6 @@ _BOX = r"/v1/sandboxes/[^/]+"
 _STREAMED = re.compile(
     rf"POST {_BOX}/filesystem/upload"
     r"|POST /api/v1/sessions/[^/]+/files/upload"
-    r"|POST /shipyard/ship/[^/]+/upload"
     r"|POST /opensandbox/v1/sandboxes/[^/]+/proxy/44772/files/upload"
     r"|[A-Z]+ /opensandbox/v1/sandboxes/[^/]+/proxy/(?!44772/)[0-9]+/.*"
     r"|POST /e2b/49983/(files|process\.Process/StreamInput)"
@@ -58,7 +57,6 @@ _STREAMED = re.compile(
 _CONTENT = re.compile(
     rf"PUT {_BOX}/filesystem/files|POST {_BOX}/conversations/[^/]+/runs"
     r"|POST /api/v1/conversations/[^/]+/import|POST /api/v1/tools/[^/]+/invoke"
-    r"|POST /shipyard/ship/[^/]+/exec"
     r"|POST /e2b/49999/execute|POST /e2b/49983/process\.Process/SendInput"
 )
 _LOGINS = ("POST /api/v1/login", "POST /api/v1/console/login")

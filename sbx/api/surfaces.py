@@ -23,13 +23,12 @@ Link = tuple[str, str, int]  # the text, and the sandbox and port that it must o
 
 class Surface(Struct, frozen=True):
     """`error_body` gets the error, already without paths of the host, and its HTTP status; it
-    returns JSON or a text. `header` carries the key, after `scheme` if there is one; `key_of` makes
-    the key of sbx of it. `link` returns the link of a request, if it has one."""
+    returns JSON or a text. `header` carries the key; `key_of` makes the key of sbx of it. `link`
+    returns the link of a request, if it has one."""
 
     prefix: str
     error_body: Callable[[dict[str, Any], int], dict[str, Any] | str]
     header: str
-    scheme: str = ""
     key_form: str = "sk-sbx-…"
     key_of: Callable[[str], str] = str
     link: Callable[[HTTPConnection], Link | None] = lambda _request: None
@@ -40,22 +39,14 @@ class Surface(Struct, frozen=True):
         text = request.headers.get(self.header)
         if text is None or not text.strip():
             return None
-        if self.scheme:
-            scheme, _, text = text.partition(" ")
-            if scheme.lower() != self.scheme:
-                raise self._malformed()
         key = self.key_of(text.strip())
         if not _KEY_FORM.fullmatch(key):
-            raise self._malformed()
+            raise Denied(
+                f"the header {self.header} does not have the form of a key or a token",
+                code="malformed_key",
+                hint=f"send {self.header}: {self.key_form}; `sbx key create` makes a key",
+            )
         return key
-
-    def _malformed(self) -> Denied:
-        scheme = f"{self.scheme.title()} " if self.scheme else ""
-        return Denied(
-            f"the header {self.header} does not have the form of a key or a token",
-            code="malformed_key",
-            hint=f"send {self.header}: {scheme}{self.key_form}; `sbx key create` makes a key",
-        )
 
 
 def own_origin(host: bytes) -> tuple[str, str] | None:
@@ -84,12 +75,6 @@ def _sentence(error: dict[str, Any]) -> str:
     return f"{error['message']} ({hint})" if hint else str(error["message"])
 
 
-SHIPYARD = Surface(
-    "/shipyard/",
-    lambda error, _status: {"detail": _sentence(error)},
-    header="authorization",
-    scheme="bearer",
-)
 _OPENSANDBOX_CODES = {
     "unauthorized": "INVALID_API_KEY",
     "malformed_key": "INVALID_API_KEY_FORM",
@@ -201,7 +186,6 @@ def _e2b(prefix: str, error_body: Callable[[dict[str, Any], int], dict[str, Any]
 
 E2B = _e2b("/e2b/", _e2b_body)
 _SURFACES = (
-    SHIPYARD,
     OPENSANDBOX,
     _e2b(f"/e2b/{CODE_PORT}/", lambda error, _status: _sentence(error)),
     _e2b(f"/e2b/{ENVD_PORT}/process.Process/", _rpc_body),

@@ -2,14 +2,12 @@
 
 from typing import Literal
 
-Sdk = Literal["opensandbox", "e2b", "shipyard"]
-SDKS: tuple[Sdk, ...] = ("opensandbox", "e2b", "shipyard")
+Sdk = Literal["opensandbox", "e2b"]
+SDKS: tuple[Sdk, ...] = ("opensandbox", "e2b")
 
 
 def sdk_variables(sdk: Sdk, host: str, key: str) -> dict[str, str]:
     """Return the variables for a service on TCP at `host` (with the port), and a key or a token."""
-    if sdk == "shipyard":
-        return {"SHIPYARD_ENDPOINT": f"http://{host}/shipyard", "SHIPYARD_TOKEN": key}
     if sdk == "e2b":
         secret = key.removeprefix("sk-sbx-")
         return {

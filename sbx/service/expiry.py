@@ -2,8 +2,7 @@
 
     use ──► expires_at = now + ttl ──► `expiring` ──► `expired` ──► (grace) restore, or deleted
 
-Only sandboxes with a `ttl_s` in their row slide, are announced and are restored: sessions, and
-those of Shipyard.
+Only sandboxes with a `ttl_s` in their row slide, are announced and are restored: sessions.
 """
 
 import asyncio

@@ -129,11 +129,10 @@ class Sandboxes:
         session: SessionIdentity | None = None,
         upload_limits: Mapping[str, Any] | None = None,
         labels: Mapping[str, Any] | None = None,
-        slides: bool = False,
     ) -> SandboxView:
         """Create a sandbox; nothing starts yet. With a `ttl_s` of None, 0 or less it never expires.
         A `session` whose last sandbox has expired gets its files, within the grace period; else
-        that one is deleted. `slides`: each use moves the expiry, as of a session.
+        that one is deleted. Each use of a session moves its expiry.
 
         Raise as `Runtime.decide`, BadRequest `validation_error` for a missing policy, NotFound for
         the workspace, CannotEnforce, Unavailable `too_many_sandboxes`, Conflict `session_exists`.
@@ -152,7 +151,7 @@ class Sandboxes:
             created_at=now,
             expires_at=min(now + ttl_s, LATEST) if ttl_s is not None and ttl_s > 0 else None,
             upload_limits=dict(upload_limits) if upload_limits is not None else None,
-            ttl_s=ttl_s if session or slides else None,
+            ttl_s=ttl_s if session else None,
             labels=labels,
             **(asdict(session) if session else {}),
         )

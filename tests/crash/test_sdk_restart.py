@@ -1,6 +1,5 @@
 """SDKs of other products meet a service that is killed and started again."""
 
-import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from opensandbox.config import ConnectionConfigSync
 from opensandbox.exceptions import SandboxException
 from places import short_directory
 from service_process import Service, service
-from shipyard import ShipyardClient
 
 KEY = "sk-sbx-" + "5" * 64
 
@@ -52,19 +50,6 @@ def test_opensandbox_gets_a_clear_error_and_then_works_on(place: tuple[Path, str
             assert box.commands.run("cat kept").text == "1"
             assert box.get_info().status.state == "Running"
             box.kill()
-
-
-async def test_shipyard_gets_a_clear_error_and_then_works_on(place: tuple[Path, str]) -> None:
-    async with ShipyardClient(f"http://{place[1]}/shipyard", KEY) as client:
-        with served(place) as running:
-            ship = await client.create_ship(600, session_id="kept")
-            await ship.fs.write_file("kept", "1")
-            await asyncio.to_thread(running.kill)
-            with pytest.raises(OSError, match=place[1].partition(":")[0]):
-                await ship.fs.read_file("kept")
-        with served(place):
-            assert (await client.create_ship(600, session_id="kept")).id == ship.id
-            assert (await ship.fs.read_file("kept"))["data"]["content"] == "1"
 
 
 def test_e2b_gets_a_clear_error_and_then_works_on(place: tuple[Path, str]) -> None:

@@ -2,8 +2,7 @@
 
 Left out are those that need another service (Redis), an image with its own server (nginx), a
 pool that is filled at once, or
-snapshots, sessions, volumes and a vault, which sbx does not offer; and that of Shipyard, which
-imports a module that its package does not have.
+snapshots, sessions, volumes and a vault, which sbx does not offer.
 """
 
 import asyncio

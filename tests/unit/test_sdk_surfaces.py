@@ -11,8 +11,7 @@ from starlette.requests import Request
 from sbx.api.inner_files import inner_path, is_in_workspace
 from sbx.api.line_events import LineBuffer
 from sbx.api.opensandbox.stream import encode
-from sbx.api.shipyard.ships import session_name
-from sbx.api.surfaces import OPENSANDBOX, SHIPYARD, own_origin, surface_of
+from sbx.api.surfaces import OPENSANDBOX, own_origin, surface_of
 from sbx.api.templates import cpu_count, memory_size, policy_of
 from sbx.cli.connect_sdk import _host
 from sbx.errors import BadRequest, Denied, NotFound
@@ -67,15 +66,13 @@ def request(path: str, **headers: str) -> Request:
 
 
 def test_the_path_decides_the_surface() -> None:
-    assert surface_of({"path": "/shipyard/ship"}) is SHIPYARD
     assert surface_of({"path": "/opensandbox/v1/sandboxes"}) is OPENSANDBOX
-    for path in ("/v1/sandboxes", "/shipyards/ship", "/", "/opensandbox"):
+    for path in ("/v1/sandboxes", "/opensandboxes/x", "/", "/opensandbox"):
         assert surface_of({"path": path}) is None
 
 
 def test_the_credential_of_each_surface() -> None:
     key = "sk-sbx-" + "a" * 64
-    assert SHIPYARD.credential(request("/shipyard/x", authorization=f"Bearer {key}")) == key
     assert OPENSANDBOX.credential(request("/x", open_sandbox_api_key=key)) == key
     assert OPENSANDBOX.credential(request("/x")) is None
     assert OPENSANDBOX.credential(request("/x", open_sandbox_api_key=" ")) is None
@@ -83,8 +80,6 @@ def test_the_credential_of_each_surface() -> None:
         with pytest.raises(Denied) as raised:
             OPENSANDBOX.credential(request("/x", open_sandbox_api_key=wrong))
         assert raised.value.code == "malformed_key"
-    with pytest.raises(Denied):
-        SHIPYARD.credential(request("/shipyard/x", authorization=f"Basic {key}"))
 
 
 def test_a_link_counts_only_on_a_path_with_its_sandbox() -> None:
@@ -93,12 +88,10 @@ def test_a_link_counts_only_on_a_path_with_its_sandbox() -> None:
     assert OPENSANDBOX.link(request(path, sbx_link="x")) == ("x", "box", 44772)
     assert OPENSANDBOX.link(request(f"{path}/ping")) is None
     assert OPENSANDBOX.link(request("/opensandbox/v1/sandboxes/box", sbx_link="x")) is None
-    assert SHIPYARD.link(request("/shipyard/ship", sbx_link="x")) is None
 
 
 def test_error_bodies_have_the_fields_of_each_sdk() -> None:
     error: dict[str, Any] = {"code": "not_found", "message": "gone", "hint": "list them"}
-    assert SHIPYARD.error_body(error, 404) == {"detail": "gone (list them)"}
     assert OPENSANDBOX.error_body(error, 404) == {
         "code": "NOT_FOUND",
         "message": "gone (list them)",
@@ -169,19 +162,7 @@ def test_no_paths(path: str) -> None:
         inner_path(path)
 
 
-@given(st.text(min_size=1))
-def test_the_name_of_a_session_is_plain(session: str) -> None:
-    name = session_name(session)
-    assert name.startswith("session-")
-    assert len(name) == 40
-    assert name.isascii()
-
-
 def test_variables_of_the_sdks() -> None:
-    assert sdk_variables("shipyard", "h:1", "k") == {
-        "SHIPYARD_ENDPOINT": "http://h:1/shipyard",
-        "SHIPYARD_TOKEN": "k",
-    }
     assert sdk_variables("e2b", "h:1", "sk-sbx-00ff") == {
         "E2B_API_URL": "http://h:1",
         "E2B_SANDBOX_URL": "http://h:1",

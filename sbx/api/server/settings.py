@@ -104,7 +104,6 @@ def _default_data_dir() -> Path:
 
 
 _TEMPLATES = {
-    "shipyard": "default",
     "base": "default",  # of E2B
     "code-interpreter-v1": "default",
     "ubuntu*": "default",  # of OpenSandbox: the images of its documentation
