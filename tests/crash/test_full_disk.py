@@ -24,7 +24,9 @@ import pytest
 import pytest_asyncio
 from live_app import Served, live
 from places import short_directory, small_disk
+from pydantic import SecretStr
 
+from sbx.agent.settings import AgentSettings
 from sbx.store import Store, database
 from sbx.store.pending import PendingWrites
 from sbx.telemetry.audit_chain import verify
@@ -42,7 +44,11 @@ WAIT_S = 60.0
 async def served() -> AsyncIterator[Served]:
     with pytest.MonkeyPatch.context() as patch, small_disk(SIZE) as disk:
         patch.setattr(database, "_BUSY_S", LOCK_S)
-        async with live(disk) as served:
+        # No test reaches the model: the session of a chat is created first.
+        model = AgentSettings(
+            base_url="http://127.0.0.1:9/v1", api_key=SecretStr("key"), model_name="none"
+        )
+        async with live(disk, agent=model) as served:
             yield served
 
 
@@ -181,6 +187,19 @@ async def test_keys_and_tokens_are_revoked_on_a_full_disk(
 async def listed(client: httpx.AsyncClient, what: str) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = (await client.get(f"/v1/admin/{what}")).json()["items"]
     return items
+
+
+async def test_chat_on_a_full_disk_gets_the_error_of_the_disk(
+    served: Served, client: httpx.AsyncClient, at: str
+) -> None:
+    """The chat answered 500 `session_create_failed`: each 503 or 507 of a new session became an
+    error of sbx, without `Retry-After`."""
+    message = {"user_id": "ann", "agent_id": "helper", "message": "hi"}
+    with full(served):
+        await meet(client, at)
+        reply = await client.post("/api/v1/chat", json=message)
+    assert refused(reply) == (507, "no_space")
+    assert int(reply.headers["retry-after"]) > 0
 
 
 async def test_full_disk_is_freed_by_deleting_what_filled_it(

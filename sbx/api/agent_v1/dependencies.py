@@ -11,7 +11,7 @@ from sbx.api.auth import CallerDep
 from sbx.errors import (
     BadRequest,
     Broken,
-    Conflict,
+    CannotEnforce,
     Denied,
     NotFound,
     PolicyError,
@@ -79,7 +79,8 @@ async def session_of(
 ) -> SandboxView:
     """Return the session of the user and agent, created if need be. Raise as `Sessions.ensure`,
     BadRequest for another `sandbox_session_id`, and with the cause in `details` Broken
-    `session_create_failed` and Unavailable `session_not_ready`."""
+    `session_create_failed` if no session can be created on this host, and Unavailable
+    `session_not_ready`."""
     key = session_id(check_id("user_id", new.user_id), check_id("agent_id", new.agent_id))
     if new.sandbox_session_id not in (None, key):
         raise BadRequest(
@@ -93,12 +94,8 @@ async def session_of(
     try:
         view, _ = await sessions.ensure(caller, ask)
     except SbxError as error:
-        by_request = isinstance(error, BadRequest | Denied | NotFound | Conflict)
-        if (by_request and not isinstance(error, PolicyError)) or error.code in (
-            "session_not_ready",
-            "too_many_sandboxes",
-            "invalid_profile",
-        ):
+        # Another try, or another request, succeeds after all other errors: their status says which.
+        if not isinstance(error, PolicyError | CannotEnforce | Broken):
             raise
         raise Broken(
             f"the session {key} could not be created: {error.message}",
