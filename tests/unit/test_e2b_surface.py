@@ -1,7 +1,9 @@
 """The pure parts of E2B's surface."""
 
+import gzip
 import json
 import struct
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from sbx.api.e2b import connect, paths
+from sbx.api.e2b import connect, files, paths
 from sbx.api.e2b.code import result_line
 from sbx.api.e2b.filesystem import shown
 from sbx.api.e2b.processes import end_message
@@ -270,3 +272,37 @@ def test_unknown_types_of_a_result_are_extra() -> None:
         "png": "cG5n",
         "extra": {"x/y": 1},
     }
+
+
+async def unzipped(body: bytes, size: int) -> bytes:
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), size):
+            yield body[start : start + size]
+
+    return b"".join([piece async for piece in files._unzipped(chunks())])
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("end", [b"", bytes(5)])
+async def test_a_gzip_body_with_several_members_is_complete(size: int, end: bytes) -> None:
+    """All members but the first were lost, and the reply was 200."""
+    contents = [b"first\n", b"", b"second\n" * 100]
+    body = b"".join(map(gzip.compress, contents)) + end
+    assert await unzipped(body, size) == b"".join(contents)
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (gzip.compress(b"first") + b"garbage", "validation_error"),
+        (gzip.compress(b"first") + gzip.compress(b"second")[:-3], "truncated_body"),
+        (gzip.compress(b"first")[:-1], "truncated_body"),
+        (b"", "truncated_body"),
+        (b"\0" + gzip.compress(b"first"), "validation_error"),
+    ],
+)
+async def test_a_gzip_body_with_another_end_is_refused(body: bytes, code: str, size: int) -> None:
+    with pytest.raises(BadRequest) as raised:
+        await unzipped(body, size)
+    assert raised.value.code == code

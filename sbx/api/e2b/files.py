@@ -97,19 +97,33 @@ async def _octet_stream(request: Request, path: str) -> _Files:
 
 
 async def _unzipped(body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield the content in pieces of a bounded size, as a few bytes may unpack to gigabytes."""
-    gzip = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    """Yield the content in pieces of a bounded size, as a few bytes may unpack to gigabytes. The
+    body has one or more members (RFC 1952, 2.2), as pigz and `cat a.gz b.gz` write them, and
+    perhaps zeros after the last."""
+    member = _member()
     try:
         async for chunk in body:
             rest = chunk
             while rest:
-                yield gzip.decompress(rest, _PIECE)
-                rest = gzip.unconsumed_tail
-        yield gzip.flush()
+                if member.eof:
+                    rest = rest.lstrip(b"\0")
+                    if not rest:
+                        break
+                    member = _member()
+                piece = member.decompress(rest, _PIECE)
+                rest = member.unconsumed_tail or member.unused_data
+                if piece:
+                    yield piece
+        if rest := member.flush():
+            yield rest
     except zlib.error:
         raise BadRequest("the content is not gzip") from None
-    if not gzip.eof:
+    if not member.eof:
         raise BadRequest("the content is cut off", code="truncated_body")
+
+
+def _member() -> "zlib._Decompress":
+    return zlib.decompressobj(zlib.MAX_WBITS | 16)
 
 
 async def _store(
