@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
@@ -35,7 +35,10 @@ RAW_BODY: dict[str, Any] = {
 
 class RequestBody(BaseModel):
     """A body of our own routes. Raise BadRequest `unknown_field` for a field that it does not have:
-    a misspelled limit must not be dropped."""
+    a misspelled limit must not be dropped. JSON has no infinite number, but `1e999` is read as one,
+    and no time or size of a request is infinite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

@@ -1,19 +1,23 @@
 """What surrounds every route: limits, error bodies, streams of events; over a small app."""
 
 import asyncio
+import contextlib
 import inspect
 import json
-from collections.abc import AsyncIterator
-from typing import Any, cast
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any, cast
 
 import pytest
-from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.types import Message, Scope
 
 from sbx import errors
 from sbx.api import middleware, sse
 from sbx.api.app import create_app
+from sbx.api.bodies import RequestBody
 from sbx.api.errors import documented, error_response, install, status_of
 from sbx.api.middleware import HEADERS_MAX, JSON_MAX, RequestLimitsMiddleware
 from sbx.api.server.settings import ServiceSettings
@@ -468,3 +472,38 @@ def test_service_whose_broker_died_is_unavailable_until_it_has_started_again() -
     reply = error_response(broker_died(), None)
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "10")
     assert type(error_of(reply.status_code, bytes(reply.body))) is errors.Broken
+
+
+def numbers() -> Iterator[tuple[str, TypeAdapter[Any]]]:
+    """Yield each field of a body and each parameter of a route that takes a float."""
+    models: list[type[RequestBody]] = [RequestBody]
+    for model in models:
+        models += model.__subclasses__()
+        for name, field in model.model_fields.items():
+            kind: Any = Annotated[field.annotation, field]
+            if "float" in str(field.annotation):
+                yield f"{model.__name__}.{name}", TypeAdapter(kind, config=model.model_config)
+    routers = [
+        value
+        for name, module in sys.modules.items()
+        if name.startswith("sbx.api.")
+        for value in vars(module).values()
+        if isinstance(value, APIRouter)
+    ]
+    for route in (route for router in routers for route in router.routes):
+        if isinstance(route, APIRoute):
+            for part in (*route.dependant.query_params, *route.dependant.header_params):
+                kind = Annotated[part.field_info.annotation, part.field_info]
+                if "float" in str(part.field_info.annotation):
+                    yield f"{route.path}?{part.name}", TypeAdapter(kind)
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "nan"])
+def test_no_number_of_a_request_may_be_infinite(value: str) -> None:
+    """E2B's `timeout: 1e999` made a sandbox, and then no list of its owner was possible: 500."""
+    taken = []
+    for name, adapter in numbers():
+        with contextlib.suppress(ValidationError):
+            taken.append((name, adapter.validate_python(float(value))))
+    assert len(dict(numbers())) > 10
+    assert taken == []
