@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import COMMAND, environment
 from places import short_directory
+from service_process import service
 
 from sbx.api.server import privileges
 from sbx.api.server.settings import ServiceSettings
 from sbx.errors import BadRequest, Unavailable
 from sbx.linux import landlock
+from tests.tiers import rows
 
 pytestmark = pytest.mark.needs("root", "landlock", "seccomp")
 
@@ -154,3 +157,105 @@ def test_a_data_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(data, 77, 77)
     with pytest.raises(BadRequest, match="belongs to another user"):
         privileges.prepare_data(data, privileges.Account(123, 123))
+
+
+# -- the directories of the operator ---------------------------------------------------------------
+
+WEATHER = {
+    "openapi": "3.0.0",
+    "servers": [{"url": "http://127.0.0.1:9"}],
+    "paths": {"/now": {"get": {"operationId": "now"}}},
+}
+FILES = {
+    "agents/locked.toml": 'tools = ["read_file"]',
+    "agents/broken.toml": "tools = [",
+    "tools/weather.toml": """
+secrets = { key = "file:{top}/elsewhere/key" }
+[openapi]
+document = "{top}/elsewhere/weather.json"
+headers = { authorization = "${key}" }
+""",
+    "tasks/summary.toml": 'prompt = "Summarise it"',
+    "policies/mine.toml": 'schema = 1\nextends = "default"\ndescription = "mine"',
+    "elsewhere/weather.json": json.dumps(WEATHER),
+    "elsewhere/key": "a-secret-value",
+}
+# What shows that a service reads the directory of a setting: a route, and a text of its reply.
+SHOWN = {
+    "agents_dir": [("/api/v1/agents", '"locked"'), ("/api/v1/agents", "invalid_profile")],
+    "tools_dir": [("/api/v1/tools", '"weather_now"'), ("/api/v1/tools/sources", '"ready"')],
+    "tasks_dir": [("/api/v1/tasks/templates", '"summary"')],
+    "policy_dirs": [("/v1/profiles", '"mine"')],
+}
+TESTED_ELSEWHERE = {
+    "environments": "test_environments.py",
+    "mount_dirs": "test_live_mounts_confined.py",
+    "project_dirs": "test_project_server.py",
+    "data_dir": "each test of a service",
+    "bwrap": "a program",
+    "socket": "each test of a service",
+}
+
+
+def test_service_of_root_reads_each_directory_of_its_operator() -> None:
+    """The profiles, tools and tasks were invisible, so each agent ran without its limits."""
+    with short_directory() as top:
+        for name, text in FILES.items():
+            path = top / name
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.write_text(text.replace("{top}", str(top)))
+            path.chmod(0o600)
+        places = {name: top / name.removesuffix("_dir") for name in SHOWN if name[-4:] == "_dir"}
+        places["policy_dirs"] = top / "policies"
+        env = {f"SBX_{name.upper()}": str(path) for name, path in places.items()}
+        with service(top, env=env) as running, running.client() as client:
+            shown = {
+                (path, text): text in client.get(path).text
+                for each in SHOWN.values()
+                for path, text in each
+            }
+            message = {"user_id": "ann", "agent_id": "broken", "message": "hi"}
+            refused = client.post("/api/v1/chat", json=message).json()["error"]["code"]
+            (top / "agents" / "later.toml").write_text("max_steps = 1")
+            assert '"later"' in client.get("/api/v1/agents").text
+    assert shown == dict.fromkeys(shown, True)
+    assert refused in ("invalid_profile", "model_not_configured")
+
+
+def test_each_setting_with_a_path_is_tested_as_root() -> None:
+    paths = {
+        name
+        for name, field in ServiceSettings.model_fields.items()
+        if "pathlib" in str(field.annotation)
+    }
+    assert paths == SHOWN.keys() | TESTED_ELSEWHERE.keys()
+
+
+def test_directory_that_comes_later_is_created_at_the_start() -> None:
+    with short_directory() as top:
+        agents = top / "new" / "agents"
+        with service(top, env={"SBX_AGENTS_DIR": str(agents)}) as running:
+            (agents / "late.toml").write_text("max_steps = 1")
+            with running.client() as client:
+                assert '"late"' in client.get("/api/v1/agents").text
+
+
+@pytest.mark.parametrize(
+    "setting",
+    rows(["SBX_AGENTS_DIR", "SBX_TOOLS_DIR", "SBX_TASKS_DIR"], ci_tier=["SBX_AGENTS_DIR"]),
+)
+def test_service_refuses_to_start_if_it_cannot_read_a_directory(setting: str) -> None:
+    with short_directory() as top:
+        (top / "file").touch()
+        words = ("--socket", str(top / "s" / "x.sock"), "--data-dir", str(top / "data"))
+        done = subprocess.run(
+            [*COMMAND, "serve", *words],
+            env=environment(**{setting: str(top / "file")}),
+            cwd=top,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 3
+    assert f"{top}/file could then not be read" in done.stderr

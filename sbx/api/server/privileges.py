@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from sbx.agent.external.source import read_source, source_files
 from sbx.api.server.private_mounts import show_only
 from sbx.api.server.settings import ServiceSettings
 from sbx.environments.directory import Environments
@@ -238,6 +239,10 @@ def drop(
     if not seccomp.supported():
         raise _cannot("seccomp filters are not available", "use a Linux that has them")
     program = load_filter("serve", platform.machine()).program
+    for path in _operator_directories(settings):
+        with suppress(OSError):  # a file in a directory that comes later would not be visible
+            path.mkdir(parents=True, exist_ok=True)
+    operator = [path for path in _operator_directories(settings) if path.exists()]
     readable = _readable(settings)
     tempfile.tempdir = str(settings.data / "tmp")
     os.environ["TMPDIR"] = tempfile.tempdir
@@ -255,6 +260,12 @@ def drop(
     except (OSError, RuntimeError) as error:
         raise _cannot(str(error), "`sbx doctor` lists the layers of this host") from error
     check(account)
+    for path in operator:
+        try:
+            os.listdir(path)
+        except OSError as error:
+            remedy = "name another directory in the setting (agents_dir, tools_dir, tasks_dir)"
+            raise _cannot(f"{path} could then not be read: {error.strerror}", remedy) from error
 
 
 def check(account: Account) -> None:
@@ -305,7 +316,8 @@ def _confine(readable: Iterable[str], writable: Iterable[Path], projects: Sequen
 
 
 def _readable(settings: ServiceSettings) -> list[str]:
-    """Return the programs and libraries, and single files of the host that every user may read."""
+    """Return the programs and libraries, the directories and files of the operator, and single
+    files of the host that every user may read."""
     python = own_interpreter()
     paths = [
         *_PROGRAMS,
@@ -316,14 +328,30 @@ def _readable(settings: ServiceSettings) -> list[str]:
         *(str(_PROJECT / name) for name in ("sbx", "policies")),
         *map(str, settings.policy_dirs),
         str(settings.environments),
+        *map(str, _operator_directories(settings)),
         *((str(settings.bwrap),) if settings.bwrap else ()),
-        *_secret_files(settings),
+        *filter(os.path.isfile, _secret_files(settings)),
     ]
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
+def _operator_directories(settings: ServiceSettings) -> tuple[Path, ...]:
+    """Return the directories whose files limit agents. One that is not visible would be one without
+    files, so an agent would run without its limits."""
+    return settings.agents_dir, settings.tools_dir, settings.tasks_dir
+
+
 def _secret_files(settings: ServiceSettings) -> Iterator[str]:
-    """Yield the files with the values of secrets, which policies name for the proxy."""
+    """Yield the files with the values of secrets, which policies name for the proxy, and those that
+    sources of tools name."""
+    with suppress(SbxError):  # each call of a tool reports it
+        for path in source_files(settings.tools_dir).values():
+            with suppress(SbxError):
+                source = read_source(path)
+                if source.openapi is not None:
+                    yield str(source.openapi.document)
+                named = source.secrets.values()
+                yield from (name.removeprefix("file:") for name in named if name[:5] == "file:")
     for info in available(settings.policy_dirs):
         with suppress(SbxError):  # `confine` logged a warning
             policy = load(info.name, search=settings.policy_dirs)

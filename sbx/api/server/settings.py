@@ -113,6 +113,7 @@ _TEMPLATES = {
 }
 
 _Mode = Annotated[int, Field(ge=0, le=0o777)]
+_OWN_PATHS = ("socket", "data_dir", "environments", "agents_dir", "tools_dir", "tasks_dir")
 
 
 class ServiceSettings(ConsoleSettings):
@@ -176,10 +177,10 @@ class ServiceSettings(ConsoleSettings):
     @model_validator(mode="after")
     def _paths_are_absolute(self) -> Self:
         """Resolve paths against the working directory now, so that later nothing depends on it."""
-        for name in ("socket", "data_dir", "environments"):
+        for name in _OWN_PATHS:
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, Path(os.path.abspath(path.expanduser())))
-        for name in ("mount_dirs", "project_dirs"):
+        for name in ("mount_dirs", "policy_dirs", "project_dirs"):
             absolute = (Path(os.path.abspath(path.expanduser())) for path in getattr(self, name))
             object.__setattr__(self, name, tuple(absolute))
         return self
