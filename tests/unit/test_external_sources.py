@@ -1,5 +1,6 @@
 """Files of external tools, and the requests that calls become: whole values, without a server."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sbx.agent.tools.tool import ToolDefinition
 from sbx.errors import BadRequest
 from sbx.settings_files import to_toml
 
+TWICE = {"in": "query", "name": "id", "required": True}
 WHOLE = """
 description = "Weather"
 agents = ["tables"]
@@ -73,6 +75,11 @@ def test_a_file_with_all_fields_and_back() -> None:
         ('[http]\nurl = "http://h"\nheaders = { A = "$ 5" }', "neither $$ nor"),
         ('[http]\nurl = "http://h"\n[http.parameters]\ntype = "array"', "type"),
         ('[http]\nurl = "http://h"\n[http.parameters]\ntype = "object"\nrequired = 3', "required"),
+        (
+            '[http]\nurl = "http://h?role=user"\n[http.parameters]\ntype = "object"\n'
+            'properties.role = { type = "string" }',
+            "role, which url sets already",
+        ),
         ('[python]\nfunction = "os.system"', "function"),
         ('cache = 5\n[http]\nurl = "http://h"', "idempotent"),
         ('[secrets]\nkey = "sk-12345678"\n[http]\nurl = "http://h"', "location of a secret"),
@@ -123,8 +130,7 @@ def operation(method: str, url: str, **places: Any) -> Operation:
             {"id": 7, "q": "x y", "all": True, "tags": ["a", 1]},
             {
                 "method": "GET",
-                "url": "http://h/a/7",
-                "params": {"q": "x y", "all": "true", "tags": ["a", "1"]},
+                "url": "http://h/a/7?q=x%20y&all=true&tags=a&tags=1",
             },
         ),
         (
@@ -138,8 +144,7 @@ def operation(method: str, url: str, **places: Any) -> Operation:
             {"X-Id": "3", "body": [1], "q": "r"},
             {
                 "method": "PUT",
-                "url": "http://h",
-                "params": {"q": "r"},
+                "url": "http://h?q=r",
                 "headers": {"X-Id": "3"},
                 "json": [1],
             },
@@ -148,6 +153,16 @@ def operation(method: str, url: str, **places: Any) -> Operation:
             operation("GET", "http://h/{a}/{b}"),
             {"a": "{b}", "b": "x/../y?#"},
             {"method": "GET", "url": "http://h/%7Bb%7D/x%2F..%2Fy%3F%23"},
+        ),
+        (
+            operation("GET", "http://h/orders?tenant=acme&readonly=true"),
+            {"q": "1"},
+            {"method": "GET", "url": "http://h/orders?tenant=acme&readonly=true&q=1"},
+        ),
+        (
+            operation("GET", "http://h/u/{user-id}/x/{user.name}"),
+            {"user-id": "7", "user.name": "ann"},
+            {"method": "GET", "url": "http://h/u/7/x/ann"},
         ),
     ],
 )
@@ -168,6 +183,35 @@ def test_a_value_that_would_change_the_request_is_refused(place: str, value: str
     assert raised.value.code == "invalid_arguments"
 
 
+def test_an_argument_does_not_replace_a_fixed_value_of_the_query() -> None:
+    """The query of a call replaced that of the operator, such as `role=user`."""
+    with pytest.raises(BadRequest) as raised:
+        request_for(operation("GET", "http://h?role=user"), {"role": "admin"})
+    assert raised.value.code == "invalid_arguments"
+
+
+def test_server_variables_have_their_defaults(tmp_path: Path) -> None:
+    """Each call failed with KeyError, and an argument `host` became a part of the address."""
+    path = tmp_path / "api.json"
+    server = {
+        "url": "https://{host}/{version}",
+        "variables": {"host": {"default": "h"}, "version": {"default": "v2"}},
+    }
+    places = [{"in": "query", "name": "host"}]
+    document = {
+        "openapi": "3.0.0",
+        "servers": [server],
+        "paths": {"/u/{user-id}": {"get": {"operationId": "user", "parameters": places}}},
+    }
+    path.write_text(json.dumps(document))
+    (user,) = operations("api", read_document(path), OpenApiSource(document=path))
+    assert user.definition.parameters["required"] == ["user-id"]
+    assert request_for(user, {"user-id": "a b", "host": "evil"}) == {
+        "method": "GET",
+        "url": "https://h/v2/u/a%20b?host=evil",
+    }
+
+
 def test_an_endpoint_describes_itself() -> None:
     source = HttpSource(url="http://h/x")
     assert endpoint("x", source, "").definition == ToolDefinition(
@@ -180,7 +224,20 @@ def test_an_endpoint_describes_itself() -> None:
     [
         ({"swagger": "2.0"}, "OpenAPI 3"),
         ({"openapi": "3.0.0", "paths": {}}, "lacks a server"),
-        ({"openapi": "3.0.0", "servers": [{"url": "/v1"}], "paths": {}}, "no address"),
+        ({"openapi": "3.0.0", "servers": [{"url": "/v1"}], "paths": {}}, "no plain address"),
+        (
+            {"openapi": "3.0.0", "servers": [{"url": "http://{host}"}], "paths": {}},
+            "lacks a server",
+        ),
+        ({"openapi": "3.0.0", "servers": [{"url": "http://h?a=1"}], "paths": {}}, "no plain"),
+        (
+            {
+                "openapi": "3.0.0",
+                "servers": [{"url": "http://h"}],
+                "paths": {"/{id}": {"get": {"parameters": [TWICE]}}},
+            },
+            "breaks its format",
+        ),
         ({"openapi": "3.0.0", "servers": [{"url": "http://h"}]}, "breaks its format"),
         (
             {

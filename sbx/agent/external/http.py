@@ -8,11 +8,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from msgspec import Struct, field
 
-from sbx.agent.external.source import HttpSource, OpenApiSource, path_parameters, tool_name
+from sbx.agent.external.source import (
+    HttpSource,
+    OpenApiSource,
+    path_parameters,
+    query_names,
+    tool_name,
+)
 from sbx.agent.models.sdk_model import bounded_client
 from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolDefinition, ToolResult
 from sbx.errors import BadRequest, Unavailable, needs_extra
@@ -61,17 +67,21 @@ def endpoint(name: str, source: HttpSource, description: str) -> Operation:
 
 
 def request_for(operation: Operation, arguments: Arguments) -> dict[str, Any]:
-    """Return the request for a call: `method`, `url`, `params`, `headers`, `json`. Raise BadRequest
-    `invalid_arguments` for a value that would change the path."""
+    """Return the request for a call: `method`, `url`, `headers`, `json`. Raise BadRequest
+    `invalid_arguments` for a value that would change the path, and for a name of the query that the
+    operator has set."""
     path: dict[str, str] = {}
-    parts: dict[str, Any] = {"params": {}, "headers": {}, "fields": {}}
+    parts: dict[str, Any] = {"query": {}, "headers": {}, "fields": {}}
+    fixed = query_names(operation.url)
     body = None
     for name, value in arguments.items():
         match operation.place_of(name):
             case "path":
                 path[name] = _segment(name, value)
+            case "query" if name in fixed:
+                raise _bad(name, "has a value that the operator of this tool has set")
             case "query":
-                parts["params"][name] = _query(value)
+                parts["query"][name] = _query(value)
             case "header":
                 parts["headers"][name] = _header(name, value)
             case "body":
@@ -81,8 +91,12 @@ def request_for(operation: Operation, arguments: Arguments) -> dict[str, Any]:
     url = operation.url
     for name in path_parameters(url):
         url = url.replace(f"{{{name}}}", path[name])
+    if parts["query"]:
+        url += "&" if "?" in url else "?"
+        url += urlencode(parts["query"], doseq=True, quote_via=quote)
     request = {"method": operation.method, "url": url}
-    request |= {name: parts[name] for name in ("params", "headers") if parts[name]}
+    if parts["headers"]:
+        request["headers"] = parts["headers"]
     if body is not None or parts["fields"] or operation.method not in _BODYLESS:
         request["json"] = parts["fields"] if body is None else body
     return request
@@ -148,9 +162,10 @@ def operations(
     for a document that breaks its own format."""
     path = source.document
     try:
-        root = (source.url or document["servers"][0]["url"]).rstrip("/")
-        if urlsplit(root).scheme not in ("http", "https"):
-            raise _invalid(path, "its server has no address: name one with url")
+        root = (source.url or _server(document["servers"][0])).rstrip("/")
+        parts = urlsplit(root)
+        if parts.scheme not in ("http", "https") or parts.query or path_parameters(root):
+            raise _invalid(path, "its server has no plain address: name one with url")
         available = dict(_operations(document))
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error!s:.200}"
@@ -167,6 +182,14 @@ def operations(
         yield Operation(definition, method.upper(), root + template, places)
 
 
+def _server(server: Mapping[str, Any]) -> str:
+    """Return the address of a server, each variable with its default."""
+    url = str(server["url"])
+    for name in path_parameters(url):
+        url = url.replace(f"{{{name}}}", str(server["variables"][name]["default"]))
+    return url
+
+
 def _operations(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     schemas = document.get("components", {}).get("schemas", {})
     for template, item in document["paths"].items():
@@ -176,17 +199,25 @@ def _operations(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             operation = item[method]
             name = operation.get("operationId") or f"{method}{template}"
             parameters = [*item.get("parameters", ()), *operation.get("parameters", ())]
-            properties, required, places = {}, [], {}
+            # A parameter of the path that the document forgets to describe is a text.
+            inside = path_parameters(template)
+            properties: dict[str, Any] = {name: {"type": "string"} for name in inside}
+            places: dict[str, Any] = dict.fromkeys(inside, "path")
+            required = list(inside)
             for reference in parameters:
                 parameter = _resolve(document, reference)
                 place, label = parameter["in"], parameter["name"]
                 if place == "cookie" or label.lower() in _FIXED_HEADERS:
                     continue
+                if (place == "path") != (label in inside):
+                    if parameter.get("required") and place != "path":
+                        raise LookupError(f"{label} is in the path and in the {place}")
+                    continue
                 schema = dict(parameter.get("schema") or {"type": "string"})
                 if "description" in parameter:
                     schema["description"] = parameter["description"]
                 properties[label], places[label] = schema, place
-                if parameter.get("required") or place == "path":
+                if parameter.get("required") and label not in required:
                     required.append(label)
             if (body := _resolve(document, operation.get("requestBody"))) is not None:
                 content = body["content"]

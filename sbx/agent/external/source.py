@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -22,7 +22,7 @@ from sbx.errors import BadRequest
 from sbx.policy.checks import secret_source
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-_PARAMETER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_PARAMETER = re.compile(r"\{([^{}/?#]+)\}")
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]+")
 RESERVED = frozenset(tool.name for tool in (*builtin(), *optional()))
 
@@ -37,6 +37,8 @@ def _is_url(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
         raise ValueError("must be an address such as https://host/path, without a user")
+    if parts.fragment:
+        raise ValueError("must not have a fragment (#)")
     return value
 
 
@@ -70,8 +72,8 @@ class McpSource(OperatorTable):
 
 class HttpSource(OperatorTable):
     """One endpoint. `{name}` in the path of `url` is an argument. Other arguments are the query of
-    a GET, HEAD or DELETE request, and the JSON body of others. `headers` may contain secrets as
-    `${name}`."""
+    a GET, HEAD or DELETE request, in addition to that of `url`, and the JSON body of others.
+    `headers` may contain secrets as `${name}`."""
 
     url: _Url
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = "GET"
@@ -89,6 +91,9 @@ class HttpSource(OperatorTable):
         for name in _PARAMETER.findall(path):
             if name not in self.parameters.get("required", ()):
                 raise ValueError(f"parameters must require {name}, which url contains")
+        fixed = query_names(self.url) & self.parameters.get("properties", {}).keys()
+        if fixed:
+            raise ValueError(f"parameters has {min(fixed)}, which url sets already")
         return self
 
 
@@ -180,6 +185,11 @@ def tool_name(source: str, own: str) -> str:
 
 def path_parameters(url: str) -> list[str]:
     return _PARAMETER.findall(url)
+
+
+def query_names(url: str) -> set[str]:
+    """Return the names to which the query of an address gives a value."""
+    return {name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True)}
 
 
 def check_name(name: str) -> str:
