@@ -99,6 +99,19 @@ class Broken(SbxError):
     code = "internal_error"
 
 
+KINDS: dict[str, type[SbxError]] = {
+    name: kind
+    for name, kind in list(globals().items())
+    if isinstance(kind, type) and issubclass(kind, SbxError)
+}
+
+
+def kind_of(error: SbxError) -> str:
+    """Return the name of the class of an error in `KINDS`, with which another process of sbx can
+    raise it again."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in KINDS)
+
+
 @contextmanager
 def needs_extra(feature: str, extra: str) -> Iterator[None]:
     """Raise Unavailable `extra_missing` if an import in the block fails for a missing package."""

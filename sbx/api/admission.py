@@ -19,7 +19,9 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 from uvicorn.server import ServerState
 
-PLACE = "sbx.place"  # in the extensions of a scope
+# In the extensions of a scope: the place of the connection, and a function that closes it after
+# the data that was sent.
+PLACE, CLOSE = "sbx.place", "sbx.close"
 _FOR_OPERATORS = 16
 _PREFIX = 64  # bits of an IPv6 address: one client chooses the others as it likes
 

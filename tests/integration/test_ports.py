@@ -168,14 +168,16 @@ async def test_no_credential_goes_inside_and_no_cookie_comes_out(
 
 
 async def test_a_closed_port_and_a_server_that_does_not_speak_http(
-    http: httpx.AsyncClient, box: str
+    http: httpx.AsyncClient, box: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Each request to a closed port was logged as an error of sbx, with a traceback."""
     refused(await http.get(f"/v1/sandboxes/{box}/ports/8001/"), 502, "port_not_open")
     refused(await http.get(f"/v1/sandboxes/{box}/ports/8000/garbage"), 502, "port_not_open")
     refused(await http.get(f"/v1/sandboxes/{box}/ports/0/"), 400, "validation_error")
     refused(await http.get(f"/v1/sandboxes/{box}/ports/99999/"), 400, "validation_error")
     with pytest.raises(httpx.RemoteProtocolError):
         await http.get(f"/v1/sandboxes/{box}/ports/8000/short")
+    assert [each.message for each in caplog.records if each.levelname == "ERROR"] == []
     assert (await http.get(f"/v1/sandboxes/{box}/ports/8000/")).status_code == 201
 
 

@@ -17,6 +17,7 @@ from sbx import errors
 from sbx.isolation.broker import connection, process, spawned
 from sbx.isolation.broker.client import BrokerClient
 from sbx.isolation.broker.jail import Jail, JailExit
+from sbx.isolation.broker.loop import BrokerLoop
 from sbx.isolation.broker.process import BrokerProcess, start_broker
 from sbx.isolation.broker.watchdog import Watchdog
 from sbx.isolation.probe import Capabilities
@@ -244,7 +245,7 @@ def confine(answer: dict[str, Any] | None) -> BrokerProcess:
 
 def test_confined_broker_that_refuses_or_ends_is_named() -> None:
     confine({"seq": 0, "ok": {}})
-    refused = {"code": "not_granted", "message": "no", "hint": None}
+    refused = {"code": "not_granted", "message": "no", "hint": None, "kind": "Denied"}
     with pytest.raises(errors.Denied, match="no"):
         confine({"seq": 0, "error": refused})
     with pytest.raises(errors.Broken) as raised:
@@ -259,3 +260,17 @@ def test_broker_that_ends_without_an_answer_to_its_confinement_is_named() -> Non
     with ours, its, pytest.raises(errors.Broken) as raised:
         made.confine({})
     assert raised.value.code == "broker_died"
+
+
+@pytest.mark.parametrize("kind", [*errors.KINDS.values(), type("Own", (errors.Denied,), {})])
+async def test_error_of_the_broker_keeps_its_class(kind: type[errors.SbxError]) -> None:
+    """The class was looked up by the code, and each code that the list did not have was Broken: a
+    closed port was a bug of sbx, with a traceback in the log."""
+    ours, theirs = pair()
+    with ours, theirs:
+        loop = BrokerLoop(ours)
+        loop.send({"seq": 1, "error": kind("no", code="c", hint="h", details={"a": 1})})
+        loop.close()
+        raised = process.revive(json.loads(theirs.recv(4096))["error"])
+    assert type(raised) is (errors.Denied if kind.__name__ == "Own" else kind)
+    assert raised.to_dict() == {"code": "c", "message": "no", "hint": "h", "details": {"a": 1}}

@@ -301,6 +301,7 @@ async def test_a_gzip_body_with_several_members_is_complete(size: int, end: byte
         (b"", "truncated_body"),
         (b"\0" + gzip.compress(b"first"), "validation_error"),
     ],
+    ids=["garbage", "cut off", "cut off at once", "empty", "zeros"],
 )
 async def test_a_gzip_body_with_another_end_is_refused(body: bytes, code: str, size: int) -> None:
     with pytest.raises(BadRequest) as raised:

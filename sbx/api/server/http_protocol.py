@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from sbx.api.admission import PLACE, AdmissionPlace, admission_of
+from sbx.api.admission import CLOSE, PLACE, AdmissionPlace, admission_of
 from sbx.api.errors import error_response
 from sbx.api.server.peer_credentials import PEER, has_hung_up, peer_of
 from sbx.api.server.websocket_protocol import WebSocketProtocol
@@ -66,6 +66,7 @@ class HttpProtocol(HttpToolsProtocol):
             transport.abort()
             return
         self._extensions[PLACE] = self._place
+        self._extensions[CLOSE] = transport.close
         # The protocol of a WebSocket takes over the place of the connection.
         self.ws_protocol_class = cast(
             "type[asyncio.Protocol]", partial(WebSocketProtocol, self._place)

@@ -275,7 +275,7 @@ class BrokerJails:
         step = "bwrap could not start the jail" if is_cold else "no jail could be forked"
         failed = _launch_failed(f"{step}: {jail.last_words or 'it ended without a message'}")
         failed.details.update({"killed": jail.killed, "oom_kills": oom_kills})
-        self._loop.send({"seq": jail.seq, "error": failed.to_dict()})
+        self._loop.send({"seq": jail.seq, "error": failed})
 
     def close_setup(self, jail: BrokerJail) -> None:
         if jail.setup is not None:

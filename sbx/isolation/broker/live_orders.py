@@ -67,7 +67,7 @@ class MountOrders:
             self._forget(child)
             done = live_mounts.end(child, ", ".join(places))
             error = live_mounts.gone() if jail.name not in self._jails.by_name else done.error
-            outcome = {"error": error.to_dict()} if error else {"ok": done.masks._asdict()}
+            outcome = {"error": error} if error else {"ok": done.masks._asdict()}
             self._loop.send({"seq": order["seq"], **outcome})
 
         self._loop.watch(child.pidfd, ended)
@@ -106,7 +106,7 @@ class MountOrders:
             if seq is not None:
                 reported = live_mounts.gone() if error is not None and not there else error
                 done = {"ok": {"masked": masks.masked}}
-                outcome = done if reported is None else {"error": reported.to_dict()}
+                outcome = done if reported is None else {"error": reported}
                 self._loop.send({"seq": seq, **outcome})
             if there and seq is not None and attach == (error is None):
                 jail.attached[target] = shown  # attached, or not to be detached now
@@ -148,7 +148,7 @@ def connect(loop: BrokerLoop, jails: BrokerJails, order: dict[str, Any], fds: li
         if os.waitstatus_to_exitcode(status) == 0:
             loop.send({"seq": order["seq"], "ok": {}})
         else:
-            loop.send({"seq": order["seq"], "error": closed(port).to_dict()})
+            loop.send({"seq": order["seq"], "error": closed(port)})
 
     loop.watch(child.pidfd, ended)
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sbx.errors import SbxError, kind_of
+
 
 class BrokerLoop:
     """Calls a function when its file can be read, and sends packets to the runtime.
@@ -36,12 +38,16 @@ class BrokerLoop:
 
     def send(self, packet: dict[str, Any]) -> None:
         try:
-            self.sock.send(json.dumps(packet).encode())
+            self.sock.send(json.dumps(packet, default=_encoded).encode())
         except OSError:
             self.serving = False
 
     def close(self) -> None:
         self._selector.close()
+
+
+def _encoded(error: SbxError) -> dict[str, Any]:
+    return {**error.to_dict(), "kind": kind_of(error)}
 
 
 def close_all(fds: Sequence[int]) -> None:

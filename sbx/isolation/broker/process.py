@@ -133,20 +133,6 @@ def state(pid: int) -> str:
 
 
 def revive(raw: Mapping[str, Any]) -> errors.SbxError:
-    kind = _KINDS.get(raw["code"], errors.Broken)
+    """Return the error of a reply, of the class that the broker raised."""
+    kind = errors.KINDS[raw["kind"]]
     return kind(raw["message"], code=raw["code"], hint=raw.get("hint"), details=raw.get("details"))
-
-
-_KINDS: dict[str, type[errors.SbxError]] = {
-    **dict.fromkeys(
-        (
-            *("launch_failed", "unavailable", "zygote_failed", "zygote_gone"),
-            *("mount_failed", "live_mount_unavailable", "sockets_not_masked"),
-            "too_many_open_files",
-        ),
-        errors.Unavailable,
-    ),
-    **dict.fromkeys(("not_granted", "workspace_owned_by_root"), errors.Denied),
-    **dict.fromkeys(("already_mounted", "target_moved"), errors.Conflict),
-    "not_mounted": errors.NotFound,
-}

@@ -133,10 +133,10 @@ class BrokerServer:
         try:
             outcome = self._obey(order, fds)
         except SbxError as error:
-            self._loop.send({"seq": order["seq"], "error": error.to_dict()})
+            self._loop.send({"seq": order["seq"], "error": error})
         except Exception as error:  # noqa: BLE001  # the border: one order fails, the broker lives
             broken = Broken(f"the broker could not {order['do']}: {error} (in {_origin(error)})")
-            self._loop.send({"seq": order["seq"], "error": broken.to_dict()})
+            self._loop.send({"seq": order["seq"], "error": broken})
         else:
             if outcome is not None:
                 self._loop.send({"seq": order["seq"], "ok": outcome})

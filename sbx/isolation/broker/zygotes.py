@@ -165,7 +165,7 @@ class Zygotes:
                 code="zygote_failed",
                 hint="kernels start by the cold path instead; `sbx doctor` lists the working paths",
             )
-            self._loop.send({"seq": zygote.seq, "error": failed.to_dict()})
+            self._loop.send({"seq": zygote.seq, "error": failed})
 
     def fork(self, order: dict[str, Any], fds: list[int]) -> None:
         """Fork a jail; answered when it is idle."""

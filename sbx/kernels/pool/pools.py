@@ -337,5 +337,7 @@ async def start_deadline(seconds: float) -> AsyncIterator[None]:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        message = f"no kernel started within {seconds:g} s"
+        message = f"no kernel started within {seconds:.3g} s"
+        if seconds <= 0:
+            message = "the whole time for the start was spent in the queue for it"
         raise errors.Broken(message, code="start_timeout") from None

@@ -299,29 +299,15 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
 
 
 def error_of(error: errors.SbxError) -> dict[str, Any]:
-    return {"error": error.to_dict(), "kind": _kind(error)}
+    return {"error": error.to_dict(), "kind": errors.kind_of(error)}
 
 
 def revived(reply: CallReply) -> errors.SbxError:
     """Return the error of a reply, as the class that a caller can catch."""
     error: Mapping[str, Any] = reply.error or {}
-    return _KINDS.get(reply.kind, errors.Broken)(
+    return errors.KINDS.get(reply.kind, errors.Broken)(
         str(error.get("message", "the project server gave no reason")),
         code=str(error.get("code", "broken")),
         hint=error.get("hint"),
         details=error.get("details"),
     )
-
-
-_KINDS = {
-    kind.__name__: kind
-    for kind in (
-        *(errors.InvalidPath, errors.TooLarge, errors.PolicyError, errors.BadRequest),
-        *(errors.NotFound, errors.Closed, errors.Conflict, errors.Denied),
-        *(errors.CannotEnforce, errors.Unavailable, errors.Broken),
-    )
-}
-
-
-def _kind(error: errors.SbxError) -> str:
-    return next((name for name, kind in _KINDS.items() if isinstance(error, kind)), "Broken")
