@@ -49,7 +49,8 @@ from sbx.store.chats import ChatRow
 from sbx.store.messages import Messages
 
 _CONVERSATION = "default"  # of the sandbox of a sub-agent
-_SUB_AGENT_S = 86_400.0  # the life of this sandbox, in case that the service ends before
+_SUB_AGENT_S = 86_400.0  # the life of this sandbox
+SUB_AGENT = {"surface": "sub_agent"}  # its labels, by which the next process finds and deletes it
 
 
 class AgentRequest(ChatAsk, frozen=True, kw_only=True):
@@ -162,6 +163,7 @@ class AgentRunFactory(Struct, frozen=True):
             narrower=session.narrower,
             env=session.env,
             ttl_s=_SUB_AGENT_S,
+            labels=SUB_AGENT,
         )
         try:
             async with service.sandboxes.using(

@@ -22,7 +22,7 @@ from sbx.protocol.approvals import RESTART, Approval, ApprovalDecision
 from sbx.protocol.changes import ChangesSetting
 from sbx.protocol.pages import Page
 from sbx.service.agent_models import ModelSource
-from sbx.service.agent_runs import AgentRequest, AgentRunFactory, Invoke
+from sbx.service.agent_runs import SUB_AGENT, AgentRequest, AgentRunFactory, Invoke
 from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
 from sbx.service.notices import Notice
@@ -76,8 +76,8 @@ class Agents:
         service.sandboxes.on_stop(self.abort)
 
     async def start(self) -> None:
-        """Deny the approvals that an earlier process left pending, also in the histories. A second
-        call does nothing."""
+        """Deny the approvals that an earlier process left pending, also in the histories, and
+        delete the sandboxes of its sub-agents. A second call does nothing."""
         async with self._starting:
             if not self._started:
                 await self._recover()
@@ -331,6 +331,9 @@ class Agents:
                         calls.discard(event[1]["tool_call_id"])
 
     async def _recover(self) -> None:
+        for sandbox in self._service.sandboxes.every():
+            if sandbox.row.labels == SUB_AGENT:
+                await self._service.sandboxes.end(sandbox, "requested")
         reasons: dict[tuple[str, str, str | None, str | None], dict[str, str]] = {}
         for denied in await self.approvals.recover():
             if denied.decision is not None:

@@ -1,5 +1,6 @@
 """Agents of a service as an operator starts it: as root it has given up its rights by then."""
 
+import contextlib
 import json
 import signal
 from typing import Any
@@ -62,3 +63,29 @@ def follow_to_its_end(served: Service, client: httpx.Client) -> list[dict[str, A
                 if event["type"] == "text_delta" and len(events) == 2:
                     served.process.send_signal(signal.SIGTERM)
     return events
+
+
+def test_sandboxes_of_sub_agents_end_with_a_killed_service() -> None:
+    """They stayed for a day, within the limit of their owner."""
+    delegate = calls(("delegate", {"task": "think"}))
+    with open_directory() as top, model_server(delegate, HANGS) as model:
+        agents = top / "agents"
+        agents.mkdir()
+        (agents / "helper.toml").write_text("[delegate]\nat_once = 2\n")
+        agents.chmod(0o755)
+        env = {**environment(model), "SBX_AGENTS_DIR": str(agents)}
+        with (
+            service(top=top, env=env) as served,
+            served.http() as client,
+            contextlib.suppress(httpx.HTTPError),
+            client.stream("POST", "/api/v1/chat", json=ASKED) as reply,
+        ):
+            assert reply.status_code == 200
+            assert model.hanging.wait(60)
+            items = client.get("/v1/sandboxes").json()["items"]
+            session, _ = sorted(items, key=lambda item: str(item["created_at"]))
+            served.process.kill()
+            served.process.wait(60)
+        with service(top=top) as served, served.http() as client:
+            (left,) = client.get("/v1/sandboxes").json()["items"]
+            assert left["id"] == session["id"]
