@@ -43,8 +43,8 @@ _CORS_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 
 class Health(BaseModel):
-    """`problems` are codes: `no_space` and `not_recording`. With a problem, new work is refused.
-    Without one, the field is absent."""
+    """`problems` are codes: `store_corrupt`, `no_space` and `not_recording`. With a problem, new
+    work is refused. Without one, the field is absent."""
 
     status: str
     version: str

@@ -20,9 +20,11 @@ _RETRY_AFTER_S = 1.0
 _TEXT_MAX = 1000  # characters of a detail; a line whose details are too long would lose all of them
 
 
-def problems(*, full: bool, audit_waits: bool, store_waits: bool) -> Sequence[str]:
+def problems(
+    *, full: bool, audit_waits: bool, store_waits: bool, damaged: bool = False
+) -> Sequence[str]:
     """Return the codes of the present problems, the first one to solve first."""
-    codes = []
+    codes = ["store_corrupt"] if damaged else []
     if full:
         codes.append("no_space")
     if audit_waits or store_waits:
@@ -37,6 +39,12 @@ def refusal(code: str) -> Unavailable:
             code=code,
             hint="delete files or sandboxes that are not needed",
             details={"retry_after_s": _RETRY_AFTER_S},
+        )
+    if code == "store_corrupt":
+        return Unavailable(
+            "the store of the service is damaged, so it takes no new work",
+            code=code,
+            hint="the operator stops the service and runs `sbx store repair`",
         )
     return Unavailable(
         "the service cannot record new work now",
@@ -59,10 +67,12 @@ class Recording(Struct, frozen=True):
             full=self.reserve.full,
             audit_waits=self.audit.refused,
             store_waits=self.pending.refused,
+            damaged=self.pending.store_damaged,
         )
 
     def check(self, *, runs: bool) -> None:
-        """Raise Unavailable `no_space` or `not_recording` where new work must not begin.
+        """Raise Unavailable `store_corrupt`, `no_space` or `not_recording` where new work must not
+        begin.
 
         `runs`: it runs code. Other work leaves no record in the store.
         """
@@ -70,6 +80,7 @@ class Recording(Struct, frozen=True):
             full=self.reserve.full,
             audit_waits=self.audit.refused,
             store_waits=runs and self.pending.refused,
+            damaged=self.pending.store_damaged,
         )
         if codes:
             raise refusal(codes[0])

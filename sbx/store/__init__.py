@@ -131,6 +131,11 @@ class Store:
         except (SbxError, OSError) as error:
             _log.warning("the mark of a clean end could not be written: %s", error)
 
+    @property
+    def damaged(self) -> bool:
+        """Return whether SQLite has met a damaged page since the start."""
+        return self._reader.damaged or self._writer.damaged
+
     async def read(self, act: Callable[[sqlite3.Connection], T]) -> T:
         """Run several queries over one state of the store, in one hop. They cannot write.
 

@@ -66,6 +66,10 @@ class PendingWrites:
         """Return whether writes wait because the store refused the last one."""
         return self._refused and bool(self._waiting)
 
+    @property
+    def store_damaged(self) -> bool:
+        return self._store.damaged
+
     async def write(
         self, key: str, act: Act, *, kept: Kept | None = None, on_done: OnDone | None = None
     ) -> bool:

@@ -42,9 +42,10 @@ class Worker:
 
         `failures` counts the attempts that SQLite refused, at COMMIT too, and the groups of writes
         that were rolled back. An act that was repeated after one is done twice in memory, and once
-        in the store.
+        in the store. `damaged`: SQLite has met a damaged page.
         """
         self.failures = 0
+        self.damaged = False
         self._connection = connection
         self._on_full = on_full
         self._refused = ""  # the code of the last failure of `later`
@@ -199,6 +200,9 @@ class Worker:
         match error:
             case sqlite3.Error():
                 ours = translated(error)
+                if ours.code == "store_corrupt" and not self.damaged:
+                    self.damaged = True
+                    _log.error("the store %s is damaged: %s", self._path, error)
             case OverflowError() | UnicodeEncodeError():  # a row cannot store the number or text
                 ours = BadRequest(f"a value cannot be stored: {error}")
             case StopIteration():  # no future can carry it

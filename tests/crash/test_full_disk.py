@@ -521,3 +521,30 @@ async def test_writes_that_no_store_takes_are_bounded_and_logged(
     lost = [line.getMessage() for line in caplog.records if "is lost" in line.getMessage()]
     assert [line.split()[0] for line in lost] == ["c", "a", "b"]
     assert sum("refuses writes" in line.getMessage() for line in caplog.records) == 1
+
+
+# -- a damaged store -------------------------------------------------------------------------------
+
+
+async def test_damaged_store_is_a_problem_of_the_service(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Reads were refused, but `/health` had no problem, and the log no error."""
+    with short_directory() as directory:
+        async with live(directory) as served, served.client() as client:
+            at = await new_sandbox(client)
+            with closing(sqlite3.connect(served.service.store.path)) as other:
+                other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                other.execute("PRAGMA user_version = 99")  # the service reads its pages again
+                with served.service.store.path.open("r+b") as file:
+                    (size,) = other.execute("PRAGMA page_size").fetchone()
+                    file.seek(size)
+                    file.write(b"\xff" * size * 200)
+            for _ in range(2):
+                reply = await client.get(f"{at}/history")
+                assert refused(reply) == (503, "store_corrupt")
+            assert (await client.get("/health")).json()["problems"] == ["store_corrupt"]
+            reply = await client.post("/v1/sandboxes", json={})
+            assert refused(reply) == (503, "store_corrupt")
+    errors = [each.message for each in caplog.records if each.levelname == "ERROR"]
+    assert 1 <= len(errors) <= 2  # one for each connection

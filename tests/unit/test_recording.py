@@ -52,8 +52,9 @@ def test_errors_of_a_full_disk(number: int, full: bool) -> None:
     ],
 )
 def test_problems(full: bool, audit_waits: bool, store_waits: bool, codes: list[str]) -> None:
-    found = recording.problems(full=full, audit_waits=audit_waits, store_waits=store_waits)
-    assert found == codes
+    waits = {"audit_waits": audit_waits, "store_waits": store_waits}
+    assert recording.problems(full=full, **waits) == codes
+    assert recording.problems(full=full, **waits, damaged=True) == ["store_corrupt", *codes]
 
 
 @pytest.mark.parametrize(("code", "status"), [("no_space", 507), ("not_recording", 503)])
