@@ -48,6 +48,9 @@ def send_range(
         start, end = bounds
         status = 206
         headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
+    if request.method == "HEAD":
+        headers["content-length"] = str(end - start)
+        return Response(None, status, headers, "application/octet-stream")
     slot = take_slot(request, "downloads")
     if slot is not None:
         stack.callback(slot.end)

@@ -17,10 +17,11 @@ from urllib.parse import unquote_to_bytes
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sbx.api.admission import CLOSE
 from sbx.api.bodies import IGNORED
 from sbx.api.errors import broken, error_response
 from sbx.api.surfaces import OWN_ORIGIN, e2b_path, own_origin
-from sbx.errors import BadRequest, InvalidPath, SbxError, TooLarge, out_of_files
+from sbx.errors import BadRequest, Broken, InvalidPath, SbxError, TooLarge, out_of_files
 from sbx.telemetry.logs import bound
 from sbx.telemetry.metrics import requested
 
@@ -119,13 +120,14 @@ class RequestLimitsMiddleware:
                 length = _check(scope)
                 body = LimitedBody(receive, scope, length, self._authenticate)
                 await self._app(scope, body.receive, sending)
-            except SbxError as error:
-                if started:
-                    raise
-                await error_response(error, request_id, scope)(scope, receive, sending)
             except Exception as error:
+                if isinstance(error, SbxError) and not started:
+                    await error_response(error, request_id, scope)(scope, receive, sending)
+                    return
                 if started:
-                    raise
+                    if not await _cut_off(error, scope, receive):
+                        raise
+                    return
                 if (refusal := out_of_files(error)) is None:
                     _log.exception("%s %s failed", scope["method"], scope["path"])
                 reply = error_response(refusal or broken(), request_id, scope)
@@ -145,6 +147,23 @@ class RequestLimitsMiddleware:
                 await error_response(error, request_id, scope)(scope, receive, send)
                 return
             await self._app(scope, receive, send)
+
+
+async def _cut_off(error: Exception, scope: Scope, receive: Receive) -> bool:
+    """Close the connection after an error in the middle of a reply, the only sign that is left.
+    Return False for a bug. Code inside can cause the others at will, so they are not errors in the
+    log. Starlette wraps an error that it has a handler for."""
+    cause = error if isinstance(error, SbxError) else error.__cause__
+    if not isinstance(cause, SbxError) or isinstance(cause, Broken):
+        return False
+    close = scope.get("extensions", {}).get(CLOSE)
+    if close is None:
+        return False
+    _log.info("%s %s was cut off: %s", scope["method"], scope["path"], cause.message)
+    close()
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    return True
 
 
 class LimitedBody:

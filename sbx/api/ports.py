@@ -12,7 +12,6 @@ not restricted, and its cookies are its own; the link is in one of them.
 
 import asyncio
 import contextlib
-import logging
 import socket
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any
@@ -27,14 +26,12 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as connect_websocket
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from sbx.api.admission import CLOSE
 from sbx.api.auth import authenticate
 from sbx.api.surfaces import E2B_SANDBOX, LINK_HEADER, LINK_QUERY, OWN_ORIGIN, TRAFFIC_HEADER
 from sbx.errors import Unavailable
 from sbx.protocol.terminals import MESSAGE_MAX
 from sbx.runtime.conversation import Conversation
 
-_log = logging.getLogger(__name__)
 _PATH_SAFE = "/!$&'()*+,;=:@"
 _PIECE = 64 << 10
 _HEAD_S = 60.0  # for the head of a reply, once the request was sent
@@ -171,12 +168,8 @@ class _Relayed(Response):
             await send({"type": "http.response.start", **start})
             await _while_allowed(self._request, self._send_body(send))
         except (h11.RemoteProtocolError, OSError) as error:
-            # The head is sent, so only a close shows that the reply is cut off. It is not raised:
-            # it would be an error of sbx in the log, which any code inside could fill.
-            _log.info("a server inside broke off its reply: %s", error)
-            scope["extensions"][CLOSE]()
-            while (await receive())["type"] != "http.disconnect":
-                pass
+            message = "the server inside broke off its reply"
+            raise Unavailable(message, code="port_not_open") from error
         finally:
             self._exchange.close()
 

@@ -627,6 +627,8 @@ async def test_signed_addresses(box: Both, sdk: SdkService) -> None:
         assert "sandbox" not in url.partition("?")[0]
         assert (await client.get(url)).text == "content"
         assert (await client.get(url + "x")).status_code == 401
+        head = await client.head(url)
+        assert (head.status_code, head.headers["content-length"], head.content) == (200, "7", b"")
         assert (await client.get(url.replace("signed", "other"))).status_code == 401
         late = await box.download_url("signed ü", use_signature_expiration=1000)
         assert (await client.get(late)).text == "content"

@@ -474,6 +474,18 @@ def test_service_whose_broker_died_is_unavailable_until_it_has_started_again() -
     assert type(error_of(reply.status_code, bytes(reply.body))) is errors.Broken
 
 
+def routes() -> list[APIRoute]:
+    routers = [
+        value
+        for name, module in sys.modules.items()
+        if name.startswith("sbx.api.")
+        for value in vars(module).values()
+        if isinstance(value, APIRouter)
+    ]
+    every = (route for router in routers for route in router.routes)
+    return [route for route in every if isinstance(route, APIRoute)]
+
+
 def numbers() -> Iterator[tuple[str, TypeAdapter[Any]]]:
     """Yield each field of a body and each parameter of a route that takes a float."""
     models: list[type[RequestBody]] = [RequestBody]
@@ -483,19 +495,11 @@ def numbers() -> Iterator[tuple[str, TypeAdapter[Any]]]:
             kind: Any = Annotated[field.annotation, field]
             if "float" in str(field.annotation):
                 yield f"{model.__name__}.{name}", TypeAdapter(kind, config=model.model_config)
-    routers = [
-        value
-        for name, module in sys.modules.items()
-        if name.startswith("sbx.api.")
-        for value in vars(module).values()
-        if isinstance(value, APIRouter)
-    ]
-    for route in (route for router in routers for route in router.routes):
-        if isinstance(route, APIRoute):
-            for part in (*route.dependant.query_params, *route.dependant.header_params):
-                kind = Annotated[part.field_info.annotation, part.field_info]
-                if "float" in str(part.field_info.annotation):
-                    yield f"{route.path}?{part.name}", TypeAdapter(kind)
+    for route in routes():
+        for part in (*route.dependant.query_params, *route.dependant.header_params):
+            kind = Annotated[part.field_info.annotation, part.field_info]
+            if "float" in str(part.field_info.annotation):
+                yield f"{route.path}?{part.name}", TypeAdapter(kind)
 
 
 @pytest.mark.parametrize("value", ["1e999", "-1e999", "nan"])
@@ -507,3 +511,16 @@ def test_no_number_of_a_request_may_be_infinite(value: str) -> None:
             taken.append((name, adapter.validate_python(float(value))))
     assert len(dict(numbers())) > 10
     assert taken == []
+
+
+def test_each_download_answers_head() -> None:
+    """HEAD of a signed address of E2B was 405."""
+    heads = {route.path for route in routes() if "HEAD" in (route.methods or ())}
+    downloads = {
+        route.path
+        for route in routes()
+        if "GET" in (route.methods or ())
+        and {"files_response", "send_range"} & {*route.endpoint.__code__.co_names}
+    }
+    assert len(downloads) == 6
+    assert downloads <= heads

@@ -33,6 +33,7 @@ _User = Annotated[str | None, Query()]
 
 
 @router.get("/files")
+@router.head("/files")
 async def download(
     request: Request,
     target: TargetDep,

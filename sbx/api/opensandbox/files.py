@@ -68,6 +68,7 @@ def octal(mode: int | None) -> int | None:
 
 
 @router.get("/files/download")
+@router.head("/files/download")
 async def download(
     path: _Path,
     request: Request,

@@ -96,6 +96,7 @@ class Mode(RequestBody):
 
 
 @router.get("/files", response_class=Response, responses=_SENT)
+@router.head("/files", include_in_schema=False)
 async def read(path: Path, request: Request, target: TargetDep, stack: StackDep) -> Response:
     """Send the bytes of a file, or a range of them."""
     conversation = await stack.enter_async_context(target.use("files:read"))

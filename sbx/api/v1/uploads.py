@@ -72,6 +72,7 @@ async def put_upload(name: str, request: Request, target: TargetDep) -> Upload:
 
 
 @router.get("/uploads/{name}", response_class=Response, responses=_SENT)
+@router.head("/uploads/{name}", include_in_schema=False)
 async def get(name: str, request: Request, target: TargetDep, stack: StackDep) -> Response:
     """Send the bytes of an upload, or a range of them."""
     conversation = await stack.enter_async_context(target.use("files:read"))

@@ -127,6 +127,7 @@ async def upload(
         **SENT,
     },
 )
+@router.head("/download", include_in_schema=False)
 async def download(
     sandbox_id: str,
     path: Path,
