@@ -17,6 +17,14 @@ from sbx.isolation.seccomp.table import TABLES
 
 pytest.importorskip("pyseccomp", reason="the numbers of the calls come from libseccomp")
 
+# btrfs: SUBVOL_CREATE, SUBVOL_CREATE_V2, SNAP_CREATE, SNAP_CREATE_V2, SNAP_DESTROY,
+# SUBVOL_SETFLAGS; bcachefs; FS_IOC_SETFLAGS, FSSETXATTR, ENABLE_VERITY, encryption; FIEMAP;
+# NS_GET_USERNS.
+IOCTLS = (
+    0x5000940E, 0x50009418, 0x50009401, 0x50009417, 0x5000940F, 0x4008941A, 0x4028BC10,
+    0x40086602, 0x401C5820, 0x40806685, 0x800C6613, 0xC0506617, 0xC020660B, 0xB701,
+)  # fmt: skip
+
 SIMPLE = [
     # namespaces and mounts
     ('call("unshare", 0x10000000)', "EPERM"),  # CLONE_NEWUSER
@@ -86,6 +94,23 @@ SIMPLE = [
     ('call("ioctl", -1, 0x541C, b"x")', "EPERM"),  # TIOCLINUX
     ('call("ioctl", -1, 0x5423, b"x")', "EPERM"),  # TIOCSETD
     ('call("vhangup")', "EPERM"),
+    # operations of no list: file systems, files, devices, namespaces, pipes
+    ('call("ioctl", -1, 0x8946, None)', "ENOTSUP"),  # SIOCETHTOOL
+    *[(f'call("ioctl", -1, {number:#x}, None)', "ENOTTY") for number in IOCTLS],
+    *[(f'call("ioctl", -1, {number:#x} | 1 << 32, None)', "ENOTTY") for number in IOCTLS],
+    ('call("prctl", 67, 1, 0, 0, 0)', "EINVAL"),  # PR_SET_MEMORY_MERGE, as MADV_MERGEABLE
+    ('call("fcntl", -1, 1026, 0)', "EINVAL"),  # F_NOTIFY
+    ('call("setsockopt", -1, 282, 1, None, 0)', "ENOPROTOOPT"),  # SOL_TLS
+    ('call("setsockopt", -1, 1, 7, bytes(4), 4)', "ok"),  # SO_SNDBUF, without effect
+    ('call("setsockopt", -1, 1, 8, bytes(4), 4)', "ok"),
+    # reserved blocks, and urgent data
+    *[(f'call("fallocate", -1, {mode}, 0, 1)', "ENOTSUP") for mode in (0, 1, 0x10, 0x40)],
+    ('call("sendto", -1, b"", 0, 1, None, 0)', "ENOTSUP"),
+    ('call("recvfrom", -1, b"", 0, 1 | 1 << 32, None, None)', "ENOTSUP"),
+    ('call("sendmsg", -1, None, 1)', "ENOTSUP"),
+    ('call("recvmsg", -1, None, 1)', "ENOTSUP"),
+    ('call("sendmmsg", -1, None, 0, 1)', "ENOTSUP"),
+    ('call("recvmmsg", -1, None, 0, 1, None)', "ENOTSUP"),
     # linux itself
     ('call("bpf", -1, None, 0)', "EPERM"),
     ('call("perf_event_open", None, 0, 0, -1, 0)', "EPERM"),
@@ -149,6 +174,15 @@ SIMPLE = [
 @pytest.mark.parametrize(("attack", "answer"), SIMPLE)
 def test_call_is_refused_by_the_default_filter(attack: str, answer: str) -> None:
     refused_only_by(("default",), attack, answer)
+
+
+def test_process_stays_visible_to_the_watchers() -> None:
+    """A process that was not dumpable hid its files and its memory from the watchers (holes 4, 5).
+    The call succeeds, because sftp-server and browsers end if it does not."""
+    attack = (
+        'call("prctl", 4, 0, 0, 0, 0); os.close(2 if call("prctl", 3, 0, 0, 0, 0) == 1 else -1)'
+    )
+    refused_only_by(("default",), attack, "ok")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The seccomp filters: one table, and the programs prebuilt from it.
 
     table.py     the refused calls, their errors and the reasons: the file to read and to change
+    allowed.py   the operations of ioctl and the like, and the calls, that are allowed by name
     rules.py     the rules that a table consists of
     compiler.py  table → classic BPF, for x86_64 and aarch64 alike, and its listing
     *.bpf          its output, one instruction a line, under the decisions it encodes

@@ -7,9 +7,10 @@ within itself, so that blocks are put together by writing one after the other.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from errno import ENOSYS, errorcode
 
+from sbx.isolation.seccomp.allowed import OPERATIONS
 from sbx.isolation.seccomp.rules import (
     AllowSyscalls,
     AtLeast,
@@ -154,12 +155,15 @@ def _test(test: Test, otherwise: int) -> bpf.Block:
 
 def _describe(rule: Refuse | Notify) -> str:
     """Return a rule as text of the listing: `EPERM if argument 1 has any of 0o6000`."""
-    conditions = " and ".join(f"argument {test.argument} {_condition(test)}" for test in rule.when)
-    outcome = "notify" if isinstance(rule, Notify) else errorcode[rule.errno]
+    names = {number: name for name, number, _ in OPERATIONS.get(rule.calls, ())}
+    conditions = " and ".join(
+        f"argument {test.argument} {_condition(test, names)}" for test in rule.when
+    )
+    outcome = "notify" if isinstance(rule, Notify) else errorcode.get(rule.errno, "no effect")
     return outcome + (f" if {conditions}" if conditions else "")
 
 
-def _condition(test: Test) -> str:
+def _condition(test: Test, names: Mapping[int, str]) -> str:
     match test:
         case HasAny(_, bits):
             return f"has any of {bits:#x}"
@@ -169,7 +173,7 @@ def _condition(test: Test) -> str:
             return f">= {value}"
         case In(_, values, mask) | NotIn(_, values, mask):
             shown = f"& {mask:#x} " if mask != 0xFFFFFFFF else ""
-            listed = ", ".join(f"{value:#x}" for value in values)
+            listed = ", ".join(names.get(value, f"{value:#x}") for value in values)
             return f"{shown}{'in' if isinstance(test, In) else 'not in'} ({listed})"
 
 

@@ -17,13 +17,21 @@ from errno import (
     EINVAL,
     ENOPROTOOPT,
     ENOSYS,
+    ENOTTY,
     EOPNOTSUPP,
     EPERM,
     EPROTONOSUPPORT,
 )
 
+from sbx.isolation.seccomp.allowed import (
+    ALLOWLIST,
+    FCNTL,
+    IOCTL,
+    PRCTL,
+    SOCKET_LEVELS,
+    numbers,
+)
 from sbx.isolation.seccomp.rules import (
-    AllowSyscalls,
     AtLeast,
     HasAny,
     HasNone,
@@ -65,6 +73,7 @@ RENAME_WHITEOUT = 4
 F_SETLEASE, F_SETDELEG, F_SETPIPE_SZ = 1024, 1040, 1031
 PIPE_SIZE = 65536  # of a new pipe
 TIOCSTI, TIOCLINUX, TIOCSETD = 0x5412, 0x541C, 0x5423
+SIOCETHTOOL = 0x8946
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 SOCK_TYPE_MASK = 0xF
 SOCK_STREAM, SOCK_DGRAM, SOCK_RAW, SOCK_SEQPACKET = 1, 2, 3, 5
@@ -74,7 +83,11 @@ TCP_ULP = 31
 SCHED_FIFO, SCHED_RR, SCHED_DEADLINE = 1, 2, 6
 SCHED_RESET_ON_FORK = 0x40000000
 MADV_MERGEABLE = 12
-PR_SCHED_CORE = 62
+PR_SET_DUMPABLE, PR_SCHED_CORE = 4, 62
+PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE is required with it
+SOL_SOCKET, SO_SNDBUF, SO_RCVBUF = 1, 7, 8
+MSG_OOB = 1
+NO_EFFECT = 0  # as an errno: the call returns 0, and Linux does nothing
 
 DEFAULT = (
     # ── New namespaces and mounts: they give capabilities, which make bugs of Linux reachable ──
@@ -98,6 +111,13 @@ DEFAULT = (
         EPERM,
         "a limit ends PID 1 or the kernel, which Landlock keeps signals from; pid 0 is the caller",
         (NotIn(0, (0,)),),
+    ),
+    # sftp-server and browsers end if they get an error.
+    Refuse(
+        "prctl",
+        NO_EFFECT,
+        "hides the files and the memory of a process from the watchers of a host without cgroups",
+        (In(0, (PR_SET_DUMPABLE,)), In(1, (0,))),
     ),
     # ── io_uring performs refused operations without a system call ──
     Refuse("io_uring_setup io_uring_enter io_uring_register", ENOSYS, "opens files and connects"),
@@ -137,6 +157,13 @@ DEFAULT = (
         "a lease delays a process of the host that opens the file, by 45 s",
         (In(1, (F_SETLEASE, F_SETDELEG)),),
     ),
+    Refuse(
+        "fallocate",
+        EOPNOTSUPP,
+        "reserves 50 GB before a watcher of the disk looks; libc writes instead, at the pace of the"
+        " disk; holes free space, and stay",
+        (NotIn(1, (PUNCH_HOLE,)),),
+    ),
     Refuse("quotactl quotactl_fd", EPERM, "acts on the file system of the host"),
     # ── Sockets: allowed are UNIX, INET, INET6, and the netlink that getaddrinfo needs ──
     Refuse(
@@ -173,12 +200,41 @@ DEFAULT = (
         "TLS of Linux: it loads a module, and has had many bugs",
         (In(1, (IPPROTO_TCP,)), In(2, (TCP_ULP,))),
     ),
+    Refuse(
+        "setsockopt",
+        ENOPROTOOPT,
+        "options of families that no socket here has",
+        (NotIn(1, numbers(SOCKET_LEVELS)),),
+    ),
+    # Linux itself reduces larger values without an error, so callers expect no certain size.
+    Refuse(
+        "setsockopt",
+        NO_EFFECT,
+        "larger buffers, which cgroup v1 does not count: up to rmem_max, for each socket",
+        (In(1, (SOL_SOCKET,)), In(2, (SO_SNDBUF, SO_RCVBUF))),
+    ),
+    Refuse(
+        "sendto recvfrom sendmmsg recvmmsg",
+        EOPNOTSUPP,
+        "urgent data: bugs in Unix sockets (CVE-2025-38236); for TCP, the abort of FTP uses it",
+        (HasAny(3, MSG_OOB),),
+    ),
+    Refuse("sendmsg recvmsg", EOPNOTSUPP, "the same", (HasAny(2, MSG_OOB),)),
     # ── Terminals ──
     Refuse(
         "ioctl",
         EPERM,
         "input for a terminal of the host (CVE-2017-5226, CVE-2023-28100); line disciplines",
         (In(1, (TIOCSTI, TIOCLINUX, TIOCSETD)),),
+    ),
+    # psutil expects this errno of `lo`.
+    Refuse("ioctl", EOPNOTSUPP, "settings of network devices", (In(1, (SIOCETHTOOL,)),)),
+    Refuse(
+        "ioctl",
+        ENOTTY,
+        "acts on files and devices where neither Landlock nor the path guard sees it: btrfs makes"
+        " directories, and inode flags, fs-verity and encryption lock files",
+        (NotIn(1, numbers(IOCTL)),),
     ),
     Refuse("vhangup", EPERM, "hangs up a terminal"),
     # ── Linux itself: large attack surfaces, and calls for administrators of the machine ──
@@ -207,6 +263,7 @@ DEFAULT = (
         "a larger pipe: 64 of 1 MiB use up fs.pipe-user-pages-soft, which counts per user",
         (In(1, (F_SETPIPE_SZ,)), AtLeast(2, PIPE_SIZE + 1)),
     ),
+    Refuse("fcntl", EINVAL, "operations that no program needs", (NotIn(1, numbers(FCNTL)),)),
     Refuse("cachestat", EPERM, "shows which pages of shared files other processes have read"),
     Refuse(
         "madvise",
@@ -230,6 +287,12 @@ DEFAULT = (
         EPERM,
         "core scheduling keeps the other hyperthread idle, which no CPU limit counts",
         (In(0, (PR_SCHED_CORE,)),),
+    ),
+    Refuse(
+        "prctl",
+        EINVAL,
+        "operations that no program needs; PR_SET_MEMORY_MERGE is madvise(MADV_MERGEABLE)",
+        (NotIn(0, numbers(PRCTL)),),
     ),
     # ── Obsolete calls, which are rarely tested ──
     Refuse("uselib ustat sysfs _sysctl nfsservctl lookup_dcookie vserver", EPERM, "obsolete"),
@@ -277,99 +340,9 @@ NO_UNIX = (
 
 # For the process of `sbx serve` that parses HTTP, if its broker is root. It may change owners and
 # modes, so it must not make set-id files. openat2 stays, because sbx opens files with it: its new
-# files belong to the uid of the service, and chown removes set-id bits.
-SERVE = tuple(rule for rule in DEFAULT if rule.calls != "openat2")
-
-# `allowlist` refuses the calls of DEFAULT, and each call that is not listed here (ENOSYS). The list
-# has the 133 calls that IPython with numpy, pandas and matplotlib, and pip, git, gcc, node and java
-# made in a trace. A trace is incomplete, so the list also has the older, the newer and the vectored
-# form of each call, which allow nothing else.
-ALLOWLIST = (
-    AllowSyscalls(
-        "brk mmap munmap mremap mprotect madvise msync mincore mlock mlock2 munlock munlockall"
-        " memfd_create membarrier pkey_alloc pkey_free pkey_mprotect",
-        "memory; V8 uses the keys, and the JVM uses mincore",
-    ),
-    AllowSyscalls("get_mempolicy set_mempolicy mbind", "OpenBLAS and the JVM place their memory"),
-    AllowSyscalls(
-        "open openat creat close close_range dup dup2 dup3 fcntl flock ioctl umask",
-        "descriptors",
-    ),
-    AllowSyscalls(
-        "read readv pread64 preadv preadv2 write writev pwrite64 pwritev pwritev2 lseek sendfile"
-        " copy_file_range splice tee truncate ftruncate fallocate",
-        "bytes",
-    ),
-    AllowSyscalls(
-        "fsync fdatasync sync_file_range fadvise64 readahead",
-        "for one file; sync and syncfs write the data of the whole host",
-    ),
-    AllowSyscalls(
-        "stat fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat statfs"
-        " fstatfs getdents getdents64 getcwd chdir fchdir",
-        "the attributes of files, and directories",
-    ),
-    AllowSyscalls(
-        "mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink"
-        " symlinkat mknod mknodat",
-        "names; mknod makes FIFOs",
-    ),
-    AllowSyscalls(
-        "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat"
-        " futimesat getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr setxattr lsetxattr"
-        " fsetxattr removexattr lremovexattr fremovexattr",
-        "metadata, which tar, cp and shutil.copystat restore",
-    ),
-    AllowSyscalls(
-        "inotify_init inotify_init1 inotify_add_watch inotify_rm_watch", "node and tail -f use it"
-    ),
-    AllowSyscalls(
-        "poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait"
-        " epoll_pwait2 eventfd eventfd2 signalfd signalfd4 timerfd_create timerfd_settime"
-        " timerfd_gettime pause",
-        "waiting: every event loop",
-    ),
-    AllowSyscalls(
-        "pipe pipe2 socket socketpair connect bind listen accept accept4 shutdown sendto recvfrom"
-        " sendmsg recvmsg sendmmsg recvmmsg getsockname getpeername getsockopt setsockopt",
-        "communication, in the network of the jail",
-    ),
-    AllowSyscalls(
-        "time gettimeofday times clock_gettime clock_getres nanosleep clock_nanosleep alarm"
-        " getitimer setitimer timer_create timer_settime timer_gettime timer_getoverrun"
-        " timer_delete",
-        "the time, if the vDSO does not provide it, and timers of the caller",
-    ),
-    AllowSyscalls(
-        "clone fork vfork execve execveat exit exit_group wait4 waitid set_tid_address arch_prctl"
-        " prctl prlimit64 getrlimit setrlimit getrusage getpriority setpriority",
-        "processes: shells, make and gcc start many",
-    ),
-    AllowSyscalls(
-        "futex futex_waitv futex_wake futex_wait futex_requeue set_robust_list get_robust_list rseq"
-        " sched_yield getcpu sched_getaffinity sched_setaffinity sched_getparam sched_setparam"
-        " sched_getscheduler sched_setscheduler sched_get_priority_max sched_get_priority_min"
-        " sched_rr_get_interval restart_syscall",
-        "threads",
-    ),
-    AllowSyscalls(
-        "kill tkill tgkill pidfd_open pidfd_send_signal rt_sigaction rt_sigprocmask rt_sigreturn"
-        " rt_sigpending rt_sigtimedwait rt_sigsuspend rt_sigqueueinfo rt_tgsigqueueinfo"
-        " sigaltstack",
-        "signals, which Landlock limits to the jail",
-    ),
-    AllowSyscalls(
-        "getpid getppid gettid getpgid getpgrp setpgid getsid setsid getuid geteuid getgid getegid"
-        " getgroups getresuid getresgid setuid setgid setreuid setregid setresuid setresgid capget"
-        " personality",
-        "ids; shells and Perl set the one id that the jail has",
-    ),
-    AllowSyscalls("uname sysinfo getrandom", "every program calls them at its start"),
-    AllowSyscalls(
-        "seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self",
-        "further restrictions: those of sbx after this filter, and those of browsers",
-    ),
-)
+# files belong to the uid of the service, and chown removes set-id bits. fallocate keeps the reserve
+# of the service.
+SERVE = tuple(rule for rule in DEFAULT if rule.calls not in ("openat2", "fallocate"))
 
 # In a directory of the host, Landlock only allows reading. These calls go to the path guard
 # (`sbx.guest.path_guard`), which performs them if the table of host executables permits it.
