@@ -19,7 +19,7 @@ from typing import Self
 from sbx.errors import Denied
 from sbx.guest.path_rules import HEAD, RuleMatch
 from sbx.linux.descriptors import OwnedDescriptor, closing
-from sbx.linux.file_names import may_fold_case
+from sbx.linux.inode_flags import may_fold_case
 from sbx.workspace import safe_open
 from sbx.workspace.errors import translated, wrong_path
 from sbx.workspace.host_executable_links import ExecutableLinks, find_links

@@ -7,18 +7,24 @@
 It does not recurse (1 200 levels break `shutil.rmtree`), does not use long paths (Linux refuses
 paths with 100 000 levels), does not open an fd per level, follows no symlink and crosses no mount.
 Flattening moves each directory once, so the work is linear in the number of names.
+
+A read-only subvolume of btrfs and an immutable file lose that flag. A subvolume is flattened in
+itself, because rename(2) leads only the subvolumes out of it.
 """
 
 import errno
 import os
 import secrets
+import stat
 import time
 from collections import deque
 from collections.abc import Iterator
 
 from sbx.linux.descriptors import closing
+from sbx.linux.inode_flags import clear_protection
 from sbx.workspace.safe_open import opener, permit
 
+_PROTECTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _REMEMBERED = 10_000  # moved-up directories in memory; the next pass finds the others
 
 
@@ -33,7 +39,7 @@ def remove_tree(parent: int, name: str, deadline_s: float, *, trash: int | None 
     trash = parent if trash is None else trash
     opaque = f".sbx-removed-{secrets.token_hex(16)}"
     try:
-        _permit_if_directory(parent, name)
+        _make_removable(parent, name)
         os.rename(name, opaque, src_dir_fd=parent, dst_dir_fd=trash)
     except FileNotFoundError:
         return True
@@ -88,11 +94,16 @@ class _DeadlineError(Exception):
 
 
 class TreeRemover:
-    """Empty one directory, the top, with at most three open fds: top, one child, one scan."""
+    """Empty one directory, the top, with at most three open fds: top, one child, one scan.
 
-    def __init__(self, top: int, end: float) -> None:
+    `outer`: the top of the tree, if `top` is a subvolume in it.
+    """
+
+    def __init__(self, top: int, end: float, outer: int | None = None) -> None:
         self._top = top
         self._end = end
+        self._outer = outer
+        self._device = os.fstat(top).st_dev
         self._prefix = f".sbx-{secrets.token_hex(8)}-"
         self._serial = 0
         self._steps = 0  # removals and moves: a pass without any is the last
@@ -129,7 +140,7 @@ class TreeRemover:
             raise _DeadlineError
         try:
             if not is_directory:
-                os.unlink(name, dir_fd=parent)
+                _unlink(parent, name)
             elif full or not _removed_empty(parent, name):
                 if parent != self._top:
                     self._move_up(parent, name)
@@ -142,20 +153,49 @@ class TreeRemover:
 
     def _hollow_out(self, name: str) -> None:
         with closing(_open_directory(self._top, name)) as directory:
+            if os.fstat(directory).st_dev != self._device:
+                within = TreeRemover(directory, self._end, self._outer or self._top)
+                within.run()
+                self._steps += within._steps
+                return
             for below, is_directory in _names(directory):
                 self._remove(directory, below, is_directory)
 
     def _move_up(self, parent: int, name: str) -> None:
         self._serial += 1
         above = f"{self._prefix}{self._serial}"
-        try:
-            os.rename(name, above, src_dir_fd=parent, dst_dir_fd=self._top)
-        except PermissionError:  # a directory that changes parents must itself be writable
-            _permit_if_directory(parent, name)
-            os.rename(name, above, src_dir_fd=parent, dst_dir_fd=self._top)
+        if self._outer is not None and _moved(parent, name, self._outer, above):
+            self._steps += 1
+            return  # it is a subvolume; the remover of the whole tree finds it there
+        if not _moved(parent, name, self._top, above):
+            return
         self._steps += 1
         if len(self._moved_up) < _REMEMBERED:
             self._moved_up.append(above)
+
+
+def _moved(parent: int, name: str, target: int, new_name: str) -> bool:
+    """Move a directory. Return False if it lies on another device than `target`."""
+    for attempt in range(2):
+        try:
+            os.rename(name, new_name, src_dir_fd=parent, dst_dir_fd=target)
+            return True
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                return False
+            # A directory that changes parents must itself be writable.
+            if attempt or error.errno not in _PROTECTED:
+                raise
+            _make_removable(parent, name)
+    return False
+
+
+def _unlink(parent: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=parent)
+    except PermissionError:
+        _make_removable(parent, name)
+        os.unlink(name, dir_fd=parent)
 
 
 def _removed_empty(parent: int, name: str) -> bool:
@@ -176,24 +216,20 @@ def _names(directory: int) -> Iterator[tuple[str, bool]]:
 
 def _open_directory(parent: int, name: str) -> int:
     """Open the directory `name` for reading and writing, even after chmod 000. Raises OSError."""
-    with closing(_open_path(parent, name)) as path_fd:
+    with closing(_open_path(parent, name, os.O_DIRECTORY)) as path_fd:
+        clear_protection(path_fd)
         permit(path_fd)
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=path_fd)
 
 
-def _permit_if_directory(parent: int, name: str) -> None:
-    try:
-        path_fd = _open_path(parent, name)
-    except NotADirectoryError:
-        return
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            return
-        raise
-    with closing(path_fd):
-        permit(path_fd)
+def _make_removable(parent: int, name: str) -> None:
+    """Clear what keeps the name from being removed or moved, as far as the caller may."""
+    with closing(_open_path(parent, name, os.O_NOFOLLOW)) as path_fd:
+        clear_protection(path_fd)
+        if stat.S_ISDIR(os.fstat(path_fd).st_mode):
+            permit(path_fd)
 
 
-def _open_path(parent: int, name: str) -> int:
+def _open_path(parent: int, name: str, flag: int) -> int:
     component = os.fsencode(name).decode("utf-8", "surrogateescape")
-    return opener()(parent, (component,), os.O_PATH | os.O_DIRECTORY)
+    return opener()(parent, (component,), os.O_PATH | flag)

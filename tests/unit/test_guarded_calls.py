@@ -21,7 +21,7 @@ import pytest
 from sbx.guest import guarded_calls, guarded_names, guarded_paths, quarantine_items
 from sbx.guest.guarded_calls import Answer, GuardedCalls, Opened, SlowOpen
 from sbx.guest.guarded_paths import AT_EMPTY_PATH, AT_FDCWD, AT_REMOVEDIR, Outside
-from sbx.linux import file_names
+from sbx.linux import inode_flags
 from sbx.linux.seccomp_notify import SyscallNotice, path_calls
 from sbx.workspace.host_executables import path_rules
 
@@ -327,7 +327,7 @@ def test_new_head_of_a_repository_is_found_without_its_case(
     assert caller.outcome("openat", AT_FDCWD, "one/head", CREATE, 0o600) == "done"
     assert Path("one/head").is_file()
     assert not Path("one/head").is_symlink()
-    monkeypatch.setattr(file_names, "may_fold_case", lambda directory: True)
+    monkeypatch.setattr(inode_flags, "may_fold_case", lambda directory: True)
     assert caller.outcome("openat", AT_FDCWD, "two/head", CREATE, 0o600) == "done"
     assert Path("two/head").is_symlink()
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from sbx.linux.file_names import may_fold_case
+from sbx.linux.inode_flags import may_fold_case
 
 
 def test_a_directory_of_ext4_or_tmpfs_distinguishes_case(tmp_path: Path) -> None:
