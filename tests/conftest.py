@@ -56,6 +56,7 @@ from sbx.isolation.broker import spawned
 from sbx.isolation.probe import Capabilities
 from sbx.linux import mounts, namespaces
 from sbx.runtime.sandbox import AsyncSandbox
+from tests import disks
 from tests.debian_tools import debian_tool
 
 SETTLE_S = 60.0
@@ -164,7 +165,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if (cause := _lacks(name)) is None:
                 continue
             reason = f"this host lacks {name}: {cause}"
-            if os.environ.get("CI") == "true" and name not in ("cgroup2", "root"):
+            if os.environ.get("CI") == "true" and name not in ("cgroup2", "root", "casefold"):
                 pytest.fail(reason)
             pytest.skip(reason)
 
@@ -179,6 +180,8 @@ def _lacks(name: str) -> str | None:
             return None if layer.detail == "cgroup v2" else "its cgroups are of another kind"
         case "prometheus" | "promtool" | "go":
             return None if debian_tool(name) else f"scripts/test could not unpack {name}"
+        case "btrfs" | "ext4" | "casefold":
+            return disks.lacking(name) if os.geteuid() == 0 else "only root can mount"
         case "landlock-scopes":
             abi = capabilities().landlock_abi
             return None if abi >= 6 else f"Landlock is of ABI {abi}, and scopes came with 6"

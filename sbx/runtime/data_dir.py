@@ -10,6 +10,7 @@ In a `data_dir`, the next runtime also removes the sandboxes of a killed one, un
 or a store names the kept sandboxes.
 """
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from sbx.workspace.errors import translated
 from sbx.workspace.layout import DataDirectory
 from sbx.workspace.rmtree import remove_tree
 
+_log = logging.getLogger(__name__)
 _PREFIX = "sbx-"
 LOCK = "lock"
 _UNHELD = "lock.new"
@@ -162,9 +164,12 @@ def _rolled_back(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
+    removed = False
     with suppress(OSError):
         parent = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
         try:
-            remove_tree(parent, path.name, _SWEEP_S)
+            removed = remove_tree(parent, path.name, _SWEEP_S)
         finally:
             os.close(parent)
+    if not removed:
+        _log.warning("files of a sandbox remain in %s/.sbx-removed-*: remove them", path.parent)

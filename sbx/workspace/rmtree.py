@@ -18,13 +18,12 @@ import secrets
 import stat
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from sbx.linux.descriptors import closing
 from sbx.linux.inode_flags import clear_protection
 from sbx.workspace.safe_open import opener, permit
 
-_PROTECTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _REMEMBERED = 10_000  # moved-up directories in memory; the next pass finds the others
 
 
@@ -140,7 +139,7 @@ class TreeRemover:
             raise _DeadlineError
         try:
             if not is_directory:
-                _unlink(parent, name)
+                _permitted(lambda: os.unlink(name, dir_fd=parent), parent, name)
             elif full or not _removed_empty(parent, name):
                 if parent != self._top:
                     self._move_up(parent, name)
@@ -176,36 +175,37 @@ class TreeRemover:
 
 def _moved(parent: int, name: str, target: int, new_name: str) -> bool:
     """Move a directory. Return False if it lies on another device than `target`."""
-    for attempt in range(2):
-        try:
-            os.rename(name, new_name, src_dir_fd=parent, dst_dir_fd=target)
-            return True
-        except OSError as error:
-            if error.errno == errno.EXDEV:
-                return False
-            # A directory that changes parents must itself be writable.
-            if attempt or error.errno not in _PROTECTED:
-                raise
-            _make_removable(parent, name)
-    return False
-
-
-def _unlink(parent: int, name: str) -> None:
     try:
-        os.unlink(name, dir_fd=parent)
-    except PermissionError:
-        _make_removable(parent, name)
-        os.unlink(name, dir_fd=parent)
+        _permitted(
+            lambda: os.rename(name, new_name, src_dir_fd=parent, dst_dir_fd=target), parent, name
+        )
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return False
+        raise
+    return True
 
 
 def _removed_empty(parent: int, name: str) -> bool:
     try:
-        os.rmdir(name, dir_fd=parent)
+        _permitted(lambda: os.rmdir(name, dir_fd=parent), parent, name)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return False
         raise
     return True
+
+
+def _permitted(act: Callable[[], None], parent: int, name: str) -> None:
+    """Do `act`; if Linux forbids it, clear what protects `name`, and try once more."""
+    try:
+        act()
+    except OSError as error:
+        # A directory that changes parents must itself be writable.
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        _make_removable(parent, name)
+        act()
 
 
 def _names(directory: int) -> Iterator[tuple[str, bool]]:

@@ -1,9 +1,11 @@
 """`remove_tree` against trees that were built to outlast it."""
 
+import fcntl
 import os
 import resource
 import socket
 import stat
+import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ import pytest
 
 from sbx.linux import libc
 from sbx.workspace.rmtree import empty_directory, remove_tree
+from tests import disks
 
 PR_SET_DUMPABLE = 4
 NOBODY = 65534
@@ -191,3 +194,76 @@ def test_symlinks_below_are_not_followed(parent: int, tmp_path: Path) -> None:
     (tmp_path / "d/e/link").symlink_to(outside)
     assert remove_tree(parent, "d", 5)
     assert stat.S_IMODE(outside.stat().st_mode) == 0o500
+
+
+def _ioctl(path: str, number: int, data: bytes) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, number, bytearray(data))
+    finally:
+        os.close(fd)
+
+
+def _subvolume(parent: str, name: str, *, of: str | None = None) -> None:
+    """BTRFS_IOC_SUBVOL_CREATE, or BTRFS_IOC_SNAP_CREATE of a subvolume."""
+    if of is None:
+        _ioctl(parent, 0x5000940E, struct.pack("=q4088s", 0, name.encode()))
+        return
+    source = os.open(of, os.O_RDONLY)
+    try:
+        _ioctl(parent, 0x50009401, struct.pack("=q4088s", source, name.encode()))
+    finally:
+        os.close(source)
+
+
+def _plant_read_only_subvolumes(top: Path) -> bool:
+    """A subvolume in a subvolume, snapshots of them, all read-only, with directories in each."""
+    os.makedirs(f"{top}/a/b")
+    _subvolume(f"{top}/a/b", "volume")
+    os.makedirs(f"{top}/a/b/volume/x/y/z")
+    _subvolume(f"{top}/a/b/volume/x/y", "inner")
+    os.makedirs(f"{top}/a/b/volume/x/y/inner/u/v")
+    Path(f"{top}/a/b/volume/x/y/inner/u/file").write_text("x")
+    _subvolume(str(top), "snapshot", of=f"{top}/a/b/volume")
+    for path in ("a/b/volume/x/y/inner", "snapshot", "a/b/volume"):
+        _ioctl(f"{top}/{path}", 0x4008941A, struct.pack("=Q", 2))  # BTRFS_IOC_SUBVOL_SETFLAGS
+    return True
+
+
+@pytest.mark.needs("root", "btrfs")
+@pytest.mark.parametrize("as_root", [True, False])
+def test_removes_read_only_subvolumes(own_temporary_directory: Path, as_root: bool) -> None:
+    """One call of code inside made a workspace that sbx could never remove (holes 10). A directory
+    cannot be moved out of a subvolume either."""
+    with disks.mounted("btrfs", own_temporary_directory) as disk:
+
+        def removed() -> bool:
+            fd = os.open(disk, os.O_RDONLY)
+            try:
+                return _plant_read_only_subvolumes(disk / "t") and remove_tree(fd, "t", 30)
+            finally:
+                os.close(fd)
+
+        if as_root:
+            assert removed()
+        else:
+            as_nobody(removed)
+        assert os.listdir(disk) == []
+
+
+@pytest.mark.needs("root", "ext4")
+def test_removes_immutable_and_append_only_files(own_temporary_directory: Path) -> None:
+    with disks.mounted("ext4", own_temporary_directory) as disk:
+        deep = disk / "t" / "a" / "b"
+        deep.mkdir(parents=True)
+        for name, flag in (("file", 0x80010), ("log", 0x80020)):  # extents, and immutable or append
+            (deep / name).write_text("x")
+            _ioctl(f"{deep}/{name}", 0x40086602, struct.pack("=Q", flag))  # FS_IOC_SETFLAGS
+        for directory in (deep, deep.parent, disk / "t"):
+            _ioctl(str(directory), 0x40086602, struct.pack("=Q", 0x80010))
+        fd = os.open(disk, os.O_RDONLY)
+        try:
+            assert remove_tree(fd, "t", 30)
+        finally:
+            os.close(fd)
+        assert os.listdir(disk) == ["lost+found"]
