@@ -6,9 +6,11 @@ compare it whole. File descriptors have fixed numbers, so that these functions s
 puts each file in its slot before it becomes bwrap.
 """
 
+import os
 from collections.abc import Callable, Sequence
 
 from sbx.guest.granted_packages import TOP
+from sbx.guest.shares import KEYS
 from sbx.isolation.broker.bind_staging import DEVPTS
 from sbx.isolation.broker.spawn import DATA_FD, FILTER_FD, INFO_FD, USERNS_FD
 from sbx.isolation.launch_plan import (
@@ -33,6 +35,8 @@ _ZYGOTE_CAPABILITIES = (
     "CAP_CHOWN",  # a /tmp that belongs to the sandbox's uid
 )
 
+HAS_KEYS = os.path.exists(KEYS)  # CONFIG_KEYS
+
 
 def bwrap_argv(plan: LaunchPlan, staged: Callable[[int | str], str]) -> list[str]:
     """Return the options of one launch. They are passed by --args, so no process listing has them.
@@ -42,7 +46,9 @@ def bwrap_argv(plan: LaunchPlan, staged: Callable[[int | str], str]) -> list[str
 
     1. namespaces, and a second user namespace inside which no further one can be made;
     2. the mounts of the plan over an empty tmpfs; /proc and /dev come before the mounts on them; a
-       devpts of the broker covers the one of --dev, which has no limit;
+       devpts of the broker covers the one of --dev, which has no limit, and /dev/null the list of
+       keys, which names those of the user if the jail has the user's uid. A zygote does not cover
+       it: its forks may mount their own proc(5) only while they see a complete one;
     3. the synthetic /etc, and /sandbox/workspace for code that expects this path;
     4. the root and /dev read-only, once everything is in place;
     5. environment, directory, the filter that holds from the first instruction of the guest.
@@ -51,8 +57,10 @@ def bwrap_argv(plan: LaunchPlan, staged: Callable[[int | str], str]) -> list[str
     argv += ["--uid", str(INSIDE_UID), "--gid", str(INSIDE_GID)]
     if "--disable-userns" in plan.options:
         argv.append("--disable-userns")
-    pts = ["--dev-bind", staged(DEVPTS), "/dev/pts"] if plan.staged_devpts else []
-    argv += _view((*plan.mounts, *plan.own_mounts), plan.files, staged, pts=pts)
+    covers = ["--dev-bind", "/dev/null", KEYS] if HAS_KEYS else []
+    if plan.staged_devpts:
+        covers += ["--dev-bind", staged(DEVPTS), "/dev/pts"]
+    argv += _view((*plan.mounts, *plan.own_mounts), plan.files, staged, covers=covers)
     argv += _last(plan.environment)
     argv += ["--seccomp", str(FILTER_FD)]
     return argv
@@ -79,10 +87,10 @@ def _view(
     files: Sequence[DataFile],
     staged: Callable[[int | str], str],
     mount_points: Sequence[str] = (),
-    pts: Sequence[str] = (),
+    covers: Sequence[str] = (),
 ) -> list[str]:
     argv = ["--hostname", "sandbox", "--die-with-parent", "--as-pid-1", "--new-session"]
-    argv += ["--proc", "/proc", "--dev", "/dev", *pts]
+    argv += ["--proc", "/proc", "--dev", "/dev", *covers]
     created: set[str] = set()
     for index, mount in enumerate(mounts):
         for path in _above(mount.target):

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from attacking import Fresh, Without, altered, attack, attack_by_shell, by, tell
 
+from sbx.linux import libc
+from sbx.linux.seccomp import syscall_number
 from sbx.policy import load
 from sbx.runtime.sandbox import AsyncSandbox
 
@@ -48,6 +50,18 @@ async def test_the_same_file_is_read_where_its_directory_is_shown(
     filesystem = policy.filesystem.model_validate({"mount": [shown]})
     box = await fresh(policy.model_copy(update={"filesystem": filesystem}))
     assert await tell(box, "open('/opt/mounted/secret').read()") == SECRET
+
+
+@pytest.mark.unprivileged
+async def test_the_keys_of_the_user_are_not_listed(box: AsyncSandbox) -> None:
+    """Without an own uid, /proc/keys named the keys of the user (holes 13)."""
+    pytest.importorskip("pyseccomp", reason="the number of the call comes from libseccomp")
+    number = syscall_number("add_key", os.uname().machine)
+    assert number is not None
+    libc.syscall("add_key", number, b"user", b"sbx-test-key", b"x", 1, -4)  # the user's keyring
+    assert "sbx-test-key" in Path("/proc/keys").read_text()
+    assert await tell(box, "open('/proc/keys').read()") == ""
+    assert await tell(box, "subprocess.getoutput('cat /proc/self/root/proc/keys')") == ""
 
 
 @pytest.mark.parametrize("path", ["/etc/shadow", "/etc/ssh", "/var/log", "/run", "/sys"])
