@@ -22,7 +22,13 @@ from packaging.version import InvalidVersion, Version
 from sbx.aio import in_thread
 from sbx.environments.manifest import make_readable
 from sbx.environments.pythons import Python, find
-from sbx.environments.requirements import LockFile, lock_text, locked, parse_words
+from sbx.environments.requirements import (
+    LockFile,
+    direct_names,
+    lock_text,
+    locked,
+    parse_words,
+)
 from sbx.environments.step_runner import StepOutput, StepRunner
 from sbx.errors import Conflict, Unavailable
 
@@ -36,6 +42,35 @@ _SOURCES = (
     "index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "proxy", "cert",
     "client-cert",
 )  # fmt: skip
+# Run pip in the Python of the environment. Without the word "build" it starts no program. The
+# metadata of a wheel can name a source distribution at a URL, which pip builds in a child process
+# despite --only-binary, so this also covers each other way to a build. The exceptions are programs
+# of the host that pip asks for a password or for the name of the system. With -S no .pth file of
+# the environment runs here, and its packages are found all the same.
+_RUN_PIP = """
+import os, runpy, site, sys
+pip, mode = sys.argv[1:3]
+del sys.argv[1:3]
+if sys.flags.no_site:
+    top = os.path.dirname(os.path.dirname(sys.executable))
+    config = os.path.join(top, "pyvenv.cfg")
+    version = "python%d.%d" % sys.version_info[:2]
+    sites = [os.path.join(top, "lib", version, "site-packages")]
+    if not os.path.exists(config):
+        sites = site.getsitepackages()
+    elif "include-system-site-packages = true" in open(config).read().lower():
+        sites += site.getsitepackages([sys.base_prefix])
+    sys.path += filter(os.path.isdir, sites)
+def refuse(event, args):
+    if event in ("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system",
+                 "subprocess.Popen"):
+        program = os.path.basename(os.fsdecode(args[0])) if args else "fork"
+        if program not in ("keyring", "lsb_release", "rustc", "uname"):
+            raise PermissionError(1, "a package needs a build, which would run its code", program)
+if mode != "build":
+    sys.addaudithook(refuse)
+runpy.run_path(os.path.join(pip, "__pip-runner__.py"), run_name="__main__")
+"""
 _UV_SOURCES = (
     "UV_CONFIG_FILE", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX",
     "UV_INDEX_URL",
@@ -63,15 +98,33 @@ class Installer(Struct, frozen=True):
     async def install(self, steps: StepRunner, python: Path, lock: Path) -> None:
         raise NotImplementedError
 
+    async def _checked(self, packages: list[LockFile], requirements_in: Path) -> list[LockFile]:
+        """Return the packages. Raise Unavailable if the metadata of one of them, and not the
+        request, chose the address of another one."""
+        requested = direct_names(await in_thread(requirements_in.read_text))
+        for package in packages if not self.build else ():
+            if " @ " in package.text and package.name not in requested:
+                raise Unavailable(
+                    f"the metadata of a package demands {package.text[:200]!a}, which is not from"
+                    " the index",
+                    code="environment_unresolved",
+                    hint="request it by its address, or use --build if you trust the package",
+                )
+        return packages
+
 
 class Pip(Installer, frozen=True):
+    """`package` is the directory of pip itself."""
+
+    package: str = ""
+
     async def lock(
         self, steps: StepRunner, python: Path, requirements_in: Path, *, missing: bool = False
     ) -> str:
-        """`missing`: only the packages that are not installed there."""
+        """`missing`: only the packages that are not installed there. No code of these runs."""
         report = requirements_in.with_name("report.json")
         output = await steps.run(
-            *self._in(python),
+            *self._in(python, *(("-S",) if missing else ())),
             *("install", "--dry-run", "--progress-bar", "off", "--report", str(report)),
             *(() if missing else ("--ignore-installed",)),
             *_no_builds(self.build),
@@ -79,16 +132,17 @@ class Pip(Installer, frozen=True):
         )
         _check(output, "environment_unresolved", "the packages could not be resolved")
         try:
-            return lock_text(_of_report(json.loads(await in_thread(_taken, report))))
+            packages = _of_report(json.loads(await in_thread(_taken, report)))
         except (ValueError, KeyError, TypeError) as error:
             raise _unlockable(f"the report of pip cannot be read: {error}") from error
+        return lock_text(await self._checked(packages, requirements_in))
 
     async def install(
         self, steps: StepRunner, python: Path, lock: Path, *, target: Path | None = None
     ) -> None:
         """`target`: install into this directory instead of the environment."""
         output = await steps.run(
-            *self._in(python),
+            *self._in(python, *(() if target is None else ("-S",))),
             *("install", "--no-deps", "--require-hashes", "--progress-bar", "off"),
             *(() if target is None else ("--target", str(target))),
             *_no_builds(self.build),
@@ -96,8 +150,9 @@ class Pip(Installer, frozen=True):
         )
         _check(output, "environment_not_installed", "the packages could not be installed")
 
-    def _in(self, python: Path) -> tuple[str, ...]:
-        return (*self.command, "--python", str(python), "--no-color")
+    def _in(self, python: Path, *options: str) -> tuple[str, ...]:
+        mode = "build" if self.build else "wheels"
+        return (str(python), "-I", *options, "-c", _RUN_PIP, self.package, mode, "--no-color")
 
 
 class Uv(Installer, frozen=True):
@@ -112,9 +167,10 @@ class Uv(Installer, frozen=True):
         )
         _check(output, "environment_unresolved", "the packages could not be resolved")
         try:
-            return lock_text(locked(output.out.decode()))
+            packages = locked(output.out.decode())
         except ValueError as error:
             raise _unlockable(f"{error} has no hash") from None
+        return lock_text(await self._checked(packages, requirements_in))
 
     async def install(self, steps: StepRunner, python: Path, lock: Path) -> None:
         output = await steps.run(
@@ -156,7 +212,8 @@ async def install_missing(package: str, executable: str, directory: Path) -> Non
     """
     until = asyncio.get_running_loop().time() + _INSTALL_S
     steps = StepRunner(lambda _: None, until)
-    installer = _pip(await find(executable), build=False)
+    # Not the pip of this Python: its environment may have packages whose code must not run here.
+    installer = _pip(await find(None), build=False)
     if installer is None:
         raise _not_found("pip")
     python, work = Path(executable), directory.parent
@@ -182,11 +239,12 @@ async def install_missing(package: str, executable: str, directory: Path) -> Non
 def _pip(python: Python, build: bool) -> Pip | None:
     """Return the pip of the chosen Python, or that of our own environment."""
     if _is_new_enough(python.pip):
-        return Pip((python.executable, "-I", "-m", "pip"), python.pip, build)
+        return Pip((python.executable, "-I", "-m", "pip"), python.pip, build, python.pip_package)
     if importlib.util.find_spec("pip") is not None:
-        version = importlib.import_module("pip").__version__
-        if _is_new_enough(version):
-            return Pip((sys.executable, "-I", "-m", "pip"), version, build)
+        pip = importlib.import_module("pip")
+        if _is_new_enough(pip.__version__):
+            command = (sys.executable, "-I", "-m", "pip")
+            return Pip(command, pip.__version__, build, os.path.dirname(str(pip.__file__)))
     return None
 
 
@@ -280,13 +338,18 @@ def _advice(lines: Sequence[str]) -> str:
 
 _ADVICE = (
     (
-        ("no matching distribution", "there is no version of", "not found in the package registry"),
-        "check names and versions; without --build only wheels are taken, and a package may have "
-        "none for this Python",
+        ("a package needs a build", "building source distributions is disabled"),
+        "only wheels are installed, because a build runs code of the package on this host; use"
+        " --build if you trust it",
     ),
     (
         ("conflicting dependencies", "resolutionimpossible", "unsatisfiable"),
         "request fewer fixed versions, or others: they contradict each other",
+    ),
+    (
+        ("no matching distribution", "there is no version of", "not found in the package registry"),
+        "check names and versions; without --build only wheels are taken, and a package may have "
+        "none for this Python",
     ),
     (
         ("name or service not known", "connection", "timed out", "dns error", "certificate"),

@@ -18,14 +18,15 @@ from sbx.errors import BadRequest, Unavailable
 OLDEST = (3, 11)  # as in pyproject.toml
 _ASK = """
 import importlib.util, json, sys, sysconfig
-pip = ""
+pip, package = "", ""
 if importlib.util.find_spec("pip"):
     import pip
-    pip = pip.__version__
+    pip, package = pip.__version__, pip.__path__[0]
 base = getattr(sys, "_base_executable", None) or sys.executable
 free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 venv = importlib.util.find_spec("venv") is not None
-print(json.dumps([sys.implementation.name, list(sys.version_info[:3]), base, free, venv, pip]))
+version = list(sys.version_info[:3])
+print(json.dumps([sys.implementation.name, version, base, free, venv, pip, package]))
 """
 _AT_ONCE = 4
 _MOST = 100
@@ -35,8 +36,8 @@ _NAME = re.compile(r"python(3(\.\d+)?)?")
 
 
 class Python(Struct, frozen=True, order=True):
-    """A working Python. `executable` is not in a virtual environment. `pip` is its version or
-    ""."""
+    """A working Python. `executable` is not in a virtual environment. `pip` is its version or "",
+    and `pip_package` its directory."""
 
     version: tuple[int, int, int]
     executable: str
@@ -44,6 +45,7 @@ class Python(Struct, frozen=True, order=True):
     free_threaded: bool
     has_venv: bool
     pip: str
+    pip_package: str = ""
 
     @property
     def text(self) -> str:
@@ -159,9 +161,10 @@ async def _named(path: str) -> Python:
 async def _probe(path: str) -> Python | None:
     try:
         _, output, _ = await ask_python(path, _ASK)
-        implementation, version, base, free, has_venv, pip = json.loads(output)
+        implementation, version, base, free, has_venv, pip, package = json.loads(output)
         numbers = (int(version[0]), int(version[1]), int(version[2]))
-        return Python(numbers, str(base), implementation, free, has_venv, str(pip))
+        texts = str(pip), str(package)
+        return Python(numbers, str(base), implementation, free, has_venv, *texts)
     except (OSError, TimeoutError, ValueError, IndexError, TypeError):
         return None
 

@@ -73,6 +73,12 @@ def refuse_sources(requirements: Iterable[PackageRequirement]) -> None:
             )
 
 
+def direct_names(text: str) -> set[str]:
+    """Return the names of the requirements in a file that are URLs."""
+    requirements = (Requirement(package.text) for package in parse_file(text, "the request"))
+    return {canonicalize_name(each.name) for each in requirements if each.url is not None}
+
+
 def with_kernel(requirements: Sequence[PackageRequirement]) -> list[PackageRequirement]:
     """Return the requirements for the resolver, with those of the kernel."""
     return [*requirements, *parse_words([KERNEL])]

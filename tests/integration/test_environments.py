@@ -1,6 +1,7 @@
 """Environments of real wheels, from a directory: made, used by kernels, verified, removed."""
 
 import asyncio
+import importlib.util
 import json
 import os
 import platform
@@ -101,7 +102,7 @@ class WheelsHost:
         self, *words: str | Path, more: Mapping[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
         """The same in this process."""
-        return in_process("env", *words, stdin=b"", **self.variables, **(more or {}))
+        return in_process("env", *words, stdin=b"", **{**self.variables, **(more or {})})
 
     def create_hollow(self, name: str, *words: str | Path) -> "subprocess.CompletedProcess[str]":
         """By pip, of hollow wheels."""
@@ -262,6 +263,67 @@ def test_without_build_no_code_of_a_source_distribution_runs(
         assert refused.returncode == 2
     assert not (tmp_path / "ran").exists()
     assert "evil" not in wheels_host.there
+
+
+def _evil_source(directory: Path) -> tuple[Path, Path]:
+    """A source distribution whose build makes a file, and that file."""
+    source, ran = directory / "evil", directory / "ran"
+    source.mkdir()
+    (source / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "back"\nbackend-path = ["."]\n'
+    )
+    (source / "back.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    packed = shutil.make_archive(str(directory / "evil-1.0"), "gztar", directory, "evil")
+    return Path(packed), ran
+
+
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+@pytest.mark.parametrize("target", ["archive", "directory", "wheel", "repository"])
+def test_metadata_of_a_wheel_cannot_demand_a_build(
+    wheels_host: WheelsHost, tmp_path: Path, installer: str, target: str
+) -> None:
+    """`Requires-Dist: evil @ file:///…/evil-1.0.tar.gz` in a wheel of the index ran its setup.py on
+    the host, since --only-binary of pip does not hold for a URL. (holes 1.7)"""
+    if installer == "uv" and importlib.util.find_spec("uv") is None:
+        pytest.skip("no uv here, which is the extra `env`")
+    archive, ran = _evil_source(tmp_path)
+    urls = {
+        "archive": archive.as_uri(),
+        "directory": (tmp_path / "evil").as_uri(),
+        "wheel": wheel(tmp_path, "evil", "1.0", {"evil.py": ""}).as_uri(),
+        "repository": f"git+file://{tmp_path}/evil",
+    }
+    index = tmp_path / "index"
+    shutil.copytree(wheels_host.hollow, index)
+    wheel(index, "lured", "1.0", {"lured.py": ""}, needs=f"evil @ {urls[target]}")
+    more = {
+        "PIP_FIND_LINKS": str(index),
+        "UV_FIND_LINKS": str(index),
+        "UV_NO_INDEX": "1",
+        "UV_CACHE_DIR": str(tmp_path / "cache"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    refused = wheels_host.quick(
+        "create", "--json", "lured", "lured", "--installer", installer, more=more
+    )
+    assert refused.returncode != 0
+    error = json.loads(refused.stdout.splitlines()[-1])["error"]
+    assert error["code"] == "environment_unresolved", error
+    if installer == "pip":
+        assert "--build" in error["hint"], error
+    assert not ran.exists()
+    assert "lured" not in wheels_host.there
+
+
+def test_with_build_the_code_of_a_source_distribution_runs(
+    wheels_host: WheelsHost, tmp_path: Path
+) -> None:
+    """The control of the tests above: the same package, with the consent that --build is."""
+    archive, ran = _evil_source(tmp_path)
+    more = {"PIP_FIND_LINKS": str(wheels_host.hollow)}
+    words = ("create", "built", f"evil @ {archive.as_uri()}", "--build", *_BY_PIP)
+    assert wheels_host.quick(*words, more=more).returncode != 0  # it builds nothing
+    assert ran.exists()
 
 
 def test_no_code_of_a_wheel_runs_while_it_is_installed(
@@ -447,6 +509,39 @@ async def test_a_jail_imports_from_it_and_cannot_write_to_it(
         assert box.receipt.path == start
         by_shell = await box.shell("python -c 'import tiny; print(tiny.HERE)'")
         assert by_shell.stdout.strip() == "in the environment"
+
+
+async def test_a_granted_package_runs_no_code_of_the_environment_and_its_wheels(
+    wheels_host: WheelsHost, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a grant, the Python of the policy ran on the host with its site-packages: a .pth file and
+    the module pip of an environment ran there."""
+    archive, ran = _evil_source(tmp_path)
+    index = tmp_path / "index"
+    shutil.copytree(wheels_host.wheels, index)
+    line = f"import os; open({str(ran)!r}, 'w')\n"
+    wheel(index, "planted", "1.0", {"planted.pth": line})
+    wheel(index, "lured", "1.0", {"lured.py": ""}, needs=f"evil @ {archive.as_uri()}")
+    wheel(index, "needing", "1.0", {"needing.py": "import tiny"}, needs="tiny")
+    made = wheels_host.env(
+        *("create", "planting", "tiny", "planted", *_BY_PIP), more={"PIP_FIND_LINKS": str(index)}
+    )
+    assert made.returncode == 0, made.stderr
+    for name, value in {**wheels_host.variables, "PIP_FIND_LINKS": str(index)}.items():
+        monkeypatch.setenv(name, value)
+    name = wheels_host.policy("planting", "planting")
+    with (wheels_host.policies / f"{name}.toml").open("a") as file:
+        file.write('[[grant]]\npackage = ["lured", "needing", "tiny"]\n')
+    async with await runtime.create(name) as box:
+        with pytest.raises(errors.Unavailable) as refused:
+            await box.grants.add("package", "lured", "hour")
+        assert refused.value.code == "environment_unresolved"
+        with pytest.raises(errors.Conflict, match="tiny is in the environment already"):
+            await box.grants.add("package", "tiny", "hour")
+        await box.grants.add("package", "needing", "hour")
+        assert (await box.run("import needing; print(needing.tiny.double(4))")).stdout == "8\n"
+    assert not ran.exists()
+    assert wheels_host.env("remove", "planting", "--force").returncode == 0
 
 
 @pytest.mark.core
