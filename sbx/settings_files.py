@@ -76,6 +76,13 @@ def toml(path: Path, text: str) -> dict[str, Any]:
         ) from None
 
 
+def read_env_file(path: Path) -> Mapping[str, str | None]:
+    """Return the variables of a file that the user named. Raise NotFound."""
+    if (text := read(path)) is None:
+        raise NotFound(f"file {path} does not exist", hint="name the file with --env-file")
+    return dotenv(text)
+
+
 def dotenv(text: str) -> Mapping[str, str | None]:
     return dotenv_values(stream=StringIO(text), interpolate=False)
 

@@ -2,19 +2,24 @@
 
 Sources, in order; the first one that has a setting wins:
 
-    options → environment → table [agent] of the user's sbx.toml → .env of the working directory
+    options → environment → --env-file → table [agent] of the user's sbx.toml
+        → .env of the working directory
 
 In the environment and in `.env` a setting has its own name, or its name with the prefix SBX_AGENT_,
 which wins. In `sbx.toml` the names are in lower case. SBX_CONFIG names another `sbx.toml`.
 
-An agent or the author of a project may have written `.env`. So `.env` must not contain the settings
-in `NOT_IN_WORKING_DIRECTORY`, and a key from another source is never sent to its BASE_URL.
+An agent or the author of a project may have written `.env`. A planted BASE_URL sent conversations
+to a server of its author. So only the settings in `IN_WORKING_DIRECTORY` are read from it, those
+of the model are ignored, and those of the sandbox are an error: the code would run elsewhere than
+the file demands. `--env-file .env` takes all. Even then, a key from another source is never sent to
+the BASE_URL of the file.
 """
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
@@ -23,11 +28,9 @@ from sbx.errors import BadRequest
 
 TABLE = "agent"  # of sbx.toml
 _PREFIX = "SBX_AGENT_"
-# Settings that `.env` of the working directory may not set, each with the reason: the author of the
-# file would decide this. tests/unit/test_agent_parts.py lists the others, so that each new setting
-# needs a decision.
-NOT_IN_WORKING_DIRECTORY: Mapping[str, str] = {
-    "model_provider": "which provider is sent the key of the environment",
+# The settings that `.env` of the working directory may set.
+IN_WORKING_DIRECTORY = frozenset({"max_steps", "approval_timeout"})
+_REFUSED_HERE: Mapping[str, str] = {
     "sandbox_domain": "which service is sent the code and the uploads",
     "sandbox_api_key": "which owner of a service the code and the uploads belong to",
     "sandbox_image": "which policy the sandbox gets, and so which host directories it sees",
@@ -93,6 +96,16 @@ class AgentSettings(BaseModel):
                 raise ValueError("not printable ASCII")
         return value
 
+    @property
+    def other_server(self) -> str | None:
+        """Return the host of the model's server, and its port, if it is not the provider's. Never
+        return a password or a key in the address."""
+        variable = f"{self.model_provider.upper()}_BASE_URL"  # the SDKs read it
+        url = urlsplit(self.base_url or os.environ.get(variable, "").strip())
+        if url.hostname is None or url.hostname == f"api.{self.model_provider}.com":
+            return None
+        return url.hostname if url.port is None else f"{url.hostname}:{url.port}"
+
     def needed(self, *names: str) -> None:
         """Raise BadRequest `missing_setting` for the first of these settings that is not set."""
         for name in names:
@@ -104,37 +117,51 @@ def read_agent_settings(
     options: Mapping[str, Any] | None = None,
     *,
     config: Path | None = None,
+    env_file: Path | None = None,
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> AgentSettings:
     """Return all settings from all sources. `options` are those of the command line; None means
-    that an option was not passed.
+    that an option was not passed. `env_file` is read in place of `.env` of the working directory.
 
-    Raise the errors of AgentSettings, NotFound for a `config` that does not exist, Denied
-    `settings_not_private` and `setting_not_allowed_here`.
+    Raise the errors of AgentSettings, NotFound for a `config` or `env_file` that does not exist,
+    Denied `settings_not_private` and `setting_not_allowed_here`.
     """
     environment = os.environ if environment is None else environment
     if config is None and (named := environment.get("SBX_CONFIG")):
         config = Path(named)
-    in_file = _of_dotenv(directory or Path.cwd())
-    ours = _of_toml(config) | _of(environment)
+    users, ours = _of_toml(config), _of(environment)
     ours |= {name: value for name, value in (options or {}).items() if value is not None}
-    _find_provider_key(ours, in_file, environment)
-    if "api_key" in ours and "base_url" in in_file and "base_url" not in ours:
+    if env_file is None:
+        in_file: dict[str, Any] = {}
+        values = _of_dotenv(directory or Path.cwd()) | users | ours
+    else:
+        in_file = _of(settings_files.read_env_file(env_file))
+        values = users | in_file | ours
+    _find_provider_key(values, environment)
+    is_of_file = {name: name in in_file and name not in ours for name in ("base_url", "api_key")}
+    if is_of_file["base_url"] and values.get("api_key") and not is_of_file["api_key"]:
         raise _key_elsewhere()
-    return AgentSettings(**(in_file | ours))
+    return AgentSettings(**values)
 
 
-def _find_provider_key(
-    ours: dict[str, Any], in_file: Mapping[str, Any], environment: Mapping[str, str]
-) -> None:
+def ignored_here(directory: Path | None = None) -> list[str]:
+    """Return the names of settings in `.env` of the working directory that are not obeyed."""
+    directory = directory or Path.cwd()
+    if settings_files.is_config_directory(directory):
+        return []
+    variables = settings_files.dotenv(settings_files.read_in(directory, ".env") or "")
+    ignored = _SHOULD.keys() - {name.upper() for name in IN_WORKING_DIRECTORY}
+    return [name for name in variables if name.removeprefix(_PREFIX) in ignored]
+
+
+def _find_provider_key(values: dict[str, Any], environment: Mapping[str, str]) -> None:
     """Without an API_KEY, take the variable that the provider's SDK reads. Another server than the
     provider's never gets it."""
-    values = {**in_file, **ours}
     if "api_key" not in values and "base_url" not in values:
         variable = f"{values.get('model_provider', 'openai').upper()}_API_KEY"
         if key := environment.get(variable, "").strip():
-            ours["api_key"] = key
+            values["api_key"] = key
 
 
 def _of(source: Mapping[str, str | None]) -> dict[str, Any]:
@@ -172,7 +199,7 @@ def _of_dotenv(directory: Path) -> dict[str, Any]:
     if settings_files.is_config_directory(directory):
         return values
     for name in values:
-        if (decision := NOT_IN_WORKING_DIRECTORY.get(name)) is not None:
+        if (decision := _REFUSED_HERE.get(name)) is not None:
             variable = name.upper()
             raise settings_files.not_allowed_here(
                 directory / ".env",
@@ -180,16 +207,18 @@ def _of_dotenv(directory: Path) -> dict[str, Any]:
                 variable,
                 decision,
                 f"set {_PREFIX}{variable} in the environment, or {name} in the table [{TABLE}] of"
-                f" {settings_files.config_directory() / settings_files.NAME}",
+                f" {settings_files.config_directory() / settings_files.NAME}, or take the whole"
+                " file with --env-file .env",
             )
-    return values
+    return {name: value for name, value in values.items() if name in IN_WORKING_DIRECTORY}
 
 
 def _key_elsewhere() -> BadRequest:
     return BadRequest(
-        "BASE_URL is from .env and API_KEY is not: the author of that file would receive the key",
+        "BASE_URL is from --env-file and API_KEY is not: the author of that file would receive the"
+        " key",
         code="invalid_settings",
-        hint="set BASE_URL where API_KEY is set, or both in .env",
+        hint="set BASE_URL where API_KEY is set, or both in the file",
         details={"setting": "BASE_URL"},
     )
 

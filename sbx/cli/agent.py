@@ -84,6 +84,7 @@ def agent(
     ] = None,
     connect: agent_options.Connect = None,
     key: agent_options.Key = None,
+    env_file: agent_options.EnvFile = None,
     replay: agent_options.Replay = None,
     record: agent_options.Record = None,
     as_json: Annotated[
@@ -96,7 +97,7 @@ def agent(
     deleted at the end. Ctrl-C aborts.
 
     \b
-    Environment variables, or a file .env, select the model:
+    Environment variables, or a file that --env-file names, select the model:
       MODEL_PROVIDER  openai (the default; any server for chat completions) or anthropic
       MODEL_NAME      the model
       API_KEY         its key, which never reaches the sandbox
@@ -123,6 +124,7 @@ def agent(
         policy=policy,
         connect=connect,
         key=key,
+        env_file=env_file,
         profile=chosen,
     )
     request = AgentTask(

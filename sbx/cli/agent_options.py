@@ -83,6 +83,15 @@ Key = Annotated[
         metavar="KEY",
     ),
 ]
+EnvFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--env-file",
+        help="Take all settings of this file, such as .env. The .env of the working directory"
+        " otherwise sets limits only: code in a sandbox may have written it.",
+        metavar="FILE",
+    ),
+]
 _CONVERSATION = "default"
 _ENDING_S = 10.0
 
@@ -94,15 +103,18 @@ def settings(
     policy: str | None = None,
     connect: str | None = None,
     key: str | None = None,
+    env_file: Path | None = None,
     profile: "AgentProfile | None" = None,
 ) -> "AgentSettings":
     """Return the settings of an agent. These options override the profile, and both override all
-    other sources.
+    other sources. Print which settings of `.env` are ignored.
 
     Raise the errors of `read_agent_settings`.
     """
     from sbx.agent.settings import read_agent_settings
 
+    if env_file is None:
+        note_ignored()
     if profile is not None:
         model = model or profile.model.name
         max_steps = max_steps or profile.limits.max_steps
@@ -114,8 +126,21 @@ def settings(
             "sandbox_image": policy,
             "sandbox_domain": connect,
             "sandbox_api_key": key,
-        }
+        },
+        env_file=env_file,
     )
+
+
+def note_ignored() -> None:
+    """Print the settings in `.env` of the working directory that are not obeyed, and the option
+    that takes them."""
+    from sbx.agent.settings import ignored_here
+
+    if names := ignored_here():
+        output.note(
+            f".env of this directory does not set {', '.join(names)}: code in a project can write"
+            " it. --env-file .env takes all its settings"
+        )
 
 
 def profile_directory() -> Path:
@@ -206,6 +231,8 @@ def model_of(
         return ReplayModel.load(replay)
     from sbx.agent.models.factory import make_model
 
+    if (server := settings.other_server) is not None:
+        output.note(f"the model's server is {one_line(server)}")
     model = make_model(settings, options=options)
     if record is None:
         return model

@@ -76,6 +76,7 @@ def chat(
     max_steps: agent_options.MaxSteps = None,
     connect: agent_options.Connect = None,
     key: agent_options.Key = None,
+    env_file: agent_options.EnvFile = None,
     replay: agent_options.Replay = None,
     record: agent_options.Record = None,
     data_dir: Annotated[
@@ -98,7 +99,7 @@ def chat(
     sbx agent.
 
     \b
-    Environment variables, or a file .env, select the model:
+    Environment variables, or a file that --env-file names, select the model:
       MODEL_PROVIDER  openai (the default; any server for chat completions) or anthropic
       MODEL_NAME      the model
       API_KEY         its key, which never reaches the sandbox
@@ -144,6 +145,7 @@ def chat(
         policy=policy,
         connect=connect,
         key=key,
+        env_file=env_file,
         profile=chosen,
     )
     options = ChatSelection(

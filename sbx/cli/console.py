@@ -10,11 +10,13 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sbx.cli import connect, exits, output
+from sbx.cli.agent_options import EnvFile, note_ignored
 from sbx.cli.terminal import STDOUT, one_line, write
 from sbx.errors import BadRequest, Unavailable
 
@@ -56,18 +58,20 @@ def console(
     ] = False,
     socket: connect.Address = None,
     key: connect.Key = None,
+    env_file: EnvFile = None,
 ) -> int:
     """Open the console: conversations, approvals and live sandboxes in a browser.
 
     The link logs one browser in, once, within a minute. It needs no key and no password. Enter
     shows another link; Ctrl-C ends the command. Without a service, the command starts one, and ends
-    it at its own end. For a service on another host, forward its console.sock with SSH.
+    it at its own end. That service reads no settings of the working directory; --env-file names a
+    file for it. For a service on another host, forward its console.sock with SSH.
     """
     new = {"operator": not no_operator, "path": path}
     opened = _Console(new, port, host, quiet=only_link or as_json, as_json=as_json)
     opened.browser = not (no_browser or only_link or as_json)
     try:
-        with suppress(KeyboardInterrupt), _service(socket):
+        with suppress(KeyboardInterrupt), _service(socket, env_file):
             connect.ask(socket, key, opened.run)
     except exits.StoppedBySignal as stopped:
         if stopped.signal != signal.SIGINT:  # Ctrl-C is the way to end it
@@ -138,8 +142,11 @@ class _Console:
         write(STDOUT, f"{one_line(url)}\n")
         if self.browser:
             import webbrowser
+            from contextlib import chdir
 
-            if not webbrowser.open(url):
+            with chdir("/"):  # neither a browser nor PATH may mean a file of a workspace
+                is_open = webbrowser.open(url)
+            if not is_open:
                 output.note("no browser could be opened: open the link within a minute")
 
 
@@ -188,21 +195,29 @@ def _forwarder(path: str) -> Any:
 
 
 @contextmanager
-def _service(socket: str | None) -> Iterator[None]:
+def _service(socket: str | None, env_file: Path | None) -> Iterator[None]:
     """Start a service as a child if none answers at the default socket, and end it afterwards."""
     import subprocess
     import time
 
+    from sbx.api.server.settings import absolute_variables
     from sbx.client.address import address_of
+    from sbx.own_python import own_module
 
     address = address_of(socket)
     if address.path is None or _answers(address.path):
         yield
         return
     output.note(f"no service answers at {address.path}: starting one")
-    words = [sys.executable, "-m", "sbx", "serve", "--socket", address.path]
+    named = () if env_file is None else ("--env-file", os.path.abspath(env_file))
+    if env_file is None:
+        note_ignored()
     child = subprocess.Popen(  # this program
-        words, stdin=subprocess.DEVNULL, stdout=sys.stderr
+        own_module("sbx", "serve", "--socket", os.path.abspath(address.path), *named),
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+        env=absolute_variables(os.environ),
+        cwd="/",
     )
     try:
         until = time.monotonic() + _START_S

@@ -28,6 +28,7 @@ def mcp(
     env: narrowing.Env = None,
     connect: agent_options.Connect = None,
     key: agent_options.Key = None,
+    env_file: agent_options.EnvFile = None,
     sandbox: Annotated[
         str | None,
         typer.Option(
@@ -66,7 +67,7 @@ def mcp(
     """
     import asyncio
 
-    settings = agent_options.settings(policy=policy, connect=connect, key=key)
+    settings = agent_options.settings(policy=policy, connect=connect, key=key, env_file=env_file)
     options = narrowing.sandbox_options(
         memory=memory, cpus=cpus, network_allow=network_allow, env=env
     )

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sbx.cli import output
+from sbx.cli.agent_options import EnvFile
 from sbx.cli.exits import Exit
 from sbx.cli.terminal import STDOUT, write
 from sbx.errors import BadRequest
@@ -80,6 +81,7 @@ def serve(
     config: Annotated[
         Path | None, typer.Option(help="The file with the settings.", metavar="FILE")
     ] = None,
+    env_file: EnvFile = None,
     log_format: Annotated[
         str | None, typer.Option(help="auto, json or console.", metavar="FORMAT")
     ] = None,
@@ -105,7 +107,7 @@ def serve(
 
     Every option is a setting. It may also come from the environment (SBX_SOCKET …) or from your own
     sbx.toml, in this order: see `sbx config`. A .env or sbx.toml of the working directory comes
-    last, and may set limits and logging only. --config FILE names a file that may set all.
+    last, and may set limits and logging only. --config and --env-file name files that may set all.
 
     The service identifies a client of the socket by its user account. A key is needed on TCP only.
     As root, this process drops its privileges before it serves.
@@ -140,12 +142,13 @@ def serve(
             "drain_timeout": drain_timeout,
         },
         config=config,
+        env_file=env_file,
     )
     for name, source in result.unknown if not as_json else ():
         output.note(f"{name} in {source} is not a setting of sbx")
     from sbx.api.server.serve import serve
 
-    serve(result.settings, partial(_print_key, as_json=as_json), config=config)
+    serve(result.settings, partial(_print_key, as_json=as_json), config=config, env_file=env_file)
     return Exit.OK
 
 

@@ -73,6 +73,7 @@ def run_task(
     max_steps: agent_options.MaxSteps = None,
     connect_to: agent_options.Connect = None,
     key: agent_options.Key = None,
+    env_file: agent_options.EnvFile = None,
     replay: agent_options.Replay = None,
     record: agent_options.Record = None,
     as_json: Annotated[
@@ -105,6 +106,7 @@ def run_task(
         policy=policy,
         connect=connect_to,
         key=key,
+        env_file=env_file,
         profile=chosen,
     )
     tasks = []

@@ -2,7 +2,7 @@
 
     provisioner         starts kernels for jupyter_client (entry point `sbx`)
     kernelspec          writes the kernelspec for `sbx kernelspec install`
-    __main__            a kernel as a process: `python -P -m sbx.jupyter -f CONNECTION_FILE`
+    __main__            a kernel as a process: `python -I -m sbx.jupyter -f CONNECTION_FILE`
     connection_file     reads the connection file of that process with care
     notebook            one notebook, for both entry points: a sandbox and a bridge, which is five
                         ZeroMQ sockets in front of one kernel after the other

@@ -1,11 +1,11 @@
-"""`python -P -m sbx.jupyter -f FILE`: a jailed kernel as a process.
+"""`python -I -m sbx.jupyter -f FILE`: a jailed kernel as a process.
 
 For clients that start a kernel as a process and know no provisioners.
 
 The process ends on a client's shutdown request, on SIGTERM or SIGHUP, and when the process that
 started it ends (JPY_PARENT_PID). SIGINT interrupts the cell. Files in a workspace that sbx made are
-removed at the end. `-P` is required, because Python would otherwise import from the current
-directory, to which code inside writes.
+removed at the end. `-I` (or `-P`) is required, because Python would otherwise import from the
+current directory, to which code inside writes.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code: 0 for a requested end, 137 if the kernel died, 2 if none started."""
     options = _parser().parse_args(arguments)
     if not sys.flags.safe_path:
-        return _failed("sys.path contains the program's directory", "add -P: python -P")
+        return _failed("sys.path contains the program's directory", "add -I: python -I")
     try:
         return asyncio.run(_serve(options.policy, Path(options.file).absolute()))
     except SbxError as error:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -P -m sbx.jupyter", description="A jailed kernel.")
+    parser = argparse.ArgumentParser("python -I -m sbx.jupyter", description="A jailed kernel.")
     parser.add_argument("-f", "--file", required=True, help="the connection file")
     parser.add_argument("--policy", default=DEFAULT_POLICY, help="a policy's name, or its file")
     return parser

@@ -6,7 +6,6 @@ command, for programs that start processes. jupyter_client writes and finds the 
 
 import json
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,6 +18,7 @@ from traitlets import TraitError
 
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.jupyter import DEFAULT_POLICY
+from sbx.own_python import own_module
 from sbx.policy import load, reference
 
 PROVISIONER = "sbx"
@@ -66,10 +66,7 @@ def kernel_json(policy: str, display_name: str, *, standalone: bool = False) -> 
             "config": {"policy": policy},
         }
     return {
-        "argv": [
-            *(sys.executable, "-P", "-m", "sbx.jupyter"),
-            *("--policy", policy, "-f", "{connection_file}"),
-        ],
+        "argv": own_module("sbx.jupyter", "--policy", policy, "-f", "{connection_file}"),
         "display_name": display_name,
         "language": "python",
         "interrupt_mode": "message",
@@ -205,7 +202,7 @@ def _ours(path: Path) -> Installed | None:
     with suppress(OSError, ValueError, TypeError, RecursionError, TraitError):
         spec = KernelSpec.from_resource_dir(str(path))
         match spec.argv:
-            case [_, "-P", "-m", "sbx.jupyter", "--policy", policy, *_]:
+            case [_, "-I", "-c", _, _, "sbx.jupyter", "--policy", policy, *_]:
                 standalone = "kernel_provisioner" not in spec.metadata
                 return Installed(path.name, spec.display_name, policy, standalone, path)
     return None

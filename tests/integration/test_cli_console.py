@@ -7,21 +7,28 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from places import short_directory
 from serving import Service
 
 
 @contextmanager
-def running(*words: str, **env: str) -> Iterator["subprocess.Popen[str]"]:
+def running(
+    *words: str,
+    command: Sequence[str] = (sys.executable, "-m", "sbx"),
+    cwd: Path | None = None,
+    **env: str,
+) -> Iterator["subprocess.Popen[str]"]:
     """The command, until the end of the test."""
     with subprocess.Popen(
-        [sys.executable, "-m", "sbx", "console", *words],
+        [*command, "console", *words],
         env={**os.environ, **env},
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -133,3 +140,49 @@ def test_the_doctor_names_a_missing_listener(service: Service, tmp_path: Path) -
     alone = tmp_path / "sbx.sock"  # no console.sock is next to it
     alone.symlink_to(service.socket)
     assert "has no listener for browsers" in doctor(alone).stderr
+
+
+@pytest.mark.parametrize("planted", ["sbx/__init__.py", "msgspec.py", "sitecustomize.py"])
+def test_a_service_that_it_starts_imports_nothing_of_the_working_directory(planted: str) -> None:
+    """`python -m sbx` in a workspace imported the package `sbx` that code inside had planted there,
+    outside of each sandbox; so did an empty entry of PYTHONPATH. (holes 1.2)"""
+    with short_directory() as directory:
+        workspace = directory / "workspace"
+        module = workspace / planted
+        module.parent.mkdir(parents=True)
+        if planted.startswith("sbx/"):
+            (workspace / "sbx/__main__.py").touch()
+        module.write_text(f"open({str(directory / 'ran')!r}, 'w')\n")
+        (workspace / ".env").write_text("BASE_URL=http://127.0.0.1:9/v1\nMODEL_NAME=x\n")
+        env = {"SBX_SOCKET": "../own/sbx.sock", "SBX_DATA_DIR": "../data", "PYTHONPATH": ""}
+        command = [sys.executable, "-I", "-m", "sbx"]  # the installed `sbx` does not import from it
+        with running("--json", command=command, cwd=workspace, **env) as process:
+            opened(process)
+            assert (directory / "own" / "sbx.sock").exists()
+            assert (directory / "data").is_dir()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+            assert process.stderr is not None
+            notes = process.stderr.read()
+        assert ".env of this directory does not set BASE_URL, MODEL_NAME" in notes
+        assert "--env-file .env" in notes
+        assert not (directory / "ran").exists()
+
+
+def test_no_browser_is_taken_from_the_working_directory(service: Service) -> None:
+    """With a relative entry in PATH, `webbrowser` starts a program of the working directory."""
+    with short_directory() as directory:
+        browser = directory / "www-browser"
+        browser.write_text(f"#!/bin/sh\ntouch {directory}/ran\n")
+        browser.chmod(0o755)
+        env = {"SBX_SOCKET": str(service.socket), "PATH": f".:{os.environ['PATH']}", "DISPLAY": ""}
+        command = [sys.executable, "-I", "-m", "sbx"]
+        with running(command=command, cwd=directory, **env) as process:
+            assert process.stdout is not None
+            assert "#login=" in process.stdout.readline()
+            assert process.stderr is not None
+            while "Enter" not in process.stderr.readline():
+                pass
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        assert not (directory / "ran").exists()

@@ -1,4 +1,4 @@
-"""`python -P -m sbx.jupyter`: a kernel for clients that know no provisioner, as a real process."""
+"""`python -I -m sbx.jupyter`: a kernel for clients that know no provisioner, as a real process."""
 
 import json
 import signal
@@ -32,7 +32,7 @@ def process(
     *words: str | Path, cwd: Path, safe: bool = True, **env: str
 ) -> Iterator["subprocess.Popen[str]"]:
     """Whatever happens, it is gone at the end."""
-    command = [sys.executable, *(["-P"] if safe else []), "-m", "sbx.jupyter", *map(str, words)]
+    command = [sys.executable, *(["-I"] if safe else []), "-m", "sbx.jupyter", *map(str, words)]
     with subprocess.Popen(
         command,
         cwd=cwd,
@@ -144,4 +144,4 @@ def test_without_its_option_it_does_not_start(tmp_path: Path) -> None:
     with process(*words, cwd=tmp_path, safe=False) as started:
         _, complaint = started.communicate(timeout=PATIENCE_S)
     assert started.returncode == 2
-    assert "python -P" in complaint
+    assert "python -I" in complaint

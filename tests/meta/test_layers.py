@@ -21,7 +21,15 @@ ROWS = (
     {"runtime"},
     {"kernels", "egress", "environments", "store"},
     {"isolation", "workspace"},
-    {"policy", "guest", "event_log", "run_methods", "settings_files", "forbidden_directories"},
+    {
+        "policy",
+        "guest",
+        "event_log",
+        "run_methods",
+        "settings_files",
+        "forbidden_directories",
+        "own_python",
+    },
     {"linux", "protocol", "telemetry", "aio"},
     {"errors", "console", "version"},
 )

@@ -16,7 +16,12 @@ from sbx.agent.messages import Message, Response, TokenUsage, ToolCall
 from sbx.agent.models import TextDelta
 from sbx.agent.models.replay import Answer, RecordedRequest, Recorder, ReplayModel
 from sbx.agent.sandbox import copy_file
-from sbx.agent.settings import NOT_IN_WORKING_DIRECTORY, AgentSettings, read_agent_settings
+from sbx.agent.settings import (
+    IN_WORKING_DIRECTORY,
+    AgentSettings,
+    ignored_here,
+    read_agent_settings,
+)
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
 from sbx.protocol.files import Upload
 from sbx.workspace.uploads import uploads_told
@@ -102,16 +107,16 @@ def configuration(
 def test_settings_come_from_three_sources_and_by_both_names(
     tmp_path: Path, configuration: Path
 ) -> None:
-    (tmp_path / ".env").write_text("MODEL_NAME=of-dotenv\nMAX_STEPS=3\nAPI_KEY=of-dotenv\n")
+    (tmp_path / ".env").write_text("APPROVAL_TIMEOUT=5\nMAX_STEPS=3\n")
     (configuration / "sbx.toml").write_text(
         'queue_max = 3\n[agent]\nsandbox_domain = "http://d"\napi_key = "of-toml"\nmax_steps = 4\n'
     )
     found = read_agent_settings(
-        {"model_name": None, "approval_timeout": 5},
+        {"model_name": "of-option", "approval_timeout": None},
         environment={"SBX_AGENT_MAX_STEPS": "7", "MAX_STEPS": "6", "MODEL_PROVIDER": ""},
         directory=tmp_path,
     )
-    assert (found.model_name, found.max_steps, found.sandbox_domain) == ("of-dotenv", 7, "http://d")
+    assert (found.model_name, found.max_steps, found.sandbox_domain) == ("of-option", 7, "http://d")
     assert (found.model_provider, found.approval_timeout) == ("openai", 5.0)
     assert found.api_key is not None
     assert found.api_key.get_secret_value() == "of-toml"
@@ -165,25 +170,27 @@ def test_a_wrong_setting_is_named_with_what_it_should_be(
     assert should in refused.value.message
 
 
-def test_a_key_goes_nowhere_that_a_file_in_the_directory_names(
-    tmp_path: Path, configuration: Path
-) -> None:
-    """An agent, or whoever wrote a project, could have the next run send the key to them."""
+def test_a_key_goes_nowhere_that_a_named_file_chooses(tmp_path: Path, configuration: Path) -> None:
+    """An agent, or the author of a project, could have the next run send the key to them."""
+
+    def settings(**environment: str) -> AgentSettings:
+        return read_agent_settings(environment=environment, env_file=tmp_path / ".env")
+
     (tmp_path / ".env").write_text("BASE_URL=http://127.0.0.1:9/v1\n")
-    mine, its_own = {"API_KEY": "secret"}, {"BASE_URL": "http://127.0.0.1:8/v1"}
-    with pytest.raises(BadRequest, match=r"BASE_URL is from .env") as refused:
-        read_agent_settings(environment=mine, directory=tmp_path)
+    with pytest.raises(BadRequest, match="would receive the key") as refused:
+        settings(API_KEY="secret")
     assert "secret" not in str(refused.value.to_dict())
-    chosen = read_agent_settings(environment={**mine, **its_own}, directory=tmp_path)
-    assert chosen.base_url == "http://127.0.0.1:8/v1"
-    assert read_agent_settings(environment={}, directory=tmp_path)
+    its_own = {"BASE_URL": "http://127.0.0.1:8/v1"}
+    assert settings(API_KEY="secret", **its_own).base_url == "http://127.0.0.1:8/v1"
+    assert settings(OPENAI_API_KEY="secret").api_key is None  # it is only for the provider
     (tmp_path / ".env").write_text("BASE_URL=http://127.0.0.1:9/v1\nAPI_KEY=its-own\n")
-    assert read_agent_settings(environment={}, directory=tmp_path)
+    assert settings().other_server == "127.0.0.1:9"
     with pytest.raises(BadRequest):
-        read_agent_settings(environment=mine, directory=tmp_path)
+        settings(API_KEY="secret")
+    (tmp_path / ".env").write_text("BASE_URL=http://127.0.0.1:9/v1\n")
     (configuration / "sbx.toml").write_text('[agent]\napi_key = "secret"\n')
     with pytest.raises(BadRequest):
-        read_agent_settings(environment={}, directory=tmp_path)
+        settings()
 
 
 def test_the_providers_own_variables_are_found_and_go_to_the_provider_only(
@@ -202,25 +209,74 @@ def test_the_providers_own_variables_are_found_and_go_to_the_provider_only(
     assert found(MODEL_PROVIDER="anthropic") == ("of-anthropic", "ours")
     assert found(API_KEY="mine", SANDBOX_API_KEY="other") == ("mine", "other")
     assert found(BASE_URL="http://127.0.0.1:8/v1") == (None, "ours")
-    (tmp_path / ".env").write_text("BASE_URL=http://127.0.0.1:9/v1\n")
-    assert found() == (None, "ours")
 
 
-# `.env` of a project may set these. BASE_URL: see above. The owner of a key can see at the provider
-# what an agent sends; a key of the environment or of the user's file wins.
-ALLOWED_IN_WORKING_DIRECTORY = {
-    *("base_url", "api_key", "model_name", "max_steps", "approval_timeout"),
-}
+REFUSED_HERE = ("sandbox_domain", "sandbox_api_key", "sandbox_image")
+PREFIXES = pytest.mark.parametrize("prefix", ["", "SBX_AGENT_", "export ", "export SBX_AGENT_"])
 
 
-def test_each_setting_is_allowed_in_a_working_directory_or_not() -> None:
-    fields = set(AgentSettings.model_fields)
-    assert fields - set(NOT_IN_WORKING_DIRECTORY) == ALLOWED_IN_WORKING_DIRECTORY
-    assert set(NOT_IN_WORKING_DIRECTORY) <= fields
+def test_a_file_of_the_directory_may_set_limits_only() -> None:
+    """An allow list: a new setting is not obeyed before someone decides so."""
+    assert set(AgentSettings.model_fields) > IN_WORKING_DIRECTORY
+    assert {"max_steps", "approval_timeout"} == IN_WORKING_DIRECTORY
 
 
-@pytest.mark.parametrize("setting", NOT_IN_WORKING_DIRECTORY)
-@pytest.mark.parametrize("prefix", ["", "SBX_AGENT_"])
+@PREFIXES
+@pytest.mark.parametrize(
+    "setting", sorted(set(AgentSettings.model_fields) - IN_WORKING_DIRECTORY - {*REFUSED_HERE})
+)
+def test_a_file_of_the_directory_does_not_choose_the_model(
+    tmp_path: Path, setting: str, prefix: str
+) -> None:
+    """A planted BASE_URL sent the next conversation to a server of the attacker. (holes 1.8)"""
+    name = setting.upper()
+    value = "anthropic" if setting == "model_provider" else "http://127.0.0.1:9/v1"
+    (tmp_path / ".env").write_text(f"{prefix}{name}={value}\nMAX_STEPS=7\n")
+    settings = read_agent_settings(environment={}, directory=tmp_path)
+    assert settings == AgentSettings(max_steps=7)
+    assert ignored_here(tmp_path) == [f"{prefix}{name}".removeprefix("export ")]
+    named = read_agent_settings(environment={}, directory=tmp_path, env_file=tmp_path / ".env")
+    assert getattr(named, setting) not in (None, getattr(AgentSettings(), setting))
+    assert named.max_steps == 7
+
+
+def test_a_named_file_is_between_the_environment_and_the_user_s_file(
+    tmp_path: Path, configuration: Path
+) -> None:
+    (configuration / "sbx.toml").write_text("[agent]\nmodel_name = 'b'\nmax_steps = 2\n")
+    (tmp_path / "x").write_text("MODEL_NAME=a\nAPPROVAL_TIMEOUT=3\n")
+    (tmp_path / ".env").write_text("MAX_STEPS=7\n")
+
+    def settings(**environment: str) -> AgentSettings:
+        return read_agent_settings(
+            environment=environment, directory=tmp_path, env_file=tmp_path / "x"
+        )
+
+    assert settings() == AgentSettings(model_name="a", max_steps=2, approval_timeout=3)
+    assert settings(MODEL_NAME="c").model_name == "c"
+    (tmp_path / "x").unlink()
+    with pytest.raises(NotFound, match="does not exist"):
+        settings()
+
+
+@pytest.mark.parametrize(
+    ("values", "server"),
+    [
+        ({}, None),
+        ({"base_url": "https://api.openai.com/v1"}, None),
+        ({"base_url": "https://api.openai.com.evil.example/v1"}, "api.openai.com.evil.example"),
+        ({"base_url": "https://ann:secret@host:8443/v1?key=secret"}, "host:8443"),
+        ({"base_url": "https://api.openai.com", "model_provider": "anthropic"}, "api.openai.com"),
+    ],
+)
+def test_another_server_than_the_provider_s_is_named_without_its_key(
+    values: dict[str, Any], server: str | None
+) -> None:
+    assert AgentSettings(**values).other_server == server
+
+
+@pytest.mark.parametrize("setting", REFUSED_HERE)
+@PREFIXES
 def test_a_file_in_the_directory_may_not_set(tmp_path: Path, setting: str, prefix: str) -> None:
     """A planted .env chose a policy without the path guard, and the service that got uploads."""
     name = setting.upper()
@@ -229,7 +285,7 @@ def test_a_file_in_the_directory_may_not_set(tmp_path: Path, setting: str, prefi
         with pytest.raises(Denied, match=f"may not set {name}") as refused:
             read_agent_settings(environment=environment, directory=tmp_path)
         assert refused.value.code == "setting_not_allowed_here"
-        assert refused.value.hint
+        assert "--env-file" in (refused.value.hint or "")
     (tmp_path / ".env").unlink()
     chosen = read_agent_settings(environment={name: "anthropic"}, directory=tmp_path)
     value = getattr(chosen, setting)

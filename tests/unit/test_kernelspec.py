@@ -1,7 +1,6 @@
 """What a kernelspec of ours says, and which files of others are taken for one."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 
 from sbx.errors import BadRequest, Conflict, NotFound, SbxError
 from sbx.jupyter.kernelspec import Installed, KernelspecDir, install, installed, kernel_json, remove
+from sbx.own_python import own_module
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def written(place: KernelspecDir, name: str) -> dict[str, Any]:
 def test_it_names_the_command_and_the_provisioner() -> None:
     assert kernel_json("strict", "Strict") == {
         "argv": [
-            *(sys.executable, "-P", "-m", "sbx.jupyter"),
+            *own_module("sbx.jupyter"),
             *("--policy", "strict", "-f", "{connection_file}"),
         ],
         "display_name": "Strict",
@@ -87,8 +87,8 @@ FOREIGN: list[Any] = [
     {"argv": ["python", "-m", "ipykernel", "-f", "{connection_file}"], "display_name": "x"},
     {"argv": "python", "display_name": "x"},
     {"argv": [], "display_name": 3},
-    {"argv": [sys.executable, "-P", "-m", "sbx.jupyter"], "display_name": "x"},
-    {"argv": [sys.executable, "-P", "-m", "sbx.jupyter", "--policy"], "display_name": "x"},
+    {"argv": own_module("sbx.jupyter"), "display_name": "x"},
+    {"argv": own_module("sbx.jupyter", "--policy"), "display_name": "x"},
     [],
     None,
 ]

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 from sbx import settings_files
 from sbx.api.console.settings import address
 from sbx.api.server.settings import (
-    NOT_IN_WORKING_DIRECTORY,
+    _DECISIONS,
+    IN_WORKING_DIRECTORY,
     LoadedSettings,
     ServiceSettings,
+    absolute_variables,
     read_settings,
 )
 from sbx.errors import BadRequest, Denied, NotFound
@@ -166,21 +169,13 @@ def test_variables_that_look_like_ours_and_are_none_are_told(tmp_path: Path) -> 
     )
 
 
-# The author of a project may set these in its .env and sbx.toml: limits, times and logging.
-ALLOWED_IN_WORKING_DIRECTORY = {
-    *("fast_path", "zygotes_max", "start_timeout", "interrupt_grace", "memory_reserve"),
-    *("sandboxes_max", "sandboxes_per_owner", "workspaces_per_owner", "kernels_max"),
-    *("kernels_per_owner", "queue_max", "idle_timeout", "gc_interval", "files_grace"),
-    *("log_format", "log_level", "drain_timeout"),
-    *("connections_max", "uploads_at_once", "uploads_per_owner", "downloads_per_owner"),
-    *("followers_per_owner", "sessions_ttl", "sessions_upload_size", "sessions_upload_count"),
-    "sessions_upload_types",
-}
+FIELDS = set(ServiceSettings.model_fields)
 VALUES = {
     "uid_range": "[1, 2]",
     "policy_aliases": "{a = 'strict'}",
     "templates": "{a = 'strict'}",
     "cgroups": "false",
+    "fast_path": "false",
     "console": "'127.0.0.1:8766'",
     "console_socket": "false",
     "console_url": "'https://sbx.example.org'",
@@ -190,9 +185,12 @@ VALUES = {
 
 
 def test_each_setting_is_allowed_in_a_working_directory_or_not() -> None:
-    fields = set(ServiceSettings.model_fields)
-    assert fields - set(NOT_IN_WORKING_DIRECTORY) == ALLOWED_IN_WORKING_DIRECTORY
-    assert set(NOT_IN_WORKING_DIRECTORY) <= fields
+    """Each other setting has a reason that the refusal states."""
+    assert FIELDS > IN_WORKING_DIRECTORY
+    assert set(_DECISIONS) == FIELDS - IN_WORKING_DIRECTORY
+    for name in IN_WORKING_DIRECTORY:  # numbers, and words of a closed list
+        shown = str(ServiceSettings.model_fields[name].annotation)
+        assert not {"Path", "bool"} & set(re.findall(r"\w+", shown)), name
 
 
 def refused_here(directory: Path, setting: str, **environment: str) -> None:
@@ -203,7 +201,7 @@ def refused_here(directory: Path, setting: str, **environment: str) -> None:
     assert "--config" in (raised.value.hint or "")
 
 
-@pytest.mark.parametrize("setting", NOT_IN_WORKING_DIRECTORY)
+@pytest.mark.parametrize("setting", sorted(FIELDS - IN_WORKING_DIRECTORY))
 def test_a_file_of_the_working_directory_may_not_set(tmp_path: Path, setting: str) -> None:
     """`sbx serve` in a project executed the program that a planted SBX_BWRAP named."""
     variable = f"SBX_{setting.upper()}"
@@ -229,6 +227,44 @@ def test_a_named_file_of_the_working_directory_may_set_all(tmp_path: Path) -> No
     named = read_settings(config=file, environment={}, directory=tmp_path)
     assert named.settings.bwrap == Path("/chosen")
     assert read(tmp_path, SBX_CONFIG=str(file)).sources == {"bwrap": str(file)}
+
+
+def test_a_named_env_file_may_set_all_and_replaces_that_of_the_directory(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("SBX_QUEUE_MAX=3\n")
+    (tmp_path / "x").write_text("SBX_BWRAP=/chosen\nSBX_TYPO=1\n")
+    named = read_settings(env_file=tmp_path / "x", environment={}, directory=tmp_path)
+    assert named.settings.bwrap == Path("/chosen")
+    assert named.settings.queue_max != 3
+    assert named.unknown == (("SBX_TYPO", str(tmp_path / "x")),)
+    with pytest.raises(NotFound, match="does not exist"):
+        read_settings(env_file=tmp_path / "y", environment={}, directory=tmp_path)
+
+
+def test_relative_paths_are_made_absolute_for_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sbx console` starts a service in `/`: there `SBX_DATA_DIR=data` would mean /data."""
+    monkeypatch.chdir(tmp_path)
+    given = {
+        "SBX_DATA_DIR": "data",
+        "SBX_CONFIG": "c.toml",
+        "SBX_POLICY_DIRS": f"a{os.pathsep}/b",
+        "SBX_MOUNT_DIRS": "m,/n",
+        "SBX_PROJECT_DIRS": '["p"]',
+        "SBX_LISTEN": "127.0.0.1:1",
+        "PATH": "bin",
+    }
+    assert absolute_variables(given) == {
+        **given,
+        "SBX_DATA_DIR": f"{tmp_path}/data",
+        "SBX_CONFIG": f"{tmp_path}/c.toml",
+        "SBX_POLICY_DIRS": f"{tmp_path}/a{os.pathsep}/b",
+        "SBX_MOUNT_DIRS": f'["{tmp_path}/m", "/n"]',
+        "SBX_PROJECT_DIRS": f'["{tmp_path}/p"]',
+    }
+    paths = {name for name, info in ServiceSettings.model_fields.items() if "Path" in str(info)}
+    made = absolute_variables({f"SBX_{name.upper()}": "x" for name in paths})
+    assert all(f"{tmp_path}/x" in value for value in made.values()), made
 
 
 def test_a_file_of_the_configuration_directory_may_set_all(

@@ -184,9 +184,11 @@ class McpServer:
     @asynccontextmanager
     async def _over_pipes(self, command: Sequence[str]) -> AsyncGenerator[Any, None]:
         """Start the server, and yield its messages. It gets few variables of this process. A line
-        of more than ANSWER_MAX bytes ends it."""
+        of more than ANSWER_MAX bytes ends it. Its directory is `/`: `npx`, `uvx` and `python -m`
+        take programs from their working directory, which may be a workspace."""
         process = await anyio.open_process(
             list(command),
+            cwd="/",
             env=get_default_environment() | dict(self._env),
             start_new_session=True,  # its group is ended with it
         )

@@ -30,7 +30,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from sbx.agent.settings import AgentSettings, read_agent_settings
+from sbx.agent.settings import AgentSettings, ignored_here, read_agent_settings
 from sbx.api.agent_v1 import agents_of
 from sbx.api.app import create_app
 from sbx.api.console.listener import ConsoleListener, address_of
@@ -72,18 +72,24 @@ _COLLECTED_AFTER = 5_000
 OnKey = Callable[[str, Path], None]
 
 
-def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None = None) -> None:
+def serve(
+    settings: ServiceSettings,
+    on_first_key: OnKey,
+    *,
+    config: Path | None = None,
+    env_file: Path | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT, and return when everything has ended.
 
     `on_first_key` gets the key of the first start, once, and its file. Call this with one thread
     and no event loop. Raise the errors of the start: Conflict (`already_running`,
     `data_dir_in_use`), Unavailable, Denied, BadRequest; Broken with a code of `_FAILURES` if a
-    process failed. `config`: the file of `--config`, for the settings of agents.
+    process failed. `config`, `env_file`: the files of these options, for the settings of agents.
     """
     logs.configure(form=settings.log_format, level=settings.log_level)
     metrics.enable()
     root = os.geteuid() == 0
-    agent_settings = _agent_settings(config)
+    agent_settings = _agent_settings(config, env_file)
     with ExitStack() as ending:
         notifier = Notifier()
         ending.callback(notifier.close)
@@ -137,10 +143,15 @@ def serve(settings: ServiceSettings, on_first_key: OnKey, *, config: Path | None
             )
 
 
-def _agent_settings(config: Path | None) -> AgentSettings | SbxError:
+def _agent_settings(config: Path | None, env_file: Path | None) -> AgentSettings | SbxError:
     """Return the settings or their error. Only chats need a model, and report the error."""
     try:
-        return read_agent_settings(config=config)
+        settings = read_agent_settings(config=config, env_file=env_file)
+        if env_file is None and (ignored := ignored_here()):
+            _log.warning(".env of the working directory does not set %s", ", ".join(ignored))
+        if (server := settings.other_server) is not None:
+            _log.info("the model's server is %s", server)
+        return settings
     except SbxError as error:
         _log.warning("no agent can run: %s", error.message)
         return error

@@ -2,7 +2,7 @@
 
 Of these sources, the first one with a value decides:
 
-    command line → environment (SBX_*) → the user's sbx.toml
+    command line → environment (SBX_*) → --env-file → the user's sbx.toml
         → .env, then sbx.toml of the working directory → default
 
 The user's `sbx.toml` is in the user's configuration directory (/etc/sbx for root). `--config` or
@@ -11,8 +11,9 @@ that embeds sbx does not depend on its working directory. (`Settings.own_paths` 
 
 The working directory may be a project: code in a sandbox, or the author of a cloned repository, can
 write its files. As root this includes files that belong to root, since a project of root may be
-mapped. So these files come last, and may set only limits and logging, not the settings in
-`NOT_IN_WORKING_DIRECTORY`. They may raise a limit, but only one that the user does not set.
+mapped. So these files come last, and may set only limits and logging: the settings in
+`IN_WORKING_DIRECTORY`. They may raise a limit, but only one that the user does not set. With
+`--env-file`, which may set all, `.env` is not read.
 """
 
 import json
@@ -53,10 +54,20 @@ _NO_SETTINGS = {  # variables of sbx that are not among these settings
     *(f"SBX_AGENT_{name.upper()}" for name in AgentSettings.model_fields),
 }
 
-# Settings that a file of the working directory may not set, each with the reason: the author of the
-# file would decide this. tests/unit/test_service_settings.py lists the others, so that each new
-# setting needs a decision.
-NOT_IN_WORKING_DIRECTORY: Mapping[str, str] = {
+# The settings that a file of the working directory may set: limits, times and logging.
+IN_WORKING_DIRECTORY = frozenset(
+    {
+        *("zygotes_max", "start_timeout", "interrupt_grace", "memory_reserve"),
+        *("sandboxes_max", "sandboxes_per_owner", "workspaces_per_owner", "kernels_max"),
+        *("kernels_per_owner", "queue_max", "idle_timeout", "gc_interval", "files_grace"),
+        *("log_format", "log_level", "drain_timeout"),
+        *("connections_max", "uploads_at_once", "uploads_per_owner", "downloads_per_owner"),
+        *("followers_per_owner", "sessions_ttl", "sessions_upload_size", "sessions_upload_count"),
+        "sessions_upload_types",
+    }
+)
+# The decision that the author of such a file would make by another setting.
+_DECISIONS: Mapping[str, str] = {
     "bwrap": "which program the service executes on the host",
     "environments": "which interpreters sbx executes and mounts",
     "policy_dirs": "which policies sandboxes get, and so which host directories they see",
@@ -72,6 +83,7 @@ NOT_IN_WORKING_DIRECTORY: Mapping[str, str] = {
     "host_executables_add": "which names of a project are protected",
     "host_executables_remove": "which names of a project are not protected",
     "allow_host_mode": "whether models may act on the host without a sandbox",
+    "fast_path": "how kernels are started",
     "cgroups": "whether Linux limits the memory and the processes of sandboxes",
     "disk_quota": "whether Linux limits the disk space of sandboxes",
     "uid_range": "which host users the code in sandboxes runs as",
@@ -223,14 +235,16 @@ def read_settings(
     options: Mapping[str, Any] | None = None,
     *,
     config: Path | None = None,
+    env_file: Path | None = None,
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> LoadedSettings:
     """Return all settings from all sources. `options` is the command line; None values are unset.
 
     Raise BadRequest `invalid_settings` with the setting and its source; NotFound for a missing
-    `config`; Denied `settings_not_private` for a file that others can write, and
-    `setting_not_allowed_here` for a setting of NOT_IN_WORKING_DIRECTORY in such a file.
+    `config` or `env_file`; Denied `settings_not_private` for a file that others can write, and
+    `setting_not_allowed_here` for a setting in a file of the working directory that is not in
+    IN_WORKING_DIRECTORY.
     """
     environment = os.environ if environment is None else environment
     directory = directory or Path.cwd()
@@ -240,11 +254,15 @@ def read_settings(
     layers = [
         _Layer("the command line", set_options),
         _Layer("the environment", *_of_variables(environment)),
-        *_of_users_toml(config),
     ]
-    file = directory / ".env"
-    dotenv = settings_files.dotenv(settings_files.read_in(directory, file.name) or "")
-    layers += _of_dotenv(file, dotenv)
+    users = _of_users_toml(config)
+    if env_file is None:
+        file = directory / ".env"
+        dotenv = settings_files.dotenv(settings_files.read_in(directory, file.name) or "")
+        layers += [*users, *_of_dotenv(file, dotenv)]
+    else:
+        file, dotenv = env_file, settings_files.read_env_file(env_file)
+        layers += [_Layer(str(file), *_of_variables(dotenv)), *users]
     if config is None and not settings_files.is_config_directory(directory):
         layers += _of_toml_here(directory)
     values = ChainMap(*(layer.values for layer in layers))
@@ -304,7 +322,8 @@ def _variables_of(field: str) -> tuple[str, ...]:
 
 def _parsed(field: str, text: str) -> Any:
     """Return the value of a variable. A list is JSON, or has commas."""
-    if field == "policy_dirs" or "tuple" not in str(ServiceSettings.model_fields[field].annotation):
+    info = ServiceSettings.model_fields.get(field)
+    if field == "policy_dirs" or "tuple" not in str(info and info.annotation):
         return text  # its own validator splits the directories
     if text.lstrip().startswith("["):
         try:
@@ -360,15 +379,15 @@ def _of_toml(path: Path, text: str, *, in_working_directory: bool = False) -> di
 def _refuse_settings_here(path: Path, values: Mapping[str, Any], names: Mapping[str, str]) -> None:
     """Raise Denied for the first setting that a file of the working directory may not set."""
     for name in values:
-        if (decision := NOT_IN_WORKING_DIRECTORY.get(name)) is not None:
+        if name not in IN_WORKING_DIRECTORY:
             raise settings_files.not_allowed_here(
                 path,
                 name,
                 names.get(name, name),
-                decision,
+                _DECISIONS.get(name, "more than a limit"),
                 f"set it in {settings_files.config_directory() / settings_files.NAME} or in the"
-                f" environment ({_variables_of(name)[0]}), or name a TOML file with --config"
-                " (SBX_CONFIG)",
+                f" environment ({_variables_of(name)[0]}), or name the file: a TOML file with"
+                " --config (SBX_CONFIG), another one with --env-file",
             )
 
 
@@ -380,6 +399,31 @@ def _unknown(variables: Mapping[str, Any], source: str) -> list[tuple[str, str]]
         for name in variables
         if name.startswith(PREFIX) and name not in settings | _NO_SETTINGS
     ]
+
+
+def absolute_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a service in another directory: relative paths of settings become
+    absolute ones."""
+    variables = dict(environment)
+    paths = {"SBX_CONFIG": False} | {
+        variable: field == "policy_dirs"
+        for field, info in ServiceSettings.model_fields.items()
+        if "Path" in str(info.annotation)
+        for variable in _variables_of(field)
+    }
+    for variable, is_search_path in paths.items():
+        if not (text := environment.get(variable)):
+            continue
+        field = variable.removeprefix(PREFIX).lower()
+        value = text.split(os.pathsep) if is_search_path else _parsed(field, text)
+        absolute = [_absolute(part) for part in ([value] if isinstance(value, str) else value)]
+        is_list = isinstance(value, list) and not is_search_path
+        variables[variable] = json.dumps(absolute) if is_list else os.pathsep.join(absolute)
+    return variables
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def _nearest(name: str, names: list[str]) -> str:

@@ -123,7 +123,9 @@ def _listening(family: int, address: Any) -> Iterator[socket.socket]:
 def _process() -> Iterator["subprocess.Popen[bytes]"]:
     """Start a process. It prints a line when it has executed its program."""
     words = [sys.executable, "-I", "-S", "-c", _SLEEP]
-    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd="/"
+    ) as process:
         try:
             assert process.stdout is not None
             process.stdout.readline()
