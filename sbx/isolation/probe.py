@@ -9,6 +9,7 @@ Docker, on old kernels) is a test case.
 
 import os
 import re
+import stat
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +19,9 @@ from sbx.linux import landlock, seccomp
 
 OLDEST_BWRAP = (0, 5, 0)  # the first with --info-fd namespaces, --perms came with 0.5
 _BWRAP_PLACES = ("/usr/local/bin", "/usr/bin", "/bin", "/run/current-system/sw/bin")
+_LINK = ("--symlink", "/oldroot", "/dev/link", "--dir", "/dev/link/proc")
+_FOLLOWS_LINKS = "CVE-2026-87766, fixed in 0.12.0"
+_HARMLESS = "the mount points of sbx in a workspace are checked before"
 _TRY_SECONDS = 10.0
 _NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup")
 _SINCE_LANDLOCK_ABI = {
@@ -78,13 +82,10 @@ class HostFacts:
     container: bool
 
 
-def find_bwrap(places: Sequence[str] = _BWRAP_PLACES) -> str | None:
-    """Return the bwrap of the system, never one of PATH, which could be in a workspace."""
-    for place in places:
-        path = f"{place}/bwrap"
-        if os.access(path, os.X_OK):
-            return path
-    return None
+def find_bwraps(places: Sequence[str] = _BWRAP_PLACES) -> list[str]:
+    """Return the bwraps of the system, never one of PATH, which could be in a workspace."""
+    paths = [path for place in places if os.access(path := f"{place}/bwrap", os.X_OK)]
+    return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]
 
 
 def read_host() -> HostFacts:
@@ -104,23 +105,28 @@ def probe(
 ) -> Capabilities:
     """Try every layer; at most a few dozen milliseconds.
 
-    `become` is the (uid, gid) as which bwrap will run, where the broker is root.
+    `become` is the (uid, gid) as which bwrap will run, where the broker is root. Without `bwrap`,
+    take the first one of the host that passes its trial, and rather one whose set-up follows no
+    links.
     """
     host = read_host()
-    bwrap = bwrap or find_bwrap()
-    options, bwrap_layer = _bwrap(bwrap)
-    namespaces = _namespaces(bwrap if bwrap_layer.available else None, options, host, become)
+    trial = None
+    for path in [bwrap] if bwrap else find_bwraps() or [None]:
+        this = _try(path, host, become)
+        if trial is None or this.rank > trial.rank:
+            trial = this
+    assert trial is not None
     return Capabilities(
         linux=os.uname().release,
         machine=os.uname().machine,
         root=host.root,
-        bwrap=bwrap if bwrap_layer.available else None,
-        bwrap_options=options,
+        bwrap=trial.path if trial.layer.available else None,
+        bwrap_options=trial.options,
         landlock_abi=landlock.abi(),
         own_namespaces=own_namespaces,
         layers=(
-            bwrap_layer,
-            namespaces,
+            trial.layer,
+            trial.namespaces,
             _landlock(landlock.abi()),
             _seccomp(seccomp.supported(), os.uname().machine),
             *cgroup_layers,
@@ -175,6 +181,57 @@ def explain(stderr: str, host: HostFacts) -> tuple[str, str]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    path: str | None
+    options: frozenset[str]
+    layer: Layer
+    namespaces: Layer
+    follows_links: bool
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool]:
+        return (self.layer.available, self.namespaces.available, not self.follows_links)
+
+
+def _try(path: str | None, host: HostFacts, become: Sequence[int] | None) -> _Trial:
+    options, layer = _bwrap(path)
+    if path is None or not layer.available:
+        cause, remedy = layer.cause, layer.remedy
+        return _Trial(path, options, layer, Layer("namespaces", False, "-", cause, remedy), False)
+    namespaces, follows = _namespaces(path, options, host, become)
+    if follows:
+        detail = f"{layer.detail}; its set-up follows links ({_FOLLOWS_LINKS}): {_HARMLESS}"
+        layer = Layer("bwrap", True, detail)
+    return _Trial(path, options, layer, namespaces, follows)
+
+
+def _untrusted(path: str) -> str | None:
+    """Return the reason why no sandbox may be started with this program; None if there is none.
+
+    Someone else could replace a program that they can write, or one in such a directory. A set-id
+    bwrap does its set-up as root, which CVE-2026-41163 and earlier holes let a user control.
+    """
+    place = os.path.realpath(path)
+    status = os.stat(place)
+    if status.st_mode & (stat.S_ISUID | stat.S_ISGID) or "security.capability" in os.listxattr(
+        place
+    ):
+        return f"{path} has rights of root (set-uid, set-gid or a file capability)"
+    while True:
+        writable = status.st_mode & stat.S_IWOTH or (
+            status.st_mode & stat.S_IWGRP and status.st_gid not in (0, os.getegid())
+        )
+        if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
+            writable = False  # nobody else can replace a file that is not theirs
+        if writable or status.st_uid not in (0, os.geteuid()):
+            return f"other users can write {place}"
+        if place == "/":
+            return None
+        place = os.path.dirname(place)
+        status = os.stat(place)
+
+
 def _bwrap(path: str | None) -> tuple[frozenset[str], Layer]:
     remedy = "install it: apt-get install bubblewrap (or the package of your distribution)"
     if path is None:
@@ -184,6 +241,9 @@ def _bwrap(path: str | None) -> tuple[frozenset[str], Layer]:
         cause = f"the settings name the bwrap {path}, which does not exist"
         mend = f"correct SBX_BWRAP, or unset it; where bubblewrap is missing, {remedy}"
         return frozenset(), Layer("bwrap", False, path, cause, mend)
+    if (why := _untrusted(path)) is not None:
+        mend = f"run: chmod u-s,g-s,go-w {path} (setcap -r {path}), or name another one: SBX_BWRAP"
+        return frozenset(), Layer("bwrap", False, path, why, mend)
     code, output, _ = _run([path, "--version"])
     version = parse_version(output)
     if code != 0 or version is None:
@@ -197,17 +257,23 @@ def _bwrap(path: str | None) -> tuple[frozenset[str], Layer]:
 
 
 def _namespaces(
-    bwrap: str | None, options: frozenset[str], host: HostFacts, become: Sequence[int] | None
-) -> Layer:
-    if bwrap is None:
-        return Layer("namespaces", False, "not tried", "bwrap was not found", "install bubblewrap")
-    code, _, stderr = _try_bwrap(bwrap, _NAMESPACES, options, become)
-    if code == 0:
-        return Layer("namespaces", True, "user mount pid net ipc uts cgroup")
+    bwrap: str, options: frozenset[str], host: HostFacts, become: Sequence[int] | None
+) -> tuple[Layer, bool]:
+    """Return the layer, and whether the set-up of this bwrap follows links out of the sandbox.
+
+    The first trial makes a link in the new root that leads to the old one, and demands a directory
+    below it. A bwrap that does not resolve links in the new root finds the host's, which exists,
+    and succeeds. It writes nothing. Distributions backport fixes, so no version tells.
+    """
+    for extra in (_LINK, ()):
+        code, _, stderr = _try_bwrap(bwrap, _NAMESPACES, options, become, extra)
+        if code == 0:
+            layer = Layer("namespaces", True, "user mount pid net ipc uts cgroup")
+            return layer, bool(extra)
     works = [name for name in _NAMESPACES if _try_alone(bwrap, name, options, become)]
     cause, remedy = explain(stderr, host)
     detail = "alone these work: " + " ".join(works) if works else "none can be made"
-    return Layer("namespaces", False, detail, cause, remedy)
+    return Layer("namespaces", False, detail, cause, remedy), False
 
 
 def _try_alone(
@@ -218,7 +284,11 @@ def _try_alone(
 
 
 def _try_bwrap(
-    bwrap: str, names: Sequence[str], options: frozenset[str], become: Sequence[int] | None
+    bwrap: str,
+    names: Sequence[str],
+    options: frozenset[str],
+    become: Sequence[int] | None,
+    extra: Sequence[str] = (),
 ) -> tuple[int, str, str]:
     argv = [bwrap, *(f"--unshare-{name}" for name in names), "--uid", "1000", "--gid", "1000"]
     if "--disable-userns" in options:
@@ -226,7 +296,7 @@ def _try_bwrap(
     argv += ["--ro-bind", "/", "/"]
     if "pid" in names:
         argv += ["--proc", "/proc"]
-    argv += ["--dev", "/dev", "--", "/bin/true"]
+    argv += ["--dev", "/dev", *extra, "--", "/bin/true"]
     return _run(argv, become)
 
 

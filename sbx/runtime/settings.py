@@ -74,7 +74,7 @@ def own_paths_of(values: Mapping[str, Any]) -> OwnPaths:
     data, sockets = _absolute(values.get("data_dir")), _absolute(values.get("socket"))
     of_projects = (Path(f"{path}-projects") for path in data)
     policies = values.get("policy_dirs", values.get("policies", ()))
-    code = _absolute(values.get("environments"))
+    code = (*_absolute(values.get("environments")), *_absolute(values.get("bwrap")))
     for directory in policies if isinstance(policies, list) else ():
         code += _absolute(directory)
     return OwnPaths((*data, *of_projects, *sockets), code)
@@ -216,7 +216,8 @@ class Settings(BaseSettings):
         with_defaults += map(Path, ("/etc/sbx", "/var/lib/sbx", "/var/lib/sbx-environments"))
         with suppress(RuntimeError):  # neither HOME nor an account
             with_defaults.append(default_socket())
-        own = self.environments, self.agents_dir, self.tools_dir, self.tasks_dir
+        own = [self.environments, self.agents_dir, self.tools_dir, self.tasks_dir]
+        own += [self.bwrap] if self.bwrap is not None else []  # it starts each sandbox
         code = (*directories(self.policy_dirs), *own)
         in_files = _own_paths_in_files()
         return OwnPaths((*with_defaults, *in_files.private), (*code, *in_files.code))

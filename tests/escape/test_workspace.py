@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from attacking import Fresh, Without, altered, attack, attack_by_shell, tell
+from attacking import Fresh, Without, altered, attack, attack_by_shell, by, one_path, tell
 
-from sbx.policy import load
+from sbx.policy import Policy, load
 from sbx.runtime.sandbox import AsyncSandbox
 
 pytestmark = pytest.mark.core
@@ -210,3 +210,36 @@ async def test_a_file_of_another_sandbox_has_no_path(fresh: Fresh) -> None:
     if os.geteuid() == 0:
         assert os.stat(path).st_uid != (await one.start()).host_uid
     assert await tell(one, "os.listdir('/workspace')") == ["uploads"]
+
+
+@one_path()
+@pytest.mark.parametrize("start", ["cold", "fork"])
+@pytest.mark.parametrize("name", ["uploads", "uploads/temparea", "uploads/generated", "shared"])
+async def test_a_link_at_a_mount_point_makes_nothing_on_the_host(
+    fresh: Fresh, tmp_path: Path, name: str, start: str
+) -> None:
+    """CVE-2026-87766: before 0.12.0, the set-up of bubblewrap follows a link below the new root to
+    the host's files by /oldroot. Here the link is in the stored files, however it came there (an
+    import, a restored checkpoint, a kernel that escaped), and the next kernel starts over it."""
+    tmp_path.chmod(0o777)
+    box = await fresh(Policy.model_validate({"name": "sharing", "shared": True}))
+    await box.start()
+    opened = await box._default.opened()
+    await box.stop()
+    for target in (f"/oldroot{tmp_path}", str(tmp_path), f"../../../../../../../oldroot{tmp_path}"):
+        place = opened.files_path / name
+        if place.is_symlink() or not place.is_dir():
+            place.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(place)
+        place.parent.mkdir(exist_ok=True)
+        place.symlink_to(target)
+        with by(start):
+            assert (await box.run("open('uploads/generated/x', 'w').close()")).ok
+        assert box.receipt is not None
+        assert box.receipt.path == start
+        assert await attack(box, "open('uploads/temparea/x', 'w')") == "EROFS"
+        assert (await box.run("open('shared/y', 'w').close()")).ok
+        await box.stop()
+        assert os.listdir(tmp_path) == []
+        assert not place.is_symlink()

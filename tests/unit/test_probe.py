@@ -1,12 +1,17 @@
 """What a host can do, and for each known host that cannot: why, and what to do about it."""
 
+import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from sbx.errors import CannotEnforce
 from sbx.isolation import probe
+from sbx.isolation.plan import decide_walls
 from sbx.isolation.probe import Capabilities, HostFacts, Layer, explain, parse_version
+from sbx.policy import Policy
 
 DENIED = "bwrap: setting up uid map: Permission denied"
 NO_NAMESPACE = "bwrap: No permissions to create new namespace"
@@ -88,6 +93,14 @@ def script(path: Path, text: str) -> str:
     return str(path)
 
 
+def probed_path() -> str:
+    """The bwrap of this host."""
+    paths = probe.find_bwraps()
+    if not paths:
+        pytest.skip("no bubblewrap on this host")
+    return paths[0]
+
+
 def probed(bwrap: str) -> Capabilities:
     return probe.probe(own_namespaces=False, cgroup_layers=(), become=None, bwrap=bwrap)
 
@@ -135,6 +148,7 @@ def test_a_newer_bwrap_with_unknown_options_is_taken(tmp_path: Path) -> None:
     fake = """case "$1" in
         --version) echo bubblewrap 2.0.0;;
         --help) printf '    --new-thing X\\n    --disable-userns\\n';;
+        *) case "$*" in *oldroot*) exit 1;; esac;;
     esac"""
     found = probed(script(tmp_path / "bwrap", fake))
     assert found.layer("bwrap").detail == f"2.0.0 at {tmp_path}/bwrap"
@@ -145,8 +159,9 @@ def test_bwrap_is_never_looked_for_in_path(tmp_path: Path, monkeypatch: pytest.M
     script(tmp_path / "bwrap", "echo planted")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert probe.find_bwrap() != str(tmp_path / "bwrap")
-    assert probe.find_bwrap([str(tmp_path / "nowhere"), str(tmp_path)]) == str(tmp_path / "bwrap")
+    assert str(tmp_path / "bwrap") not in probe.find_bwraps()
+    places = [str(tmp_path / "nowhere"), str(tmp_path), f"{tmp_path}/../{tmp_path.name}"]
+    assert probe.find_bwraps(places) == [str(tmp_path / "bwrap")]
 
 
 def test_capabilities_cross_the_broker_s_socket_unchanged() -> None:
@@ -164,7 +179,7 @@ def test_capabilities_cross_the_broker_s_socket_unchanged() -> None:
 
 
 def test_host_without_bwrap_is_told_where_it_was_looked_for(tmp_path: Path) -> None:
-    assert probe.find_bwrap([str(tmp_path)]) is None
+    assert probe.find_bwraps([str(tmp_path)]) == []
     options, layer = probe._bwrap(None)
     assert (options, layer.available, layer.detail) == (frozenset(), False, "not found")
     assert all(place in (layer.cause or "") for place in probe._BWRAP_PLACES)
@@ -183,3 +198,88 @@ def test_linux_without_landlock_or_filters_lacks_these_layers() -> None:
     without, unknown = probe._seccomp(False, "x86_64"), probe._seccomp(True, "riscv64")
     assert (without.available, without.cause) == (False, "this linux has no seccomp filters")
     assert (unknown.available, unknown.cause) == (False, "sbx ships no filter for riscv64")
+
+
+WORKING = """case "$*" in
+    --version) echo bubblewrap {version};;
+    --help) echo '    --disable-userns    …';;
+    *oldroot*) exit {link};;
+    *) exit {code};;
+esac"""
+
+
+@pytest.mark.parametrize(
+    ("kinds", "chosen"),
+    [
+        (["broken", "follows", "fixed"], "fixed"),
+        (["broken", "follows"], "follows"),
+        (["old", "follows"], "follows"),
+        (["setuid", "follows"], "follows"),
+        (["fixed", "follows"], "fixed"),
+        (["broken"], "broken"),
+    ],
+)
+def test_first_bwrap_that_passes_its_trial_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: list[str], chosen: str
+) -> None:
+    """The first one on the path was taken, also if it made no namespace or followed links."""
+    texts = {
+        "broken": WORKING.format(version="0.9.0", link=1, code=1),
+        "old": WORKING.format(version="0.4.0", link=0, code=0),
+        "follows": WORKING.format(version="0.8.0", link=0, code=0),
+        "fixed": WORKING.format(version="0.8.0", link=1, code=0),
+        "setuid": WORKING.format(version="0.8.0", link=1, code=0),
+    }
+    for kind in kinds:
+        (tmp_path / kind).mkdir()
+        path = script(tmp_path / kind / "bwrap", texts[kind])
+        if kind == "setuid":
+            Path(path).chmod(0o4755)
+    monkeypatch.setattr(probe.find_bwraps, "__defaults__", ([str(tmp_path / k) for k in kinds],))
+    found = probe.probe(own_namespaces=False, cgroup_layers=(), become=None)
+    assert found.bwrap == str(tmp_path / chosen / "bwrap")
+    assert found.layer("namespaces").available == (chosen != "broken")
+    assert ("CVE-2026-87766" in found.layer("bwrap").detail) == (chosen == "follows")
+
+
+@pytest.mark.parametrize("how", ["setuid", "setgid", "writable", "directory", "group"])
+def test_a_bwrap_that_others_control_or_that_has_rights_is_refused(
+    tmp_path: Path, how: str
+) -> None:
+    """A set-id bwrap does its set-up with the rights of root (CVE-2026-41163)."""
+    path = Path(script(tmp_path / "bwrap", WORKING.format(version="0.8.0", link=1, code=0)))
+    assert probed(str(path)).layer("bwrap").available
+    mode = {"setuid": 0o4755, "setgid": 0o2755, "writable": 0o757}.get(how, 0o755)
+    path.chmod(mode)
+    tmp_path.chmod(0o757 if how == "directory" else 0o755)
+    if how == "group":
+        if os.geteuid() != 0:
+            pytest.skip("only root gives a file to another group")
+        os.chown(path, 0, 4242)
+        path.chmod(0o775)
+    found = probed(str(path))
+    tmp_path.chmod(0o755)
+    layer = found.layer("bwrap")
+    assert (found.bwrap, layer.available) == (None, False)
+    assert ("rights of root" if how.startswith("set") else "other users") in (layer.cause or "")
+    assert "chmod" in (layer.remedy or "")
+    with pytest.raises(CannotEnforce) as refused:
+        decide_walls(Policy(name="x"), found)
+    assert layer.cause
+    assert layer.cause in refused.value.message
+    assert refused.value.hint == layer.remedy
+
+
+def test_a_real_bwrap_follows_links_as_its_trial_shows(tmp_path: Path) -> None:
+    """The trial agrees with the hole itself: a directory of the host, made below a planted link."""
+    bwrap = probed_path()
+    layer = probed(bwrap).layer("bwrap")
+    source, outside = tmp_path / "source", tmp_path / "outside"
+    source.mkdir()
+    outside.mkdir()
+    (source / "link").symlink_to(f"/oldroot{outside}")
+    words = ("--tmpfs", "/tmp", "--bind", str(source), "/tmp/w", "--dir", "/tmp/w/link/made")
+    subprocess.run(
+        [bwrap, "--unshare-user", "--ro-bind", "/", "/", *words, "--", "/bin/true"], check=False
+    )
+    assert os.listdir(outside) == (["made"] if "CVE-2026-87766" in layer.detail else [])
