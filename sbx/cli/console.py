@@ -8,7 +8,7 @@ identify its peer: every program of this host can connect to the port.
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -200,7 +200,6 @@ def _service(socket: str | None, env_file: Path | None) -> Iterator[None]:
     import subprocess
     import time
 
-    from sbx.api.server.settings import absolute_variables
     from sbx.client.address import address_of
     from sbx.own_python import own_module
 
@@ -216,7 +215,7 @@ def _service(socket: str | None, env_file: Path | None) -> Iterator[None]:
         own_module("sbx", "serve", "--socket", os.path.abspath(address.path), *named),
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr,
-        env=absolute_variables(os.environ),
+        env=absolute_paths(os.environ),
         cwd="/",
     )
     try:
@@ -234,6 +233,27 @@ def _service(socket: str | None, env_file: Path | None) -> Iterator[None]:
         child.terminate()
         with suppress(subprocess.TimeoutExpired):
             child.wait(_START_S)
+
+
+def absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a service in another directory: relative paths of settings become
+    absolute ones."""
+    import json
+
+    from sbx.api.server.settings import ServiceSettings, parsed, variables_of
+
+    variables, fields = dict(environment), ServiceSettings.model_fields
+    paths = {each: name for name in fields for each in variables_of(name)}
+    paths = {each: name for each, name in paths.items() if "Path" in str(fields[name].annotation)}
+    for variable, field in {"SBX_CONFIG": "data_dir", **paths}.items():
+        if text := environment.get(variable):
+            by_colon = field == "policy_dirs"
+            value = text.split(os.pathsep) if by_colon else parsed(field, text)
+            parts = [value] if isinstance(value, str) else value
+            absolute = [os.path.abspath(os.path.expanduser(part)) for part in parts]
+            is_list = parts is value and not by_colon
+            variables[variable] = json.dumps(absolute) if is_list else os.pathsep.join(absolute)
+    return variables
 
 
 def _answers(path: str) -> bool:

@@ -16,9 +16,9 @@ from sbx.api.server.settings import (
     IN_WORKING_DIRECTORY,
     LoadedSettings,
     ServiceSettings,
-    absolute_variables,
     read_settings,
 )
+from sbx.cli.console import absolute_paths
 from sbx.errors import BadRequest, Denied, NotFound
 from sbx.runtime.settings import Settings, own_paths_of
 from sbx.workspace import allowed_paths
@@ -254,7 +254,7 @@ def test_relative_paths_are_made_absolute_for_another_directory(
         "SBX_LISTEN": "127.0.0.1:1",
         "PATH": "bin",
     }
-    assert absolute_variables(given) == {
+    assert absolute_paths(given) == {
         **given,
         "SBX_DATA_DIR": f"{tmp_path}/data",
         "SBX_CONFIG": f"{tmp_path}/c.toml",
@@ -263,7 +263,7 @@ def test_relative_paths_are_made_absolute_for_another_directory(
         "SBX_PROJECT_DIRS": f'["{tmp_path}/p"]',
     }
     paths = {name for name, info in ServiceSettings.model_fields.items() if "Path" in str(info)}
-    made = absolute_variables({f"SBX_{name.upper()}": "x" for name in paths})
+    made = absolute_paths({f"SBX_{name.upper()}": "x" for name in paths})
     assert all(f"{tmp_path}/x" in value for value in made.values()), made
 
 

@@ -11,9 +11,8 @@ that embeds sbx does not depend on its working directory. (`Settings.own_paths` 
 
 The working directory may be a project: code in a sandbox, or the author of a cloned repository, can
 write its files. As root this includes files that belong to root, since a project of root may be
-mapped. So these files come last, and may set only limits and logging: the settings in
-`IN_WORKING_DIRECTORY`. They may raise a limit, but only one that the user does not set. With
-`--env-file`, which may set all, `.env` is not read.
+mapped. So these files come last, and may set only `IN_WORKING_DIRECTORY`. They may raise a limit,
+but only one that the user does not set. With `--env-file`, which may set all, `.env` is not read.
 """
 
 import json
@@ -45,9 +44,7 @@ from sbx.runtime.settings import name_pairs
 from sbx.service.session_rules import TYPES
 
 PREFIX = "SBX_"
-_OTHER_NAMES = {
-    "api_key": ("BAY_API_KEY",),
-}
+_OTHER_NAMES = {"api_key": ("BAY_API_KEY",)}
 _NO_SETTINGS = {  # variables of sbx that are not among these settings
     "SBX_DEBUG",
     "SBX_CONFIG",
@@ -57,13 +54,12 @@ _NO_SETTINGS = {  # variables of sbx that are not among these settings
 # The settings that a file of the working directory may set: limits, times and logging.
 IN_WORKING_DIRECTORY = frozenset(
     {
-        *("zygotes_max", "start_timeout", "interrupt_grace", "memory_reserve"),
-        *("sandboxes_max", "sandboxes_per_owner", "workspaces_per_owner", "kernels_max"),
-        *("kernels_per_owner", "queue_max", "idle_timeout", "gc_interval", "files_grace"),
-        *("log_format", "log_level", "drain_timeout"),
-        *("connections_max", "uploads_at_once", "uploads_per_owner", "downloads_per_owner"),
-        *("followers_per_owner", "sessions_ttl", "sessions_upload_size", "sessions_upload_count"),
-        "sessions_upload_types",
+        *("zygotes_max", "start_timeout", "interrupt_grace", "memory_reserve", "sandboxes_max"),
+        *("sandboxes_per_owner", "workspaces_per_owner", "kernels_max", "kernels_per_owner"),
+        *("queue_max", "idle_timeout", "gc_interval", "files_grace", "log_format", "log_level"),
+        *("drain_timeout", "connections_max", "uploads_at_once", "uploads_per_owner"),
+        *("downloads_per_owner", "followers_per_owner", "sessions_ttl", "sessions_upload_size"),
+        *("sessions_upload_count", "sessions_upload_types"),
     }
 )
 # The decision that the author of such a file would make by another setting.
@@ -309,21 +305,20 @@ def _validated(values: Mapping[str, Any], sources: Mapping[str, str]) -> Service
 def _of_variables(variables: Mapping[str, str | None]) -> tuple[dict[str, Any], dict[str, str]]:
     values, names = {}, {}
     for field in ServiceSettings.model_fields:
-        for variable in _variables_of(field):
+        for variable in variables_of(field):
             if text := variables.get(variable):  # an empty variable is unset
-                values[field], names[field] = _parsed(field, text), variable
+                values[field], names[field] = parsed(field, text), variable
                 break
     return values, names
 
 
-def _variables_of(field: str) -> tuple[str, ...]:
+def variables_of(field: str) -> tuple[str, ...]:
     return (f"{PREFIX}{field.upper()}", *_OTHER_NAMES.get(field, ()))
 
 
-def _parsed(field: str, text: str) -> Any:
+def parsed(field: str, text: str) -> Any:
     """Return the value of a variable. A list is JSON, or has commas."""
-    info = ServiceSettings.model_fields.get(field)
-    if field == "policy_dirs" or "tuple" not in str(info and info.annotation):
+    if field == "policy_dirs" or "tuple" not in str(ServiceSettings.model_fields[field].annotation):
         return text  # its own validator splits the directories
     if text.lstrip().startswith("["):
         try:
@@ -386,44 +381,19 @@ def _refuse_settings_here(path: Path, values: Mapping[str, Any], names: Mapping[
                 names.get(name, name),
                 _DECISIONS.get(name, "more than a limit"),
                 f"set it in {settings_files.config_directory() / settings_files.NAME} or in the"
-                f" environment ({_variables_of(name)[0]}), or name the file: a TOML file with"
+                f" environment ({variables_of(name)[0]}), or name the file: a TOML file with"
                 " --config (SBX_CONFIG), another one with --env-file",
             )
 
 
 def _unknown(variables: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
     """Return variables with our prefix that are not settings: probably typos."""
-    settings = {v for field in ServiceSettings.model_fields for v in _variables_of(field)}
+    settings = {v for field in ServiceSettings.model_fields for v in variables_of(field)}
     return [
         (name, source)
         for name in variables
         if name.startswith(PREFIX) and name not in settings | _NO_SETTINGS
     ]
-
-
-def absolute_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a service in another directory: relative paths of settings become
-    absolute ones."""
-    variables = dict(environment)
-    paths = {"SBX_CONFIG": False} | {
-        variable: field == "policy_dirs"
-        for field, info in ServiceSettings.model_fields.items()
-        if "Path" in str(info.annotation)
-        for variable in _variables_of(field)
-    }
-    for variable, is_search_path in paths.items():
-        if not (text := environment.get(variable)):
-            continue
-        field = variable.removeprefix(PREFIX).lower()
-        value = text.split(os.pathsep) if is_search_path else _parsed(field, text)
-        absolute = [_absolute(part) for part in ([value] if isinstance(value, str) else value)]
-        is_list = isinstance(value, list) and not is_search_path
-        variables[variable] = json.dumps(absolute) if is_list else os.pathsep.join(absolute)
-    return variables
-
-
-def _absolute(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path))
 
 
 def _nearest(name: str, names: list[str]) -> str:
