@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from sbx.cli.terminal import STDERR, one_line, write
-from sbx.guest.path_rules import Parts
+from sbx.guest.path_rules import Parts, reason
 from sbx.runtime.settings import Settings
 from sbx.workspace.host_executables import path_rules
 
@@ -30,7 +30,7 @@ class LeftOut:
 
     @property
     def why(self) -> str:
-        return f"{self.program} would obey it on the host"
+        return reason(self.name, self.program)
 
 
 class Arrivals:
@@ -73,7 +73,7 @@ class Arrivals:
         # name counts, too.
         if (match := self._rules.match(placed, self._exists)) is not None:
             depth = match.depth - 1
-        elif (match := self._rules.match_name(parts)) is not None:
+        elif (match := self._rules.match_name(parts) or self._rules.match_new(parts)) is not None:
             depth = match.depth
         else:
             return True

@@ -31,7 +31,8 @@ from sbx.guest.guarded_paths import (
     own_view,
     signed,
 )
-from sbx.guest.quarantine_items import Items, recorded_name
+from sbx.guest.path_rules import HIDDEN
+from sbx.guest.quarantine_items import Items, content_of, discard, note_copied, note_moved, recorded_name
 from sbx.linux import procfs, seccomp_notify
 from sbx.linux.seccomp_notify import SyscallNotice
 
@@ -232,6 +233,7 @@ class GuardedCalls:
                 match = self._names.check(target)
                 if match is not None and match.name != recorded_name(link):
                     raise protected()
+                note_copied(link)
                 os.symlink(link, target.name, dir_fd=target.parent)
                 return
             if self._names.check(target) is not None or ".git" in target.parts:
@@ -257,9 +259,15 @@ class GuardedCalls:
                 status = os.fstat(path_fd)
                 self._names.check_existing(source, is_directory=stat.S_ISDIR(status.st_mode))
                 match = self._names.check(target)
-                if match is not None:
-                    self._items.copy(source, target, match)
-                    return
+                content = content_of(item_of(path_fd, status), path_fd)
+                with _closing(content):
+                    if match is not None:
+                        self._items.copy(content, target, match)
+                        return
+                    if not os.path.samestat(os.fstat(content), status):
+                        self._names.check_above(target)
+                        hard_links.place_copy(content, target)
+                        return
                 self._names.check_linked(path_fd, status)
                 self._names.check_above(target)
                 hard_links.link(path_fd, target)
@@ -299,19 +307,29 @@ class GuardedCalls:
             if flags & _RENAME_EXCHANGE:
                 raise OSError(errno.EINVAL, "not supported in a directory of the host")
             # The link of an item is moved itself, and leads nowhere on the host at its new place.
+            # But a new hidden file gets the meaning of its new name: programs write a file under a
+            # temporary name first.
             moved = item_of(fd, status)
-            if match is not None and moved is not None and match.name != recorded_name(moved):
-                raise protected()
-            if item is None and (match is None or moved is not None):
+            if moved is not None and moved == item:
+                return  # like rename(2) with two names of one file
+            content = stack.enter_context(_closing(content_of(moved, fd)))
+            is_same = moved is not None and match is not None and match.name == recorded_name(moved)
+            if not stat.S_ISREG(os.fstat(content).st_mode):
+                if match is not None and moved is not None and not is_same:
+                    raise protected()
+                if item is not None or (match is not None and moved is None):
+                    raise OSError(errno.EXDEV, "goes to the quarantine")
+            elif item is not None or (not is_same and (match is not None or moved is not None)):
                 self._names.check_move(source, destination, fd, status)
-                if match is None and len(source.parts) == len(destination.parts):
-                    _rename(source, destination)
-                else:
-                    hard_links.move(fd, source, destination)
-            elif stat.S_ISREG(status.st_mode):
-                self._items.move(source, destination, match, item)
+                self._items.move(content, source, destination, match, item)
+                return
+            self._names.check_move(source, destination, fd, status)
+            if match is None and len(source.parts) == len(destination.parts):
+                _rename(source, destination)
             else:
-                raise OSError(errno.EXDEV, "goes to the quarantine")
+                hard_links.move(fd, source, destination)
+            if moved is not None:
+                note_moved(moved, destination)
 
     def _remove(self, call: SyscallNotice, at: _At, *, is_directory: bool) -> None:
         with self._name(call, at) as target:
@@ -323,10 +341,14 @@ class GuardedCalls:
             if item is not None and is_directory:
                 os.rmdir(item)
                 os.unlink(target.name, dir_fd=target.parent)
+                discard(item)
             elif is_directory:
                 os.rmdir(target.name, dir_fd=target.parent)
             else:
+                is_last = os.lstat(target.name, dir_fd=target.parent).st_nlink == 1
                 os.unlink(target.name, dir_fd=target.parent)
+                if is_last and item is not None and recorded_name(item) == HIDDEN:
+                    discard(item)
 
     def _name(self, call: SyscallNotice, at: _At) -> ResolvedPath:
         """Return the target for a name, which may be a symlink, to create or remove it."""

@@ -113,6 +113,8 @@ class GuardedNames:
             return
         if self._zone(source) != self._zone(destination):
             raise OSError(errno.EXDEV, "into or out of a tree of packages")
+        if self._rules.is_build(source.parts) and not self._rules.is_build(destination.parts):
+            raise OSError(errno.EXDEV, "out of a build directory")
         # Independent of its entries now: another process could add a name after a look.
         if self._rules.is_parent(destination.parts):
             raise OSError(errno.EXDEV, "the table has names below this one")

@@ -43,6 +43,29 @@ def move(path_fd: int, source: ResolvedPath, destination: ResolvedPath) -> None:
             os.unlink(fresh, dir_fd=destination.parent)
 
 
+def place_copy(path_fd: int, target: ResolvedPath) -> None:
+    """Put a copy of the file of an O_PATH descriptor at `target`, in place of any other file.
+
+    Raise OSError EXDEV for a file that `check_copied` refuses.
+    """
+    check_copied(path_fd)
+    status = os.fstat(path_fd)
+    fresh = _fresh()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    writing = os.open(fresh, flags, 0o600, dir_fd=target.parent)
+    try:
+        copy(path_fd, writing)
+        os.fchmod(writing, status.st_mode & 0o777)
+        os.utime(writing, ns=(status.st_atime_ns, status.st_mtime_ns))
+        _rename(fresh, target)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(fresh, dir_fd=target.parent)
+        raise
+    finally:
+        os.close(writing)
+
+
 def separate(path_fd: int, target: ResolvedPath, *, empty: bool = False) -> int:
     """Make `target` a separate file, and return a descriptor of it.
 

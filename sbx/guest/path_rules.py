@@ -23,6 +23,13 @@ _ENVIRONMENT = "Python environment"
 # these sets of names: setup.c, is_git_directory. A new HEAD is never free. So no order of events
 # completes a repository: the parts can only come to a HEAD of the user, where they are not free.
 HEAD = "HEAD"
+# The entries of new names by their first character: a program may obey a hidden file that no table
+# has, and a command takes the other one for an option (`tar cf x.tar *`).
+HIDDEN, OPTION = ".*", "-*"
+_BY_FIRST = {
+    HIDDEN[0]: (HIDDEN, "a program that reads hidden files"),
+    OPTION[0]: (OPTION, "a command with * in its arguments"),
+}
 _GIT_PARTS = (("objects", "refs"), ("commondir",))
 _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
 # The modules that `python -m NAME` looks for in its working directory first. The second set belongs
@@ -77,7 +84,8 @@ class PathRules:
     `aliases`: paths that an existing entry leads to (a symlink, a configured hook).
     `import_roots`: directories from which a host executable in Python imports its modules. Only the
     names of the standard library, and a few others, are protected there: the rest is the project's
-    own code."""
+    own code. `data`: patterns of new names that are free although their first character is `.` or
+    `-`. `build_directories`: patterns of directories below which all of them are free."""
 
     def __init__(
         self,
@@ -85,8 +93,13 @@ class PathRules:
         package_trees: Sequence[str],
         aliases: Sequence[str] = (),
         import_roots: Sequence[str] = (),
+        data: Sequence[str] = ("*",),
+        build_directories: Sequence[str] = (),
     ) -> None:
         self.package_trees = frozenset(package_trees)
+        self.data, self.build_directories = tuple(data), tuple(build_directories)
+        self._is_data = _any_of(data)
+        self._is_build_directory = _any_of((*package_trees, *build_directories))
         self.import_roots = frozenset(import_roots)
         self.aliases = frozenset(aliases)
         self._names = tuple(names)
@@ -106,8 +119,7 @@ class PathRules:
             else:
                 self._exact.setdefault(rule.pattern, []).append(rule)
         # One expression for all: a walk over 20,000 names took 0.3 s with a pattern at a time.
-        patterns = "|".join(translate(rule.pattern) for rule in self._patterns)
-        self._any_pattern = re.compile(patterns or r"(?!)").match
+        self._any_pattern = _any_of([rule.pattern for rule in self._patterns])
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "PathRules":
@@ -115,7 +127,8 @@ class PathRules:
             NameRule(pattern, program, scope, tuple(parents), is_module)
             for pattern, program, scope, parents, is_module in data["names"]
         ]
-        return cls(names, data["package_trees"], data["aliases"], data["import_roots"])
+        lists = ("package_trees", "aliases", "import_roots", "data", "build_directories")
+        return cls(names, *(data[name] for name in lists))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -123,6 +136,8 @@ class PathRules:
             "package_trees": sorted(self.package_trees),
             "aliases": sorted(self.aliases),
             "import_roots": sorted(self.import_roots),
+            "data": list(self.data),
+            "build_directories": list(self.build_directories),
         }
 
     def match(
@@ -141,12 +156,21 @@ class PathRules:
             or _by_part(parts, folded[-1:], exists, is_directory=is_directory)
             or self._by_alias(parts)
             or self._by_import(parts, folded, exists)
+            or self._by_first_character(parts, folded, exists)
         )
 
     def match_name(self, path: Sequence[str]) -> RuleMatch | None:
         """Return the entry that an existing path fits by its names alone."""
         parts = tuple(path)
         return self._by_name(parts, tuple(part.casefold() for part in parts), lambda _: True)
+
+    def match_new(self, path: Sequence[str]) -> RuleMatch | None:
+        """Return the entry that a path fits by the first character of a name, if it is new."""
+        parts = tuple(path)
+        folded = tuple(part.casefold() for part in parts)
+        depths = range(1, len(parts) + 1)
+        found = (self._by_first_character(parts[:n], folded[:n], lambda _: False) for n in depths)
+        return next(filter(None, found), None)
 
     def is_above_alias(self, path: Sequence[str]) -> bool:
         """Return whether an alias lies below this path: to move it would put another file there."""
@@ -160,6 +184,10 @@ class PathRules:
 
     def is_package_tree(self, name: str) -> bool:
         return name.casefold() in self.package_trees
+
+    def is_build(self, path: Sequence[str]) -> bool:
+        """Return whether new hidden names are free below a directory at this path."""
+        return any(self._is_build_directory(part.casefold()) for part in path)
 
     def is_parent(self, path: Sequence[str]) -> bool:
         """Return whether names directly below a directory would count for its name.
@@ -230,6 +258,23 @@ class PathRules:
             return None
         return RuleMatch(len(parts), parts[-1], "python", is_new=not exists(parts))
 
+    def _by_first_character(self, parts: Parts, folded: Parts, exists: Exists) -> RuleMatch | None:
+        name = folded[-1] if folded else ""
+        entry = _BY_FIRST.get(name[:1])
+        if entry is None or self._is_data(name) or self.is_build(folded[:-1]) or exists(parts):
+            return None
+        return RuleMatch(len(parts), *entry, is_new=True)
+
+
+def reason(name: str, program: str) -> str:
+    """Return why a file with an entry of the table is kept from the host, as a clause."""
+    match name:
+        case ".*":
+            return "its name is new and begins with a dot, so a program may obey it on the host"
+        case "-*":
+            return "its name begins with '-', so a command would take it for an option on the host"
+    return f"{program} would obey it on the host"
+
 
 def leads_out(link: str, parts: Sequence[str]) -> bool:
     """Return whether a relative symlink at this path could lead out of the directory.
@@ -257,6 +302,10 @@ def _by_part(
     if is_head or (any(name in group for group in _GIT_PARTS) and exists((*parts[:-1], HEAD))):
         return RuleMatch(len(parts), _GIT_DIRECTORY, "git", is_new=not exists(parts))
     return None
+
+
+def _any_of(patterns: Sequence[str]) -> Callable[[str], Any]:
+    return re.compile("|".join(map(translate, patterns)) or r"(?!)").match
 
 
 def _module(name: str, parent: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from sbx.errors import Denied
-from sbx.guest.path_rules import HEAD, RuleMatch
+from sbx.guest.path_rules import HEAD, HIDDEN, OPTION, RuleMatch, reason
 from sbx.linux.descriptors import OwnedDescriptor, closing
 from sbx.linux.inode_flags import may_fold_case
 from sbx.workspace import safe_open
@@ -210,7 +210,7 @@ class HostDirectory(OwnedDescriptor):
         A relative symlink below them must also lead to the same place: code inside may create one
         in the meantime.
         """
-        if self.rules.is_parent(at):
+        if self.rules.is_parent(at) or (self.rules.is_build(of) and not self.rules.is_build(at)):
             return False
 
         def zone(relative: Relative) -> tuple[bool, bool]:
@@ -244,8 +244,10 @@ class HostDirectory(OwnedDescriptor):
 
 def _runs_on_the_host(relative: Relative, program: str, name: str) -> Denied:
     path = "/".join(relative)
+    is_new = name in (HIDDEN, OPTION)
+    why = reason(name, program) if is_new else f"{program} on the host obeys '{name}'"
     return Denied(
-        f"'{path}' is not changed: {program} on the host obeys '{name}'",
+        f"'{path}' is not changed: {why}",
         code="runs_on_the_host",
         hint="change it outside of the sandbox, or set host_executables in the policy",
         details={"path": f"{WORKSPACE}/{path}", "name": name},

@@ -13,30 +13,35 @@ project. The user looks at the directory (git status), opens it in an editor, st
 installs a package, or converts a notebook. Editors also start linters and formatters by themselves.
 Therefore the table has the settings of these tools if the file is code or names code.
 
-These names are not in the table:
+No table is complete. Therefore a new name that begins with a dot goes to the quarantine as well,
+unless it is in `DATA` or lies below one of `BUILD_DIRECTORIES`. So does a new name that begins with
+`-`: `tar cf x.tar *` takes it for an option. The table remains for names without a dot, for
+existing files, which are read-only, and for the name of the program.
 
-    .editorconfig              no editor executes a program that it names
-    *.pth outside site-packages  Python reads them in site directories only; elsewhere the ending
-                               belongs to saved models
+These names are free:
+
+    DATA                       its comments have the reasons
     .gitattributes             it names only drivers that the repository's configuration defines. It
                                is protected if that configuration defines one (`aliases`)
-    Makefile, package.json, conftest.py, build.rs, Vagrantfile, …
+    *.pth outside site-packages  Python reads them in site directories only; elsewhere the ending
+                               belongs to saved models
+    Makefile, package.json, conftest.py, build.rs, Vagrantfile, node_modules, …
                                the project's own code: a user who runs it decides to run code
-                               that the sandbox wrote
+                               that the sandbox wrote. An editor with a language server, a linter or
+                               a test runner of the project runs it when it opens the directory
+                               (`node_modules/typescript/lib/tsserver.js`)
     pyproject.toml, setup.cfg, tox.ini, package.json
                                the same linters read their settings there, too, and some settings
-                               name code: [tool.pylint.main] init-hook, flake8 local-plugins. But a
-                               project needs these files to work. A user whose editor lints the
-                               directory by itself runs the project's code
-    .prettierrc, .stylelintrc  data in most projects; `prettier` in package.json has the same effect
-    .bundle                    a Gemfile is Ruby code, which each bundle command executes anyway
-    .nvmrc, .node-version, .ruby-version
-                               a version of an installed program
-    .psqlrc, .my.cnf, .terraformrc, .condarc
-                               read in the home only
-    .env                       data for the project's code
+                               name code: [tool.pylint.main] init-hook, flake8 local-plugins, or an
+                               index: [tool.uv]. But a project needs these files to work. A user
+                               whose editor lints the directory by itself runs the project's code
+    an existing file with a dot that the table does not have
+                               `.prettierrc`, `.babelrc`, `.bundle`: the project's settings
     modules in subdirectories  a `types.py` in a package is ordinary. In the directory itself it
                                would break Python for the project, so it counts only there
+
+`.env` is in the table, because editors start interpreters with it (PYTHONPATH), and shells source
+it on cd. An example (`.env.example`) is data.
 
 Inside `node_modules`, `site-packages` and similar trees, the settings of editors, package managers
 and hooks do not count: each program reads them in its working directory or above. Git is the
@@ -48,6 +53,33 @@ from typing import NamedTuple
 from sbx.guest.path_rules import NameRule, PathRules
 
 PACKAGE_TREES = ("node_modules", "site-packages", "dist-packages", "bower_components")
+# Names with a dot that are free although they are new, and why no program of the host runs them.
+DATA = (
+    # lists of paths and of people for git and others
+    ".*ignore", ".gitattributes", ".gitkeep", ".keep", ".mailmap", ".git-blame-ignore-revs",
+    ".editorconfig", ".env.example", ".env.sample", ".env.template", ".env.dist",
+    # another machine obeys them; `.github/hooks` and the like are in the table
+    ".github", ".gitlab", ".gitlab-ci.yml", ".circleci", ".travis.yml", ".readthedocs.y*ml",
+    ".nojekyll", ".well-known", ".streamlit",  # settings of a server, without code
+    # caches and results of tests: only the program that wrote them reads them, as data
+    ".*cache", ".coverage", ".coverage.*", ".nyc_output", ".hypothesis", ".benchmarks",
+    ".testmondata", ".ipynb_checkpoints", ".virtual_documents",
+    # results of a build, for the same build: see BUILD_DIRECTORIES
+    ".next", ".nuxt", ".output", ".svelte-kit", ".astro", ".angular", ".docusaurus", ".vite",
+    ".turbo", ".parcel-cache", ".pnpm-store", ".eggs", ".deps", ".libs", ".doctrees", ".buildinfo",
+    ".tsbuildinfo", ".ninja_log", ".ninja_deps",
+    # temporary files of editors, desktops, network file systems and programs that write atomically
+    ".*.sw?", ".*.un~", ".#*", ".~*", "._*", ".tmp*", ".temp*", ".*.tmp", ".*.temp", ".*.part",
+    ".*.partial", ".*.crdownload", ".*.lock", ".lock", ".goutputstream-*", ".nfs[0-9]*",
+    ".fuse_hidden*", ".ds_store",
+)  # fmt: skip
+# No program looks into them for settings; only the project's own commands run their content.
+BUILD_DIRECTORIES = (
+    "build", "build[-_.]*", "cmake-build-*", "_build", "dist", "dist[-_.]*", "target",
+    "__pycache__", "htmlcov", ".*cache", ".next", ".nuxt", ".output", ".svelte-kit", ".astro",
+    ".angular", ".docusaurus", ".vite", ".turbo", ".pnpm-store", ".eggs", ".deps", ".libs",
+    ".doctrees", ".hypothesis", ".ipynb_checkpoints", ".nyc_output",
+)  # fmt: skip
 
 
 # The names of nbconvert's templates. nbconvert looks for them in the current directory first.
@@ -116,12 +148,18 @@ TABLE = (
     HostExecutable(
         (
             ".claude", ".cursor", ".codex", ".gemini", ".windsurf", ".roo", ".continue", ".kiro",
-            "opencode.json", ".aider*", ".mcp.json",
+            "opencode.json*", ".opencode", "crush.json", ".crush*", ".aider*", ".mcp.json", ".qwen",
+            ".factory", ".amp", ".kilocode*", ".pi", ".cline*", ".junie", ".trae", ".augment*",
         ),
         "coding agents", "hooks, commands and MCP servers of a project",
     ),
+    HostExecutable(("hooks", "agents", "copilot"), "Copilot", "hooks and MCP servers of a project",
+                   parents=(".github",)),
+    HostExecutable((".env",), "VS Code, zsh", "python.envFile: PYTHONPATH; the plugin dotenv"),
     HostExecutable((".npmrc",), "npm", "npmrc(5) node-options, script-shell, git"),
-    HostExecutable((".yarnrc*", ".yarn", ".pnp.*", ".pnpmfile.*"), "yarn, pnpm", "yarnPath, hooks"),
+    HostExecutable((".yarnrc*", ".yarn", ".pnp.*", ".pnpmfile.*", "pnpm-workspace.yaml",
+                    ".corepack.env"), "yarn, pnpm, corepack",
+                   "yarnPath, hooks, pnpmfile, the source of yarn"),
     HostExecutable((".cargo",), "cargo", "config.toml build.rustc-wrapper, target.runner"),
     HostExecutable((".pypirc", "pip.conf", ".netrc", "uv.toml"), "pip, twine, uv",
                    "index, credentials"),
@@ -139,23 +177,52 @@ TABLE = (
     ),
     HostExecutable((".local",), "desktops, shells", "bin on PATH, applications", "root"),
     HostExecutable(
-        (".vim", ".emacs*", ".tmux.conf", ".forward", ".bash_completion", ".sqliterc"),
+        (".emacs*", ".tmux.conf", ".forward", ".bash_completion", ".sqliterc"),
         "programs that read a home", "for a user who works with HOME set to the directory", "root",
     ),
-    HostExecutable((".vimrc", "_vimrc", ".exrc", ".gvimrc", ".nvimrc", ".nvim.lua"), "vim",
-                   "'exrc' option"),
+    HostExecutable((".vimrc", "_vimrc", ".exrc", ".gvimrc", ".nvimrc", ".nvim.lua", ".vim"), "vim",
+                   "'exrc' option; coc-settings.json"),
     HostExecutable((".dir-locals.el", ".dir-locals-2.el"), "emacs", "eval of local variables"),
     HostExecutable((".gdbinit", ".lldbinit"), "gdb, lldb", "auto-load of the current directory"),
     HostExecutable((".pdbrc", ".pythonrc*"), "pdb", "commands at the start of the debugger"),
     HostExecutable(
         (
-            ".irbrc", ".pryrc", ".rprofile", ".rdata", ".ghci", ".ocamlinit", ".iex.exs",
+            ".irbrc", ".pryrc", ".rprofile", ".rdata", ".ghci", ".ocamlinit",
             ".octaverc", ".ycm_extra_conf.py", ".lvimrc", ".rvmrc",
         ),
         "interpreters and editors", "read in the current directory",
     ),
-    HostExecutable((".helix", ".bsp"), "helix, build servers", "language servers of a project"),
-    HostExecutable((".jj", ".sl", "_darcs"), "version control", "configuration of a repository"),
+    HostExecutable(
+        (
+            ".helix", ".bsp", ".lsp", ".luarc.*", ".merlin", ".factorypath",
+            ".externaltoolbuilders", ".clangd", ".clang-tidy", ".terraform",
+        ),
+        "helix, language servers", "servers, plugins and processors of a project",
+    ),
+    HostExecutable(
+        (
+            ".graphqlrc*", "graphql.config.*", "tailwind.config.*", "svelte.config.*",
+            ".markdownlint-cli2.*", ".markdownlint.*js", ".oxlintrc*", "oxlint.config.*",
+        ),
+        "language servers and linters", "settings that are code, or that name code",
+    ),
+    HostExecutable((".golangci.*", ".lintr", ".php-cs-fixer*", ".*.exs"), "linters",
+                   "plugins; R, PHP and Elixir code"),
+    HostExecutable((".sqlfluff", ".ansible-lint*", ".pyre_configuration*"), "linters",
+                   "library_path, rulesdir, binary"),
+    HostExecutable((".jj", ".sl", "_darcs", ".svn", ".bzr", ".pijul", ".repo", ".west"),
+                   "version control", "configuration of a repository"),
+    HostExecutable(("root", "checkin.prog", "update.prog"), "cvs", "CVS_RSH of :ext;",
+                   parents=("cvs",)),
+    HostExecutable((".ctags*", "gtags.conf", ".globalrc"), "ctags, gtags",
+                   "-f overwrites any file; a parser is a library"),
+    HostExecutable((".lazygit.y*ml",), "lazygit", "custom commands"),
+    HostExecutable(("config.toml", "config.*.toml"), "mise", "as mise.toml",
+                   parents=("mise",)),
+    HostExecutable(("config.properties",), "gradle", "java.home", parents=(".gradle",)),
+    HostExecutable(("activate.r",), "R", "sourced by .Rprofile", parents=("renv",)),
+    HostExecutable(("startup.m",), "MATLAB", "read in the current directory"),
+    HostExecutable(("global.json",), "dotnet", "paths of an SDK"),
     HostExecutable(
         ("readline.py", "rlcompleter.py", "pip.py", "ipykernel_launcher.py", "storemagic.py"),
         "python", "imported by python, ipython, python -m pip, a Jupyter kernel", is_module=True,
@@ -185,20 +252,29 @@ TABLE = (
     # nbconvert makes one exporter with the template "", whose directory is the current one.
     HostExecutable(("conf.json",), "nbconvert", "type and arguments of preprocessors"),
     HostExecutable(
-        ("jupyter_*config.py", "jupyter_*config.json", "ipython_config.py"),
+        (
+            "jupyter*config.py", "jupyter*config.json", "ipython_*config.py", "nbgrader_config.*",
+            "ipc*_config.py", "ipengine_config.py", ".jupytext*", "jupytext.py",
+            "jupytext.toml", "jupytext.y*ml", "jupytext.json",
+        ),
         "jupyter", "configuration in the current directory",
     ),
     HostExecutable((".venv", "venv"), "python", "interpreter that editors choose by its name"),
     HostExecutable(
         ("sitecustomize.py", "usercustomize.py"), "python", "module site", is_module=True
     ),
-    HostExecutable((".python-version", ".python-versions"), "uv", "a path of an interpreter"),
+    HostExecutable(
+        (".python-version*", ".*-version", ".nvmrc", ".ruby-*", ".versions.conf", ".pdm-python"),
+        "uv, pdm, version managers", "a path of an interpreter, also by `..` in a version",
+    ),
+    HostExecutable((".poetry",), "poetry", "plugins is a site directory"),
     HostExecutable(
         (".pylintrc", "pylintrc", ".pylintrc.toml", "pylintrc.toml"), "pylint",
         "init-hook, load-plugins",
     ),
     HostExecutable((".flake8",), "flake8", "local-plugins"),
-    HostExecutable((".mypy.ini", "mypy.ini"), "mypy", "plugins, python_executable"),
+    HostExecutable((".mypy.ini", "mypy.ini", ".dmypy.json"), "mypy",
+                   "plugins, python_executable; the process that dmypy kill ends"),
     HostExecutable(
         (".eslintrc", ".eslintrc.*", "eslint.config.*"), "ESLint", "code; parser and plugins"
     ),
@@ -210,7 +286,7 @@ TABLE = (
         "prettier, stylelint", "settings that are code",
     ),
     HostExecutable(
-        (".rubocop", ".rubocop.yml", ".solargraph.yml"), "rubocop, solargraph", "require, plugins"
+        (".rubocop*", ".solargraph.yml"), "rubocop, solargraph", "require, plugins"
     ),
     HostExecutable((".latexmkrc", "latexmkrc"), "latexmk", "latexmk(1): Perl code"),
     HostExecutable((".renviron",), "R", "Startup: R_PROFILE_USER, R_LIBS_USER"),
@@ -220,6 +296,7 @@ TABLE = (
     HostExecutable(("bunfig.toml",), "bun", "preload"),
     HostExecutable((".bazelrc", ".bazeliskrc", ".bazelversion"), "bazel",
                    "startup --host_jvm_args, BAZELISK_BASE_URL"),
+    HostExecutable(("bazel",), "bazelisk", "tools/bazel", parents=("tools",)),
     HostExecutable(("hie.yaml",), "haskell-language-server", "cradle: bios: shell"),
     HostExecutable(("*.pth",), "python", "module site", "packages"),
     HostExecutable(("*.desktop",), "desktops", "Exec= of a desktop entry"),
@@ -233,7 +310,10 @@ def path_rules(
     aliases: tuple[str, ...] = (),
     import_roots: tuple[str, ...] = (),
 ) -> PathRules:
-    """Return the table as rules. `add` and `remove` are patterns from the operator's settings."""
+    """Return the table as rules. `add` and `remove` are patterns from the operator's settings.
+
+    A removed name is free, also if it is new: `.*` frees all names that begin with a dot.
+    """
     removed = {pattern.casefold() for pattern in remove}
     rules = [
         NameRule(
@@ -248,4 +328,5 @@ def path_rules(
         if name not in removed
     ]
     rules += [NameRule(name.casefold(), "the operator's setting", "any") for name in add]
-    return PathRules(rules, PACKAGE_TREES, aliases, import_roots)
+    data = (*DATA, *sorted(removed))
+    return PathRules(rules, PACKAGE_TREES, aliases, import_roots, data, BUILD_DIRECTORIES)

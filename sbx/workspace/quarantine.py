@@ -19,6 +19,7 @@ import secrets
 import stat
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +27,8 @@ from msgspec import Struct
 
 from sbx.errors import Conflict, NotFound, SbxError, Unavailable
 from sbx.guest.guarded_paths import ITEMS
+from sbx.guest.path_rules import OPTION, reason
+from sbx.guest.quarantine_items import ITEMS_MAX
 from sbx.linux import locks
 from sbx.linux.descriptors import closing
 from sbx.protocol.runs import Quarantined
@@ -40,6 +43,10 @@ from sbx.workspace.walk import Walk
 _ID = re.compile(r"[0-9a-f]{16}")
 _RECORD_MAX = 64 << 10
 _RECORDS_MAX = 10_000
+_FULL = (
+    f"the quarantine of this sandbox is full with {ITEMS_MAX} items: further ones fail with"
+    " 'No space left on device'"
+)
 _PATH_MAX = 4096
 _REMOVE_S = 30.0
 _RESTORE_MAX = 8 << 30
@@ -68,7 +75,7 @@ class QuarantineItem(Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        return f"{self.program} would obey it on the host"
+        return reason(self.name, self.program)
 
     @property
     def reported(self) -> Quarantined:
@@ -167,7 +174,10 @@ class Quarantine:
         """Return the items that are new since the last call."""
         fresh = list(items_of(self.top, without=self._reported))
         self._reported.update(item.id for item in fresh)
-        return tuple(item.reported for item in fresh)
+        reported = [item.reported for item in fresh]
+        if reported and len(self.names()) >= ITEMS_MAX:
+            reported[0] = replace(reported[0], why=f"{reported[0].why}; {_FULL}")
+        return tuple(reported)
 
     def close(self) -> None:
         """Remove the links from the directory, and an empty quarantine itself."""
@@ -338,7 +348,9 @@ def _note_moved(top: Path, directory: int) -> None:
 
     Code may have moved the link, or a directory above it: `git clone x a; mv a b`.
     """
-    absent = {item.id for item in items_of(top) if not _is_linked(item, directory)}
+    absent = {
+        item.id for item in items_of(top) if item.name != OPTION and not _is_linked(item, directory)
+    }
     if not absent:
         return
     moved = _moved(top)

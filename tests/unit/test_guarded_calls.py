@@ -345,7 +345,7 @@ def test_item_whose_name_is_taken_meanwhile_is_not_given(
 
 
 def test_full_quarantine_takes_no_item(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine_items, "_ITEMS_MAX", 0)
+    monkeypatch.setattr(quarantine_items, "ITEMS_MAX", 0)
     assert caller.outcome("openat", AT_FDCWD, ".envrc", CREATE, 0o600) == "ENOSPC"
 
 

@@ -25,9 +25,35 @@ def match(path: str, *there: str, rules: PathRules = RULES) -> str:
         ("a/b/.vscode", ("a/b",), "new"),
         ("a/.vscode/tasks.json", ("a/.vscode",), "protected"),
         (".bashrc", (), "new"),
-        ("a/.bashrc", ("a",), "free"),  # a shell reads it in a home only
+        ("a/.bashrc", ("a/.bashrc",), "free"),  # a shell reads it in a home only
         ("envrc", (), "free"),
         (".envrc.private", (), "new"),
+        # new names that begin with a dot or a hyphen
+        (".unknown", (), "new"),
+        ("a/.unknown", ("a",), "new"),
+        (".unknown", (".unknown",), "free"),
+        (".unknown/a", (".unknown",), "free"),
+        (".GITIGNORE", (), "free"),
+        (".env", (".env",), "protected"),
+        (".env.example", (), "free"),
+        (".env.local", (), "new"),
+        (".github/workflows/ci.yml", (".github/workflows",), "free"),
+        (".github/hooks", (".github",), "new"),
+        (".github/hooks/a.json", (".github/hooks",), "protected"),
+        (".x.swp", (), "free"),
+        ("build/.x", ("build",), "free"),
+        ("dist-2/a/-x", ("dist-2/a",), "free"),
+        ("builder/.x", ("builder",), "new"),
+        ("node_modules/.x", ("node_modules",), "free"),
+        (".mypy_cache/.x", (".mypy_cache",), "free"),
+        ("-x", (), "new"),
+        ("a/--checkpoint=1", ("a",), "new"),
+        ("-x", ("-x",), "free"),
+        ("a-x", (), "free"),
+        # names in a directory
+        ("tools/bazel", ("tools",), "new"),
+        ("cvs/Root", ("cvs/Root",), "protected"),
+        ("root", (), "free"),
         # trees of packages
         ("node_modules/x/.npmrc", ("node_modules/x",), "free"),
         ("node_modules/x/.git", ("node_modules/x",), "new"),
@@ -130,7 +156,9 @@ def test_directory_whose_name_gives_names_below_it_a_meaning(path: str, is_paren
 def test_operator_adds_and_removes_names() -> None:
     rules = path_rules(add=("*.Secret",), remove=(".npmrc", "email.py"))
     assert match("a/x.SECRET", "a", rules=rules) == "new"
-    assert match(".npmrc", rules=rules) == "free"
+    assert match(".npmrc", rules=rules) == "free"  # also by the rule for new names
+    assert match(".unknown", rules=rules) == "new"
+    assert match(".unknown", rules=path_rules(remove=(".*",))) == "free"
     assert match("email/__init__.py", "email", rules=rules) == "free"
 
 

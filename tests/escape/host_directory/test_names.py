@@ -261,7 +261,8 @@ ORDINARY = (
     "html/index.html", "http/client.http", "org/notes.org", "org/example/Main.java",
     "keyword.txt", "re.sh", "pip/requirements.txt", "lab/results.csv", "lab/notes.md",
     "script/build.sh", "{{cookiecutter.name}}/setup.py", "models/types.pth", "index.html.j2",
-    "vendor/requests/__init__.py", "vendor/urllib3/__init__.py", ".prettierrc", "biome.json",
+    "vendor/requests/__init__.py", "vendor/urllib3/__init__.py", ".gitignore", "biome.json",
+    "build/.hidden", "dist/-", ".cache/.x/.y", "node_modules/.bin2", ".github/workflows/ci.yml",
 )  # fmt: skip
 
 
