@@ -32,7 +32,14 @@ from sbx.guest.guarded_paths import (
     signed,
 )
 from sbx.guest.path_rules import HIDDEN
-from sbx.guest.quarantine_items import Items, content_of, discard, note_copied, note_moved, recorded_name
+from sbx.guest.quarantine_items import (
+    Items,
+    content_of,
+    discard,
+    note_copied,
+    note_moved,
+    recorded_name,
+)
 from sbx.linux import procfs, seccomp_notify
 from sbx.linux.seccomp_notify import SyscallNotice
 

@@ -17,6 +17,6 @@ The code inside changes the files at the same time and is hostile. Treat each na
 
 Everything here is synchronous and bounded. The runtime calls it in worker threads. The package
 imports only the standard library, `sbx.linux`, `sbx.protocol`, `sbx.forbidden_directories`,
-`sbx.guest.path_rules`, `sbx.guest.guarded_paths`, `sbx.guest.quarantine_items` and `sbx.errors`. `errors` translates errors of
-Linux into errors of sbx.
+`sbx.errors`, and `path_rules`, `guarded_paths` and `quarantine_items` of `sbx.guest`. `errors`
+translates errors of Linux into errors of sbx.
 """

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from sbx.guest import guarded_calls, guarded_names, guarded_paths, quarantine_items
+from sbx.guest import guarded_calls, guarded_names, guarded_paths, hard_links, quarantine_items
 from sbx.guest.guarded_calls import Answer, GuardedCalls, Opened, SlowOpen
 from sbx.guest.guarded_paths import AT_EMPTY_PATH, AT_FDCWD, AT_REMOVEDIR, Outside
 from sbx.linux import inode_flags
@@ -359,6 +359,86 @@ def test_link_of_an_item_is_made_again_under_its_own_name_only(caller: Caller) -
     assert caller.outcome(*move, ".vimrc") == "EROFS"
     assert caller.outcome(*move, "free") == "done"
     assert os.readlink("free") == item
+
+
+def hidden(caller: Caller, name: str, text: str) -> str:
+    """Create a new hidden file, and return its item."""
+    opened = caller.answer("openat", AT_FDCWD, name, CREATE, 0o640)
+    assert isinstance(opened, Opened)
+    with open(opened.fd, "w") as file:
+        file.write(text)
+    return os.readlink(name)
+
+
+def items() -> set[str]:
+    return {*os.listdir("../quarantine/items")}
+
+
+def test_hidden_file_takes_the_meaning_of_its_new_name(caller: Caller) -> None:
+    """A program that writes `.a.new` and renames it to `a` lost `a`: only a link would arrive."""
+    move = ("renameat", AT_FDCWD, ".new", AT_FDCWD)
+    for name in ("a", ".conf", ".npmrc"):
+        for text in ("first", "second"):
+            hidden(caller, ".new", text)
+            assert caller.outcome(*move, name) == "done"
+            assert Path(name).read_text() == text
+            assert not os.path.lexists(".new")
+    assert Path("a").is_symlink() is False
+    assert stat.S_IMODE(os.stat("a").st_mode) == 0o640
+    assert {os.path.basename(os.readlink(name)) for name in (".conf", ".npmrc")} == items()
+    item = hidden(caller, ".b", "text")
+    assert caller.outcome("linkat", AT_FDCWD, ".b", AT_FDCWD, "b", 0) == "done"
+    assert caller.outcome("linkat", AT_FDCWD, ".b", AT_FDCWD, ".c", 0) == "done"
+    assert (Path("b").read_text(), Path("b").is_symlink()) == ("text", False)
+    assert os.readlink(".c") != item
+    assert caller.outcome("renameat", AT_FDCWD, ".b", AT_FDCWD, ".b") == "done"
+    assert Path(".b").read_text() == "text"
+
+
+def test_hidden_file_ends_with_its_last_link(caller: Caller) -> None:
+    """1,000 temporary files made the quarantine full: each left an item."""
+    item = hidden(caller, ".a", "1")
+    assert caller.outcome("unlinkat", AT_FDCWD, ".a", 0) == "done"
+    assert items() == set()
+    item = hidden(caller, ".a", "2")
+    assert caller.outcome("symlinkat", item, AT_FDCWD, "copy") == "done"
+    assert caller.outcome("unlinkat", AT_FDCWD, ".a", 0) == "done"
+    assert Path("copy").read_text() == "2"
+    assert caller.outcome("mkdirat", AT_FDCWD, ".d", 0o755) == "done"
+    assert caller.outcome("unlinkat", AT_FDCWD, ".d", AT_REMOVEDIR) == "done"
+    assert len(items()) == 1
+
+
+def test_hidden_file_that_is_large_is_copied_by_the_program(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden(caller, ".a", "1234")
+    monkeypatch.setattr(hard_links, "COPY_MAX", 3)
+    assert caller.outcome("renameat", AT_FDCWD, ".a", AT_FDCWD, "a") == "EXDEV"
+    assert Path(".a").read_text() == "1234"
+
+
+def test_name_that_is_an_option_has_no_link(caller: Caller) -> None:
+    """The link of an item has its name: `tar cf x.tar *` takes it for an option as well."""
+    option = "--checkpoint-action=exec=sh x"
+    assert caller.outcome("openat", AT_FDCWD, option, CREATE, 0o600) == "done"
+    assert caller.outcome("mkdirat", AT_FDCWD, "-d", 0o700) == "EROFS"
+    assert caller.outcome("symlinkat", "a", AT_FDCWD, "-l") == "EROFS"
+    assert caller.outcome("openat", AT_FDCWD, "a", CREATE, 0o600) == "done"
+    assert caller.outcome("renameat", AT_FDCWD, "a", AT_FDCWD, "-a") == "done"
+    assert caller.outcome("openat", AT_FDCWD, ".b", CREATE, 0o600) == "done"
+    assert caller.outcome("renameat", AT_FDCWD, ".b", AT_FDCWD, "-b") == "done"
+    assert not [name for name in os.listdir() if name.startswith("-")]
+    assert len(items()) == 3
+
+
+def test_directory_leaves_a_build_directory_by_a_copy(caller: Caller) -> None:
+    """Below it, new hidden names are free, and they would come along."""
+    Path("build/sub").mkdir(parents=True)
+    Path("src").mkdir()
+    assert caller.outcome("renameat", AT_FDCWD, "build/sub", AT_FDCWD, "src/sub") == "EXDEV"
+    assert caller.outcome("renameat", AT_FDCWD, "build", AT_FDCWD, "other") == "EXDEV"
+    assert caller.outcome("renameat", AT_FDCWD, "build", AT_FDCWD, "dist.old") == "done"
 
 
 # -- modes -----------------------------------------------------------------------------------------
