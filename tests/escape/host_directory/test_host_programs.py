@@ -134,6 +134,49 @@ ATTACKS = [
         [("git", "status")],
     ),
     Attack(
+        "a .git file of a worktree",
+        EVIL_INIT.format(where="/tmp/r") + "; cp -r /tmp/r/.git store;"
+        " echo 'gitdir: ../store' > w/.git",
+        [("git", "-C", "w", "status")],
+        [INIT, COMMIT, ("git", "worktree", "add", "-q", "w")],
+    ),
+    Attack(
+        "the common directory of a worktree",
+        "mkdir -p evil/objects evil/refs; cp .git/HEAD evil;"
+        " git config -f evil/config core.repositoryformatversion 0;"
+        " git config -f evil/config core.fsmonitor \"touch '{marker}'; false\";"
+        " printf ../../../evil > .git/worktrees/w/commondir",
+        [("git", "-C", "w", "status")],
+        [INIT, COMMIT, ("git", "worktree", "add", "-q", "w")],
+    ),
+    Attack(
+        "the repository of a submodule",
+        {".git/modules/lib/config": MONITOR.replace("[core]", "[core]\n\tworktree = ../../../lib")},
+        [("git", "status")],
+        [
+            INIT,
+            ("git", "init", "-q", "lib"),
+            ("git", "-C", "lib", *COMMIT[1:]),
+            ("git", "submodule", "--quiet", "add", "./lib"),
+            ("git", "submodule", "--quiet", "absorbgitdirs"),
+        ],
+    ),
+    Attack(
+        "GIT_DIR of .envrc",
+        EVIL_INIT.format(where="/tmp/r") + "; cp -r /tmp/r/.git store;"
+        " echo 'export GIT_DIR=$PWD/store GIT_WORK_TREE=$PWD' > .envrc",
+        [("direnv", "exec", ".", "git", "status")],
+        files={"../home/.config/direnv/direnv.toml": WHITELIST},
+        needs="direnv",
+    ),
+    Attack(
+        "names that are options of tar",
+        "printf \"touch '{marker}'\" > x.sh; : > ./--checkpoint=1;"
+        " : > './--checkpoint-action=exec=sh x.sh'",
+        [("sh", "-c", "tar cf ../x.tar *")],
+        needs="tar",
+    ),
+    Attack(
         "a filter that the configuration of the user names",
         {"tools/clean": HOOK + "cat\n"},
         [("git", "add", "x.txt")],
