@@ -214,7 +214,7 @@ TABLE = (
                    "version control", "configuration of a repository"),
     HostExecutable(("root", "checkin.prog", "update.prog"), "cvs", "CVS_RSH of :ext;",
                    parents=("cvs",)),
-    HostExecutable((".ctags*", "gtags.conf", ".globalrc"), "ctags, gtags",
+    HostExecutable((".ctags*", "ctags.d", "gtags.conf", ".globalrc"), "ctags, gtags",
                    "-f overwrites any file; a parser is a library"),
     HostExecutable((".lazygit.y*ml",), "lazygit", "custom commands"),
     HostExecutable(("config.toml", "config.*.toml"), "mise", "as mise.toml",
@@ -223,6 +223,7 @@ TABLE = (
     HostExecutable(("activate.r",), "R", "sourced by .Rprofile", parents=("renv",)),
     HostExecutable(("startup.m",), "MATLAB", "read in the current directory"),
     HostExecutable(("global.json",), "dotnet", "paths of an SDK"),
+    HostExecutable(("ldaprc",), "curl and others with LDAP", "ldap.conf(5): servers, TLS_REQCERT"),
     HostExecutable(
         ("readline.py", "rlcompleter.py", "pip.py", "ipykernel_launcher.py", "storemagic.py"),
         "python", "imported by python, ipython, python -m pip, a Jupyter kernel", is_module=True,
