@@ -3,7 +3,9 @@ this host, and report which attacks the restrictions stopped."""
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -26,7 +28,8 @@ PLAN = {
     "data-science": ("pool",),  # and the policy notebook, which has the same walls
 }
 _LAST = "cold"  # every host supports this path
-_WHOLE_S = 120.0
+_WHOLE_S = 300.0  # an idle host needs 25
+_EXEMPT = Outcome.NOT_APPLICABLE
 _AT_ONCE = 2  # a jail has at most one or two CPUs
 _LAYERS = (
     *("namespaces", "mounts", "landlock", "seccomp", "privileges", "rlimits", "limits"),
@@ -52,27 +55,35 @@ class AttackReport(Struct, frozen=True):
         return self._ended(Outcome.UNCLEAR)
 
     @property
+    def not_tried(self) -> list[tuple[AttackRunner, AttackResult]]:
+        return self._ended(Outcome.NOT_TRIED)
+
+    @property
     def complete(self) -> bool:
-        """Whether each policy completed a trial, and no attack has an unclear result. A policy that
-        this host cannot enforce was not tried."""
+        """Whether each policy completed a trial, and each attack that applies was tried and has a
+        clear result. A policy that this host cannot enforce was not tried."""
         completed = {trial.policy for trial in self.trials if trial.error is None}
         started = {trial.policy for trial in self.trials}
         whole = "default" in completed and completed == started and not self.refused
-        return whole and not self.unclear
+        return whole and not self.unclear and not self.not_tried
 
     def _ended(self, end: Outcome) -> list[tuple[AttackRunner, AttackResult]]:
         return [(trial, result) for trial in self.trials for result in trial.ended(end)]
 
-    def tally(self, layer: str, policy: str) -> tuple[int, int]:
-        """Return how many attacks on a layer of a policy were tried, and how many it stopped."""
-        results = [
-            result
+    def tally(self, layer: str, policy: str) -> Counter[Outcome]:
+        """Return how many attacks on a layer of a policy have each result."""
+        return Counter(
+            result.end
             for trial in self.trials
             if trial.policy == policy
             for result in trial.results
             if result.attack.layer == layer
-        ]
-        return len(results), sum(result.end is Outcome.HELD for result in results)
+        )
+
+    def exempt(self) -> dict[tuple[str, str], int]:
+        """Return the number of attacks that do not apply, by policy and reason."""
+        findings = self._ended(Outcome.NOT_APPLICABLE)
+        return Counter((trial.policy, result.reason) for trial, result in findings)
 
     def to_dict(self) -> dict[str, Any]:
         policies = list(dict.fromkeys(trial.policy for trial in self.trials))
@@ -80,15 +91,27 @@ class AttackReport(Struct, frozen=True):
             "ok": self.complete and not self.escaped,
             "complete": self.complete,
             "duration_s": round(self.duration_s, 3),
-            "tried": sum(len(trial.results) for trial in self.trials),
+            "tried": sum(trial.tried for trial in self.trials),
             "held": sum(len(trial.ended(Outcome.HELD)) for trial in self.trials),
             "escaped": [_finding(*finding) for finding in self.escaped],
             "unclear": [_finding(*finding) for finding in self.unclear],
+            "not_tried": [_finding(*finding) for finding in self.not_tried],
+            "does_not_apply": [
+                {"policy": policy, "reason": reason, "attacks": number}
+                for (policy, reason), number in self.exempt().items()
+            ],
             "layers": [
-                {"layer": layer, "policy": policy, "tried": tried, "held": stopped}
+                {
+                    "layer": layer,
+                    "policy": policy,
+                    "tried": tally.total() - tally[Outcome.NOT_TRIED] - tally[_EXEMPT],
+                    "held": tally[Outcome.HELD],
+                    "not_tried": tally[Outcome.NOT_TRIED],
+                    "does_not_apply": tally[_EXEMPT],
+                }
                 for layer in _LAYERS
                 for policy in policies
-                for tried, stopped in [self.tally(layer, policy)]
+                for tally in [self.tally(layer, policy)]
             ],
             "trials": [
                 {
@@ -104,26 +127,31 @@ class AttackReport(Struct, frozen=True):
         }
 
     def tables(self) -> list[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
-        """Return a table of stopped attacks by layer and policy, and a table of the trials."""
+        """Return the stopped attacks by layer and policy, the trials, and the reasons why attacks
+        do not apply."""
         policies = tuple(dict.fromkeys(trial.policy for trial in self.trials))
         layers: list[tuple[str, ...]] = [
-            (layer, *(_cell(*self.tally(layer, policy)) for policy in policies))
-            for layer in _LAYERS
+            (layer, *(_cell(self.tally(layer, policy)) for policy in policies)) for layer in _LAYERS
         ]
+        ends = (Outcome.HELD, Outcome.ESCAPED, Outcome.UNCLEAR, Outcome.NOT_TRIED, _EXEMPT)
         trials: list[tuple[str, ...]] = [
             (
                 trial.policy,
                 trial.path,
-                str(len(trial.results)),
-                str(len(trial.ended(Outcome.HELD))),
-                str(len(trial.ended(Outcome.ESCAPED))),
+                str(trial.tried),
+                *(str(len(trial.ended(end))) for end in ends),
                 f"{trial.duration_s:.1f} s",
             )
             for trial in self.trials
         ]
+        exempt: list[tuple[str, ...]] = [
+            (reason, *(str(self.exempt().get((policy, reason), "")) for policy in policies))
+            for reason in dict.fromkeys(reason for _, reason in self.exempt())
+        ]
         return [
             (("layer", *policies), layers),
-            (("policy", "path", "attacks", "held", "escaped", "took"), trials),
+            (("policy", "path", "tried", *map(str, ends), "took"), trials),
+            (("do not apply, because", *policies), exempt),
         ]
 
     def sentences(self) -> list[str]:
@@ -138,6 +166,11 @@ class AttackReport(Struct, frozen=True):
             f" answered {result.outcome or 'nothing'}"
             for trial, result in self.unclear
         ]
+        groups = Counter((trial.policy, trial.path, res.reason) for trial, res in self.not_tried)
+        lines += [
+            f"not tried: {number} attacks on {policy} by {path}: {reason}"
+            for (policy, path, reason), number in groups.items()
+        ]
         lines += [
             f"not tried: {trial.policy} by {trial.path}: {trial.error.message}"
             for trial in self.trials
@@ -147,9 +180,12 @@ class AttackReport(Struct, frozen=True):
         return lines
 
 
-def _cell(tried: int, stopped: int) -> str:
+def _cell(tally: Counter[Outcome]) -> str:
+    """Return the number of stopped attacks, and that of the tried ones if they differ."""
+    tried = tally.total() - tally[_EXEMPT]
     if not tried:
         return ""
+    stopped = tally[Outcome.HELD]
     return f"{stopped} held" if stopped == tried else f"{stopped} of {tried} held"
 
 
@@ -161,11 +197,17 @@ def _finding(trial: AttackRunner, result: AttackResult) -> dict[str, Any]:
         "policy": trial.policy,
         "path": trial.path,
         "outcome": result.outcome,
+        "reason": result.reason if result.end is Outcome.NOT_TRIED else None,
     }
 
 
-async def run_attacks() -> AttackReport:
-    """Attack every policy that this host can run. Failed trials are part of the result."""
+async def run_attacks(
+    directory: Path | None = None, on_trial: Callable[[AttackRunner], None] = lambda _: None
+) -> AttackReport:
+    """Attack every policy that this host can run. Failed trials are part of the result.
+
+    Plant host executables below `directory`. Call `on_trial` at the end of each trial.
+    """
     started_at = time.monotonic()
     with laid_out() as baits:
         async with Runtime() as runtime:
@@ -174,51 +216,58 @@ async def run_attacks() -> AttackReport:
                 policy for policy in shipped() if policy.name in PLAN and verdicts[policy.name].runs
             ]
             policies.sort(key=lambda policy: list(PLAN).index(policy.name))
-            trials = await _trials(runtime, policies, baits, started_at + _WHOLE_S)
+            trials = _Trials(runtime, baits, started_at + _WHOLE_S, directory, on_trial)
+            results = await trials.run(policies)
     refused = [verdicts[name] for name in PLAN if name in verdicts and not verdicts[name].runs]
-    return AttackReport(tuple(trials), tuple(refused), time.monotonic() - started_at)
+    return AttackReport(tuple(results), tuple(refused), time.monotonic() - started_at)
 
 
-async def _trials(
-    runtime: Runtime, policies: Sequence[Policy], baits: Decoys, deadline: float
-) -> list[AttackRunner]:
-    """Run the trials of the plan. If a policy completed none of its paths, try the path `cold`."""
-    cells = [
-        (policy, PLAN[policy.name][number], number == 0)
-        for number in range(max(map(len, PLAN.values())))
-        for policy in policies
-        if number < len(PLAN[policy.name])
-    ]
-    trials = await _some_at_once(runtime, cells, baits, deadline)
-    completed = {trial.policy for trial in trials if trial.error is None}
-    remaining = [
-        (policy, _LAST, True)
-        for policy in policies
-        if policy.name not in completed and _LAST not in PLAN[policy.name]
-    ]
-    return trials + await _some_at_once(runtime, remaining, baits, deadline)
+class _Trials(Struct, frozen=True):
+    """The trials of one report, of which `deadline` is the end in monotonic seconds."""
 
+    runtime: Runtime
+    baits: Decoys
+    deadline: float
+    directory: Path | None
+    on_trial: Callable[[AttackRunner], None]
 
-async def _some_at_once(
-    runtime: Runtime, cells: Sequence[tuple[Policy, str, bool]], baits: Decoys, deadline: float
-) -> list[AttackRunner]:
-    """Start in the order of `cells`, so that each policy is attacked once before time runs out."""
-    semaphore = asyncio.Semaphore(_AT_ONCE)
+    async def run(self, policies: Sequence[Policy]) -> list[AttackRunner]:
+        """Run the trials of the plan. If a policy completed none of its paths, try `cold`."""
+        cells = [
+            (policy, PLAN[policy.name][number], number == 0)
+            for number in range(max(map(len, PLAN.values())))
+            for policy in policies
+            if number < len(PLAN[policy.name])
+        ]
+        trials = await self._some_at_once(cells)
+        completed = {trial.policy for trial in trials if trial.error is None}
+        remaining = [
+            (policy, _LAST, True)
+            for policy in policies
+            if policy.name not in completed and _LAST not in PLAN[policy.name]
+        ]
+        return trials + await self._some_at_once(remaining)
 
-    async def run_trial(policy: Policy, path: str, runs: bool) -> AttackRunner:
-        async with semaphore:
-            return await _in_time(runtime, policy, path, baits, deadline, runs=runs)
+    async def _some_at_once(self, cells: Sequence[tuple[Policy, str, bool]]) -> list[AttackRunner]:
+        """Start in the order of `cells`, so that each policy is attacked once before time runs
+        out."""
+        semaphore = asyncio.Semaphore(_AT_ONCE)
 
-    return list(await asyncio.gather(*(run_trial(*cell) for cell in cells)))
+        async def run_trial(policy: Policy, path: str, runs: bool) -> AttackRunner:
+            async with semaphore:
+                trial = await self._in_time(policy, path, runs=runs)
+                self.on_trial(trial)
+                return trial
 
+        return list(await asyncio.gather(*(run_trial(*cell) for cell in cells)))
 
-async def _in_time(
-    runtime: Runtime, policy: Policy, path: str, baits: Decoys, deadline: float, *, runs: bool
-) -> AttackRunner:
-    started_at = time.monotonic()
-    try:
-        async with asyncio.timeout(deadline - started_at):
-            return await try_policy(runtime, policy, path, baits, runs=runs)
-    except TimeoutError:
-        error = errors.Unavailable(f"this host is too busy: {_WHOLE_S:.0f} s were not enough")
-        return AttackRunner(policy.name, path, time.monotonic() - started_at, error=error)
+    async def _in_time(self, policy: Policy, path: str, *, runs: bool) -> AttackRunner:
+        started_at = time.monotonic()
+        try:
+            async with asyncio.timeout(self.deadline - started_at):
+                return await try_policy(
+                    self.runtime, policy, path, self.baits, runs=runs, directory=self.directory
+                )
+        except TimeoutError:
+            error = errors.Unavailable(f"this host is too busy: {_WHOLE_S:.0f} s were not enough")
+            return AttackRunner(policy.name, path, time.monotonic() - started_at, error=error)

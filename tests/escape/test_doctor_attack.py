@@ -4,15 +4,22 @@ Of one policy by one path, which is what a test has time for; the whole of it is
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from attacking import altered
+from msgspec.structs import replace
 
 from sbx.cli.doctor import doctor
 from sbx.cli.exits import Exit
 from sbx.doctor import report
+from sbx.doctor.attacks import host_executables, runner
+from sbx.doctor.attacks.host_executables import HOST_EXECUTABLES, subdirectory
+from sbx.errors import BadRequest
 
 
 @dataclass(frozen=True)
@@ -29,10 +36,15 @@ class DoctorResult:
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "PLAN", {"default": ("fork",)})
+    monkeypatch.setattr(host_executables, "MEANS", ("open",))
+    few = [one for one in HOST_EXECUTABLES if one.act == ("open",)]
+    monkeypatch.setattr(runner, "HOST_EXECUTABLES", few)
 
 
-def ask(capfd: pytest.CaptureFixture[str], *, as_json: bool) -> DoctorResult:
-    exit_code = doctor(as_json=as_json, attack=True)
+def ask(
+    capfd: pytest.CaptureFixture[str], *, as_json: bool, directory: Path | None = None
+) -> DoctorResult:
+    exit_code = doctor(as_json=as_json, attack=True, directory=directory)
     return DoctorResult(exit_code, capfd.readouterr().out)
 
 
@@ -43,7 +55,48 @@ def test_with_all_walls_everything_is_held_and_it_ends_with_0(
     assert (answer.document["escaped"], answer.document["unclear"]) == ([], [])
     assert answer.document["ok"]
     assert answer.document["held"] == answer.document["tried"] >= 60
+    assert answer.document["not_tried"] == []
     assert answer.exit_code == Exit.OK
+
+
+def test_attacks_whose_control_fails_are_not_tried_and_it_ends_with_3(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controls = tuple(
+        replace(one, code="os.mkdir('/sbx-control')") if "os.mkdir(" in one.name else one
+        for one in runner.CONTROLS
+    )
+    monkeypatch.setattr(runner, "CONTROLS", controls)
+    answer = ask(capfd, as_json=True)
+    assert answer.exit_code == Exit.REFUSED
+    assert answer.document["escaped"] == []
+    reasons = {one["reason"] for one in answer.document["not_tried"]}
+    assert reasons == {"the control of os.mkdir answered EROFS"}
+    assert all(layer["tried"] for layer in answer.document["layers"])
+
+
+def test_the_named_directory_is_attacked_and_left_as_it_was(
+    capfd: pytest.CaptureFixture[str], own_temporary_directory: Path
+) -> None:
+    seen = set()
+
+    @contextmanager
+    def seeing(directory: Path | None) -> Iterator[Path]:
+        with subdirectory(directory) as top:
+            seen.add(top.parent)
+            yield top
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_executables, "subdirectory", seeing)
+        answer = ask(capfd, as_json=True, directory=own_temporary_directory)
+    assert answer.exit_code == Exit.OK
+    assert seen == {own_temporary_directory}
+    assert list(own_temporary_directory.glob("sbx-*")) == []
+
+
+def test_a_directory_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="no subdirectory can be created in /"):
+        doctor(as_json=False, attack=True, directory=tmp_path / "absent")
 
 
 def test_without_seccomp_it_names_what_escaped_and_ends_with_1(

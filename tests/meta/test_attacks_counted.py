@@ -5,12 +5,17 @@ and the tests of tests/escape, each of which tries one or more of its own.
 """
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
-from sbx.doctor.attacks.attack import Class
-from sbx.doctor.attacks.runner import ALL
+import pytest
 
+from sbx.doctor.attacks.attack import Class
+from sbx.doctor.attacks.runner import ALL, TOGETHER
+from sbx.doctor.report import PLAN
+
+ROOT = Path(__file__).resolve().parents[2]
 ESCAPE = Path(__file__).resolve().parents[1] / "escape"
 
 
@@ -19,6 +24,20 @@ def test_the_attack_set_has_enough_of_every_class_and_none_twice() -> None:
     assert len({(one.code, one.act) for one in ALL}) == len(ALL) >= 150
     assert set(counted) == {*Class}
     assert min(counted.values()) >= 15, counted
+
+
+def test_the_documented_numbers_are_those_of_the_attack_set() -> None:
+    """README, SECURITY.md and docs named a number that was right once."""
+    pages = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "docs/security.md"]
+    for page in pages:
+        numbers = re.findall(r"more\s+than\s+([\d,]+)\s+attacks", page.read_text())
+        assert numbers, page
+        for number in numbers:
+            assert 0.8 * len(ALL) <= int(number.replace(",", "")) < len(ALL), (page, len(ALL))
+    every = sum(len(ALL) + len(TOGETHER) * (len(paths) - 1) for paths in PLAN.values())
+    sample = re.search(r"(\d+) attacks tried in .*, (\d+) do not apply", pages[2].read_text())
+    assert sample
+    assert sum(map(int, sample.groups())) == pytest.approx(every, rel=0.2)
 
 
 def names_in(path: Path) -> list[str]:

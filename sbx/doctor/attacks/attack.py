@@ -3,6 +3,10 @@
 An outcome is one word. For code inside: `ok`; the name of an errno, an exception or a signal;
 `held` if the code found its wall; `absent` if this Linux has nothing to attack. For a whole run:
 `killed:memory` and similar, or `timeout`. For an action of the host: the code of its error.
+
+A refusal proves a wall only if the same act succeeds where it is allowed. Therefore each attack has
+controls in the same sandbox (`probe_program.controls_of`). If one of them fails, the attack was not
+tried.
 """
 
 import errno
@@ -12,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
-ALWAYS_HELD = frozenset(("EPERM", "EACCES", "ENOSYS", "held", "absent"))
+ALWAYS_HELD = frozenset(("EPERM", "EACCES", "ENOSYS", "held"))
 # Neither a wall nor a way through it: this host is short of a resource, or its Linux is too old.
 _UNCLEAR = frozenset(("EAGAIN", "EINTR", "EIO", "EMFILE", "ENFILE", "ENOBUFS", "ENOMEM"))
 
@@ -32,6 +36,8 @@ class Outcome(StrEnum):
     HELD = "held"
     ESCAPED = "escaped"
     UNCLEAR = "unclear"
+    NOT_TRIED = "not tried"
+    NOT_APPLICABLE = "does not apply"
 
 
 class Attack(Struct, frozen=True):
@@ -54,7 +60,11 @@ class Attack(Struct, frozen=True):
     narrower: Mapping[str, Any] | None = None
 
     def judge(self, outcome: str) -> Outcome:
-        if outcome in self.expected or outcome in ALWAYS_HELD:
+        if outcome == "absent":
+            return Outcome.NOT_APPLICABLE
+        # An attack of the class seal only looks: an error means that it could not.
+        refused = outcome in self.expected or outcome in ALWAYS_HELD
+        if outcome == "held" or (refused and self.kind is not Class.SEAL):
             return Outcome.HELD
         if outcome in _UNCLEAR or not _is_known(outcome):
             return Outcome.UNCLEAR

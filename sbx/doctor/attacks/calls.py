@@ -94,6 +94,12 @@ call("unshare", 0)
         "a call that is newer than the filter": "call(463, -1, None, 0, None, None, 0)",
         "a call that is much newer than the filter": "call(468, -1, None, None, 0, 0)",
         "a call of the table for x32": "call(0x40000000 | 39)",
+    },
+    lone=True,
+) + attacks(
+    Class.KERNEL,
+    "seccomp",
+    {
         "a call by the gate of 32 bits": """
 if os.uname().machine != "x86_64":
     raise Absent

@@ -86,6 +86,10 @@ def _attacks() -> tuple[Attack, ...]:
 
 
 HOST_SIDE = _attacks()
+VERBS = tuple(dict.fromkeys(attack.act[0] for attack in HOST_SIDE))
+_REPLYING = frozenset(("read", "download", "list", "find", "grep", "copy", "archive"))
+_ON_FILES = frozenset(("read", "download", "write", "copy", "copy onto", "chmod", "replace"))
+_OWN_TEXT = "a secret of the control"
 
 
 async def act_on(box: AsyncSandbox, attack: Attack, baits: Decoys) -> str:
@@ -104,6 +108,19 @@ async def act_on(box: AsyncSandbox, attack: Attack, baits: Decoys) -> str:
         return "ok" if baits.token in reply else "held"
     baits.lay_again()
     return "ok"
+
+
+async def act_on_own(box: AsyncSandbox, verb: str) -> str:
+    """Do the same action on ordinary files, as the control. Return its outcome."""
+    top = f"attack-control-{verb.replace(' ', '-')}"
+    try:
+        await box.files.write(f"{top}/file", _OWN_TEXT)
+        path = f"{top}/file" if verb in _ON_FILES else top
+        reply = await _act(box, verb, f"{top}/new" if verb == "make" else path)
+    except errors.SbxError as error:
+        return error.code
+    shows = _OWN_TEXT if verb in ("read", "download", "copy", "archive") else "file"
+    return "ok" if verb not in _REPLYING or shows in reply else "held"
 
 
 def _look(bait: Path) -> Any:
