@@ -15,7 +15,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Literal
 
@@ -52,9 +52,17 @@ from sbx.agent.tools.results import (
     denied,
     failed,
 )
-from sbx.agent.tools.tool import Arguments, Effect, Emit, Ruling, ToolCallRequest, ToolResult
+from sbx.agent.tools.tool import (
+    Arguments,
+    Effect,
+    Emit,
+    Ruling,
+    Tool,
+    ToolCallRequest,
+    ToolResult,
+)
 from sbx.aio import run_to_completion
-from sbx.errors import SbxError, TooLarge, Unavailable
+from sbx.errors import Denied, SbxError, TooLarge, Unavailable
 from sbx.policy.grants import Grants
 from sbx.protocol.agent import AgentEvent, Json, ToolApproval, ToolEnd, ToolOutput, ToolStart
 from sbx.protocol.approvals import ABORT, AS_GRANT, AS_RULE, ApprovalDecision, Remember
@@ -136,21 +144,53 @@ class AgentToolCalls:
         return results
 
     async def check(self, command: str) -> ToolResult:
-        """Run the check of a task in the sandbox; events show it as a call. Raise the errors of
-        `start_shell`."""
+        """Run the check of a task; events show it as a call. Raise the errors of `start_shell`, and
+        Denied `check_denied` if the check may not run: the model cannot change that.
+
+        It has the permissions of every command. In a project it runs on a copy, and its changes
+        are dropped. Where that is impossible, a person must approve it first.
+        """
         call = _Call(ToolCall(f"check-{secrets.token_hex(8)}", CHECK, ""), of=1)
         call.arguments = {"command": command}
-        live = ToolCallRequest(call.call.id, self._sandbox, partial(self._events.output, call))
-        result = ToolResult("the check was interrupted", is_error=True)
-        self._events.start(call)
+        self._calls[:] = [call]
         try:
-            with call.timed():
-                output = await EXECUTE_COMMAND.act(live, call.arguments)
-            result = output if isinstance(output, ToolResult) else ToolResult(output)
-            result = replace(result, text=carried(cut(result.text, RESULT_MAX)))
-        finally:
-            self._events.end(call, result)
+            result = await self._checked(call, await self._ruling_of(call, EXECUTE_COMMAND))
+        except BaseException:
+            await run_to_completion(self._ended([]))
+            raise
+        self._events.end(call, result)
         return result
+
+    async def _checked(self, call: "_Call", ruling: Ruling) -> ToolResult:
+        if ruling == "deny":
+            raise _check_denied("this check may not run here")
+        if (kept := self._trial_of(call, ruling, EXECUTE_COMMAND)) is not None:
+            async with self._trying:
+                changes = None
+                with suppress(TooLarge, Unavailable):
+                    changes = await kept[0]("command")
+                if changes is not None:
+                    try:
+                        return await self._run_check(call, changes.sandbox)
+                    finally:
+                        await run_to_completion(changes.rollback())
+        if ruling != "allow":
+            if self._approvals is None:
+                raise _check_denied("a person must approve this check, and none can be asked")
+            call.remember_as = ()  # a rule would name a tool that no model can call
+            call.decision = await self._await_decision(call, await self._ask(call))
+            if not call.decision.approved:
+                raise _check_denied("the check was denied")
+        return await self._run_check(call, self._sandbox)
+
+    async def _run_check(self, call: "_Call", sandbox: ToolSandbox) -> ToolResult:
+        if not call.open:
+            self._events.start(call)
+        live = ToolCallRequest(call.call.id, sandbox, partial(self._events.output, call))
+        with call.timed():
+            output = await EXECUTE_COMMAND.act(live, call.arguments)
+        result = output if isinstance(output, ToolResult) else ToolResult(output)
+        return replace(result, text=carried(cut(result.text, RESULT_MAX)))
 
     async def _ended(self, tasks: Sequence["asyncio.Task[None]"]) -> None:
         """Cancel the tasks. A cancelled call denies its pending approval and interrupts its run."""
@@ -177,7 +217,8 @@ class AgentToolCalls:
             ruling = await self._ruling(call)
             if ruling == "deny":
                 return self._events.started(call, lambda: _now(FORBIDDEN))
-            if (kept := self._trial_of(call, ruling)) is not None:
+            tool = self._tools.get(call.call.name)
+            if (kept := self._trial_of(call, ruling, tool)) is not None:
                 return partial(self._make_after_trial, call, ruling, *kept)
             if ruling == "allow":
                 return self._events.started(call, partial(self._make, call))
@@ -196,12 +237,14 @@ class AgentToolCalls:
             call.arguments = access.question(self._grants, call.arguments)
             call.remember_as = AS_GRANT
             return "ask"  # no rule and no permission answers this question
-        tool = self._tools.get(call.call.name)
+        return await self._ruling_of(call, self._tools.get(call.call.name))
+
+    async def _ruling_of(self, call: "_Call", tool: Tool) -> Ruling:
         ruling = self._permissions.of(tool, call.arguments)
         # "Always" has a meaning for commands, and for calls that are approved as a call. Others are
         # approved by their changes, which may differ the next time.
-        as_call = ruling == "ask" and self._trial_of(call, ruling) is None
-        as_command = call.call.name == COMMAND_TOOL and ruling in ("ask", "changes")
+        as_call = ruling == "ask" and self._trial_of(call, ruling, tool) is None
+        as_command = tool.name == COMMAND_TOOL and ruling in ("ask", "changes")
         call.remember_as = AS_RULE if as_call or as_command else ()
         if call.remember_as and self._approvals is not None:
             text = subject(tool.name, call.arguments)
@@ -209,11 +252,13 @@ class AgentToolCalls:
                 return "allow"
         return ruling
 
-    def _trial_of(self, call: "_Call", ruling: Ruling) -> tuple[_Begin, _TrialKind] | None:
+    def _trial_of(
+        self, call: "_Call", ruling: Ruling, tool: Tool
+    ) -> tuple[_Begin, _TrialKind] | None:
         """Return the function that starts a trial of this call on a copy, and its kind. Return None
         for a call that only reads, a command that is allowed or needs the network, and a call that
         may act outside the sandbox and must be approved before it runs."""
-        tool, begin = self._tools.get(call.call.name), getattr(self._sandbox, "begin", None)
+        begin = getattr(self._sandbox, "begin", None)
         effect = tool.effect(call.arguments)
         if effect == "read" or begin is None or not self._sandboxed:
             return None
@@ -453,6 +498,10 @@ async def _all(tasks: Sequence["asyncio.Task[None]"]) -> None:
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     for task in done:
         task.result()
+
+
+def _check_denied(sentence: str) -> Denied:
+    return Denied(sentence, code="check_denied", hint="approve it, or leave the check out")
 
 
 async def _now(result: ToolResult) -> ToolResult:

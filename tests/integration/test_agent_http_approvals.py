@@ -441,3 +441,30 @@ def killed_while_one_waits(top: Path) -> str:
 
 def waiting_owner(at: Desk) -> str:
     return at.served.service.access.from_peer(0).owner
+
+
+# -- the check of a task ---------------------------------------------------------------------------
+
+
+async def test_a_check_in_a_project_changes_no_file_of_the_user(
+    at: Desk, asker: httpx.AsyncClient
+) -> None:
+    """`completion_check` wrote into the user's directory, without an approval or a trial, and a
+    token that does not see the project could choose it."""
+    directory = at.directory("checked")
+    (directory / "a.txt").write_text("a")
+    at.model.add(Response("It is done."))
+    project_id = await project(asker, directory)
+    check = "touch pwned.txt; cat a.txt"
+    events = await say(asker, "checked", project_id=project_id, completion_check=check)
+    assert one(events, "tool_end")["result"].startswith("[stdout]\na\n")
+    assert one(events, "run_end")["reason"] == "done"
+    assert [path.name for path in directory.iterdir()] == ["a.txt"]
+
+    bounds = {"user_id": "ann", "conversation_id": "checked", "scopes": ["execute"], "ttl_s": 600}
+    token = (await asker.post("/v1/admin/tokens", json=bounds)).json()["token"]
+    asked = body("checked", completion_check="touch token.txt")
+    bearer = {"authorization": f"Bearer {token}"}
+    reply = await asker.post(f"{API}/chat", json=asked, headers=bearer)
+    assert code_of(reply) == (403, "forbidden")
+    assert [path.name for path in directory.iterdir()] == ["a.txt"]

@@ -439,3 +439,62 @@ def test_commands_that_reach_out_are_told_by_their_words(text: str, needs: bool)
 
 def test_a_long_command_is_looked_at_in_no_time() -> None:
     assert not needs_network("git pip " * 100_000)
+
+
+# -- the check of a task ---------------------------------------------------------------------------
+
+
+async def checked(
+    box: FakeSandbox, approvals: Approvals | None, check: str, act: Any = lambda _: None
+) -> tuple[AgentRunEnd, list[AgentEvent]]:
+    agent = Agent(box, ReplayModel(["done"]), approvals=approvals, permissions=PROJECT)
+    events = []
+    async with asyncio.timeout(20), aclosing(agent.stream("go", check_command=check)) as stream:
+        async for event in stream:
+            events.append(event)
+            if asyncio.iscoroutine(acted := act(event)):
+                await acted
+    (end,) = (event for event in events if isinstance(event, AgentRunEnd))
+    return end, events
+
+
+async def test_a_check_in_a_project_runs_on_a_copy_that_is_dropped() -> None:
+    """It ran in the user's directory: the commands of a check were never asked about."""
+    box = ChangingSandbox()
+    end, events = await checked(box, Approvals(), "change pwned.txt")
+    assert end.reason == "done"
+    assert box.ran == []
+    assert [(trial.sandbox.ran, trial.state) for trial in box.begun] == [
+        (["change pwned.txt"], "dropped")
+    ]
+    (start,) = of_kind(events, ToolStart)
+    assert isinstance(start, ToolStart)
+    assert (start.tool_name, start.approval_required) == ("completion_check", False)
+
+
+@pytest.mark.parametrize("approved", [True, False])
+@pytest.mark.parametrize("why", ["network", "too large"])
+async def test_a_check_that_cannot_be_tried_needs_an_approval(approved: bool, why: str) -> None:
+    box, approvals = ChangingSandbox(), Approvals()
+    command = "curl example.com" if why == "network" else "make test"
+    if why == "too large":
+        box.refuses = lambda: TooLarge("too large")
+
+    async def decide(event: AgentEvent) -> None:
+        if isinstance(event, ToolStart):
+            assert box.ran == []
+            assert event.tool_args == {"command": command}
+            await approvals.decide(ME, event.tool_call_id, approved=approved, by="ann")
+
+    end, _ = await checked(box, approvals, command, decide)
+    assert box.ran == ([command] if approved else [])
+    assert end.reason == ("done" if approved else "error")
+    assert approved or (end.error or {})["code"] == "check_denied"
+
+
+async def test_a_check_that_is_denied_does_not_run() -> None:
+    box = FakeSandbox()
+    never = Permissions(overrides={"execute_command": "deny"})
+    agent = Agent(box, ReplayModel(["done"]), permissions=never)
+    end = await agent.run("go", check_command="true")
+    assert (end.reason, (end.error or {})["code"], box.ran) == ("error", "check_denied", [])

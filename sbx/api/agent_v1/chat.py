@@ -22,7 +22,7 @@ from sbx.api.agent_v1.models import Aborted, NewChat, StartedChat
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
-from sbx.errors import Conflict, NotFound
+from sbx.errors import Conflict, Denied, NotFound
 from sbx.service.agent_runs import AgentRequest
 from sbx.service.agents import Agents, ChatRow, no_conversation
 from sbx.service.caller import Caller
@@ -77,9 +77,15 @@ async def begin(
     service: Service, agents: Agents, caller: Caller, session: SandboxView, new: NewChat, name: str
 ) -> ChatRun:
     """Start the run of a message in a conversation of a session. Raise the errors of `Chats.start`,
-    Unavailable `model_not_configured` and `invalid_profile`, Denied `model_fixed`."""
+    Unavailable `model_not_configured` and `invalid_profile`, and Denied."""
     settings = agents.models.settings
     row, project = await agents.ensure_chat(caller, session, name, new.project_id, new.message)
+    if new.completion_check is not None and project is not None and caller.via == "token":
+        raise Denied(
+            "a token cannot choose a command for a project",
+            code="forbidden",
+            hint="leave completion_check out, or call with a key of the owner",
+        )
     stored = await service.agent_profiles.of_chat(row.profile_id)
     profile = NO_PROFILE if stored is None else stored.profile
     check_model(profile, new.model)
