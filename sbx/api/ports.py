@@ -15,7 +15,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote_plus
 
 import h11
 from fastapi import Request, Response, WebSocket
@@ -59,8 +59,10 @@ async def relay_http(
     """Send the request to the server at this port inside, and return its reply.
 
     Raise Unavailable `port_not_open` for a port without a server, and for one that does not speak
-    HTTP.
+    HTTP. A browser that opens a page by its link gets a redirect to the address without the link.
     """
+    if (page := _opened_page(request, path)) is not None:
+        return page
     connection = await conversation.connect(port)
     reader, writer = await asyncio.open_connection(sock=connection)
     exchange = _Exchange(reader, writer, port)
@@ -86,7 +88,11 @@ class _Exchange:
 
     async def send(self, request: Request, target: str) -> None:
         dropped = _HOP_BY_HOP | _CREDENTIALS
-        headers = [(name, value) for name, value in request.scope["headers"] if name not in dropped]
+        headers = [
+            (name, _linkless(value) if name == b"referer" else value)
+            for name, value in request.scope["headers"]
+            if name not in dropped
+        ]
         headers += [
             (b"host", f"localhost:{self._port}".encode()),
             (b"connection", b"close"),
@@ -157,8 +163,7 @@ class _Relayed(Response):
             headers.append((b"content-security-policy", _SANDBOX.encode()))
             headers.append((b"x-content-type-options", b"nosniff"))
         elif (link := request.query_params.get(LINK_QUERY)) is not None:
-            cookie = f"{LINK_QUERY}={link}; Path=/; HttpOnly; SameSite=Lax"
-            headers.append((b"set-cookie", cookie.encode("latin-1", "replace")))
+            headers.append((b"set-cookie", _cookie(link)))
             headers.append((b"referrer-policy", b"same-origin"))  # the address has the link
         self.raw_headers = headers
 
@@ -166,7 +171,7 @@ class _Relayed(Response):
         try:
             start = {"status": self.status_code, "headers": self.raw_headers}
             await send({"type": "http.response.start", **start})
-            await _while_allowed(self._request, self._send_body(send))
+            await while_allowed(self._request, self._send_body(send))
         except (h11.RemoteProtocolError, OSError) as error:
             message = "the server inside broke off its reply"
             raise Unavailable(message, code="port_not_open") from error
@@ -218,7 +223,7 @@ async def relay_bytes(client: WebSocket, conversation: Conversation, port: int) 
     reader, writer = await asyncio.open_connection(sock=connection)
     try:
         await client.accept()
-        await _while_allowed(client, _both_ways(client, reader, writer))
+        await while_allowed(client, _both_ways(client, reader, writer))
     finally:
         writer.close()
         with contextlib.suppress(RuntimeError):  # the client has closed it already
@@ -231,7 +236,7 @@ async def _both_ways(
     await asyncio.gather(_bytes_in(client, writer), _bytes_out(client, reader))
 
 
-async def _while_allowed(client: HTTPConnection, work: Coroutine[Any, Any, None]) -> None:
+async def while_allowed(client: HTTPConnection, work: Coroutine[Any, Any, None]) -> None:
     """Do the work until the caller loses its permission. Raise as both."""
     working = asyncio.create_task(work)
     checking = asyncio.create_task(_check_caller(client))
@@ -320,10 +325,42 @@ def _own_cookies(request: HTTPConnection) -> bytes:
 
 
 def _target(request: HTTPConnection, path: str) -> str:
-    """Return the path and the query, without the link: it is not for the code inside."""
-    parts = request.scope["query_string"].decode("latin-1").split("&")
-    kept = "&".join(each for each in parts if each and not each.startswith(f"{LINK_QUERY}="))
-    return quote(path, safe=_PATH_SAFE) + (f"?{kept}" if kept else "")
+    address = quote(path, safe=_PATH_SAFE).encode()
+    return _linkless(address + b"?" + request.scope["query_string"]).decode("latin-1")
+
+
+def _linkless(address: bytes) -> bytes:
+    """Return an address without the link: it is not for the code inside."""
+    path, _, query = address.partition(b"?")
+    kept = b"&".join(each for each in query.split(b"&") if each and not _is_link(each))
+    return path + b"?" + kept if kept else path
+
+
+def _is_link(parameter: bytes) -> bool:
+    return unquote_plus(parameter.partition(b"=")[0].decode("latin-1")) == LINK_QUERY
+
+
+def _cookie(link: str) -> bytes:
+    return f"{LINK_QUERY}={link}; Path=/; HttpOnly; SameSite=Lax".encode("latin-1", "replace")
+
+
+def _opened_page(request: Request, path: str) -> Response | None:
+    """Return the redirect for a browser that opens a page by its link; None for any other request.
+
+    A script of the page reads its own address, and the browser sends it as `Referer`. A program may
+    have no cookies, and a frame of another site sends none, so both get the page at this address.
+    """
+    if not is_own_origin(request) or (link := request.query_params.get(LINK_QUERY)) is None:
+        return None
+    headers = request.headers
+    opens = request.method in ("GET", "HEAD") and "text/html" in headers.get("accept", "")
+    if not opens or headers.get("sec-fetch-dest", "document") != "document":
+        return None
+    page = Response(None, 303, {"cache-control": "no-store", "referrer-policy": "no-referrer"})
+    target = _target(request, path)
+    location = f"/.{target}" if target.startswith("//") else target  # else the name of a host
+    page.raw_headers += [(b"set-cookie", _cookie(link)), (b"location", location.encode("latin-1"))]
+    return page
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ async def signed_link(request: HTTPConnection) -> Link | None:
             token = await token_of(service, sandbox.row.owner, holder, sandbox.id)
             expected = signature_of(path, user, token, expiration, write=write)
             if hmac.compare_digest(expected.encode(), signature.encode(errors="replace")):
-                link = token, sandbox.id, ENVD_PORT
+                link = token, sandbox.id, None
     if link is None:
         raise Denied("the signature of the address is wrong", code="unauthorized")
     request.scope[SIGNED] = e2b_id(link[1])

@@ -6,7 +6,7 @@ has no prefix, so `e2b_path` adds one.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,9 @@ from sbx.errors import Denied
 
 # A key, a token (JWT), or a text of the operator (SBX_API_KEY) without space.
 _KEY_FORM = re.compile(r"sk-sbx-[0-9a-f]{64}|[\w-]+\.[\w-]+\.[\w-]+|[!-~]{20,4096}")
-Link = tuple[str, str, int]  # the text, and the sandbox and port that it must open
+# The text, and the sandbox and port that it must open; no port is everything of the sandbox. So a
+# link to one port never opens a number at which a surface itself serves files and processes.
+Link = tuple[str, str, int | None]
 
 
 class Surface(Struct, frozen=True):
@@ -56,9 +58,11 @@ def own_origin(host: bytes) -> tuple[str, str] | None:
     return None if match is None else (f"sandbox-{match[2].decode()}", match[1].decode())
 
 
-def link_of(request: HTTPConnection, linked: re.Pattern[str]) -> Link | None:
+def link_of(
+    request: HTTPConnection, linked: re.Pattern[str], own: Collection[int] = ()
+) -> Link | None:
     """Return the link of a request, and the sandbox and port that it must open. A browser has it in
-    the query."""
+    the query. `own`: the ports at which the surface itself answers."""
     match = linked.fullmatch(request.scope["path"])
     if match is None:
         return None
@@ -66,7 +70,8 @@ def link_of(request: HTTPConnection, linked: re.Pattern[str]) -> Link | None:
     text = text or request.headers.get(TRAFFIC_HEADER)
     if not text and request.scope.get(OWN_ORIGIN):
         text = request.cookies.get(LINK_QUERY)
-    return (text, match[1], int(match[2])) if text else None
+    port = int(match[2])
+    return (text, match[1], None if port in own else port) if text else None
 
 
 def _sentence(error: dict[str, Any]) -> str:
@@ -75,6 +80,7 @@ def _sentence(error: dict[str, Any]) -> str:
     return f"{error['message']} ({hint})" if hint else str(error["message"])
 
 
+EXECD_PORT, EGRESS_PORT = PLANE_PORTS = (44772, 18080)  # where OpenSandbox itself answers
 _OPENSANDBOX_CODES = {
     "unauthorized": "INVALID_API_KEY",
     "malformed_key": "INVALID_API_KEY_FORM",
@@ -98,6 +104,7 @@ OPENSANDBOX = Surface(
     header="open-sandbox-api-key",
     link=partial(
         link_of,
+        own=PLANE_PORTS,
         linked=re.compile(r"/opensandbox/v1/sandboxes/([^/]+)/proxy/([0-9]{1,5})(?:/.*)?"),
     ),
 )
@@ -108,7 +115,7 @@ ENVD_PORT, CODE_PORT = 49983, 49999  # what E2B serves inside each sandbox
 E2B_SANDBOX = "e2b-sandbox-id"
 TRAFFIC_HEADER = "e2b-traffic-access-token"
 _E2B_PORT = b"e2b-sandbox-port"
-_E2B_INSIDE = re.compile(r"/e2b/(?:ports/)?([0-9]{1,5})/.*", re.DOTALL)
+_E2B_INSIDE = re.compile(r"/e2b/(?:ports/([0-9]{1,5})|[0-9]{1,5})/.*", re.DOTALL)
 _E2B_CONTROL = re.compile(
     r"(?:/v[23])?/(?:sandboxes|templates|snapshots|volumes|secrets)(?:[/?].*)?", re.DOTALL
 )
@@ -170,7 +177,8 @@ def _e2b_link(request: HTTPConnection) -> Link | None:
     text = request.headers.get("x-access-token") or request.headers.get(TRAFFIC_HEADER)
     if match is None or not text:
         return None
-    return text, id_of_e2b(request.headers.get(E2B_SANDBOX, "")), int(match[1])
+    port = None if match[1] is None else int(match[1])
+    return text, id_of_e2b(request.headers.get(E2B_SANDBOX, "")), port
 
 
 def _e2b(prefix: str, error_body: Callable[[dict[str, Any], int], dict[str, Any] | str]) -> Surface:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import secrets
 import sqlite3
 from collections import OrderedDict
@@ -18,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cachetools import TTLCache
 from msgspec.structs import replace
 
 from sbx.aio import Clock, run_to_completion
@@ -72,6 +74,7 @@ class Authenticator:
         self._shared_uid = shared_uid
         self._secret: bytes | None = None
         self._known: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()
+        self._ends: TTLCache[str, float] = TTLCache(_CACHED_MAX, _CACHED_S, timer=clock.now)
         self._revocations = 0
 
     # -- who calls ---------------------------------------------------------------------------------
@@ -117,28 +120,52 @@ class Authenticator:
         key = await keys.get_by_digest(self._store, digest)
         if key is None:
             return None
-        if key.revoked_at is not None or key.id in self._revoked:
+        if now >= (until := await self.valid_until(key.id)):
             raise _unauthorized()
         if key.last_used_at is None or now - key.last_used_at >= _USED_EVERY_S:
             keys.used(self._store, key.id, now)
         caller = Caller(key.owner, "key", operator=key.operator, via_id=key.id)
-        return caller, now + _CACHED_S
+        return caller, until
 
     async def _of_token(self, bearer: str, now: float) -> tuple[Caller, float]:
         claims = _claims_in(bearer, await self.signing_secret())
         token = await tokens.get(self._store, claims["jti"])
-        if (
-            token is None
-            or self._has_ended(token)
-            or token.owner != claims["sub"]
-            or now >= claims["exp"]
-        ):
+        until = min(claims["exp"], await self.valid_until(claims["jti"]))
+        if token is None or token.owner != claims["sub"] or now >= until:
             raise _unauthorized()
-        return _caller_of(token), token.expires_at
+        return _caller_of(token), until
 
-    def _has_ended(self, token: TokenRecord) -> bool:
-        revoked = token.revoked_at is not None or token.id in self._revoked
-        return revoked or self._clock.now() >= token.expires_at
+    async def valid_until(self, via_id: str) -> float:
+        """Return the end of a key, token or login: its own, or that of the key or token that made
+        it, whichever is first. Return 0 if it was revoked or does not exist.
+
+        Nothing else decides whether a credential is alive: a copy of this rule would forget a case,
+        as that of links did with the end of a token.
+        """
+        if (end := self._ends.get(via_id)) is None:
+            revocations = self._revocations
+            end = await self._end_of(via_id)
+            if revocations == self._revocations:
+                self._ends[via_id] = end
+        return end
+
+    async def _end_of(self, via_id: str) -> float:
+        record: KeyRecord | TokenRecord | ConsoleSessionRow | None
+        parent: str | None = None
+        if via_id in self._revoked:
+            return 0.0
+        if via_id.startswith(console_table.PREFIX):
+            record = login = await console_table.get(self._store, via_id)
+            parent = None if login is None else login.token_id or login.key_id
+        elif via_id.startswith("key-"):
+            record = await keys.get(self._store, via_id)
+        else:
+            record = token = await tokens.get(self._store, via_id)
+            parent = None if token is None else token.key_id
+        if record is None or getattr(record, "revoked_at", None) is not None:
+            return 0.0
+        end: float = getattr(record, "expires_at", math.inf)
+        return end if parent is None else min(end, await self.valid_until(parent))
 
     def _remember(self, digest: bytes, caller: Caller, until: float) -> None:
         self._known[digest] = (caller, until)
@@ -146,9 +173,11 @@ class Authenticator:
         while len(self._known) > _CACHED_MAX:
             self._known.popitem(last=False)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Forget who is alive: a key, a token or a login has ended."""
         self._revocations += 1
         self._known.clear()
+        self._ends.clear()
 
     # -- keys --------------------------------------------------------------------------------------
 
@@ -186,7 +215,7 @@ class Authenticator:
         """Hold it in memory first: the store may refuse it, or take long."""
         is_new = record_id not in self._revoked
         at = self._revoked.setdefault(record_id, self._clock.now())
-        self._forget()
+        self.forget()
         with suppress(Unavailable):  # a store that cannot be read may know it
             if await get(self._store, record_id) is None:
                 if is_new:
@@ -199,7 +228,7 @@ class Authenticator:
         def on_done(stored: bool) -> None:
             if stored:
                 self._revoked.pop(record_id, None)
-                self._forget()
+                self.forget()
 
         stored = await self._pending.write(
             f"the revocation of {record_id}",
@@ -268,8 +297,10 @@ class Authenticator:
         conversation_id: str | None = None,
         scopes: Iterable[str] | None = None,
         ttl_s: float,
+        via_id: str | None = None,
     ) -> tuple[TokenRecord, str]:
-        """Return a token within these bounds, and its text, which is not stored.
+        """Return a token within these bounds, and its text, which is not stored. It ends with the
+        key of `via_id`, which is a key or a login; the logout of a browser does not end it.
 
         Raise BadRequest for a bound that is not an id, an unknown scope, or a `ttl_s` that is not
         within (0, a year].
@@ -284,6 +315,9 @@ class Authenticator:
                 "a token's ttl must be more than 0 seconds and at most a year",
                 details={"field": "ttl", "limit": TOKEN_TTL_MAX_S},
             )
+        if via_id is not None and via_id.startswith(console_table.PREFIX):
+            login = await console_table.get(self._store, via_id)
+            via_id = None if login is None else login.key_id
         now = self._clock.now()
         token = TokenRecord(
             f"tok-{secrets.token_hex(8)}",
@@ -294,6 +328,7 @@ class Authenticator:
             None if scopes is None else _checked_scopes(scopes),
             now,
             now + ttl_s,
+            key_id=via_id,
         )
         import jwt  # takes 50 ms, which a service without tokens does not need
 
@@ -314,28 +349,17 @@ class Authenticator:
         """Revoke a token from now on. Raise and return as `revoke_key`."""
         return await run_to_completion(self._revoke(token_id, tokens.get, tokens.revoke))
 
-    async def is_revoked(self, via_id: str) -> bool:
-        """Return whether this key, token or login was revoked, or does not exist."""
-        if via_id in self._revoked:
-            return True
-        if via_id.startswith(console_table.PREFIX):
-            login = await console_table.get(self._store, via_id)
-            return login is None or self._clock.now() >= login.expires_at
-        get = keys.get if via_id.startswith("key-") else tokens.get
-        record = await get(self._store, via_id)
-        return record is None or record.revoked_at is not None
-
-    async def of_login(self, login: ConsoleSessionRow) -> tuple[Caller, float]:
-        """Return the caller with the login of a browser, and the time until which its rights last.
-        Raise Denied `unauthorized` after the end of the token or key that it came from."""
-        if login.token_id is not None:
-            token = await tokens.get(self._store, login.token_id)
-            if token is not None and not self._has_ended(token):
-                return _caller_of(token), min(token.expires_at, login.expires_at)
-        elif login.key_id is None or not await self.is_revoked(login.key_id):
-            caller = Caller(login.owner, "console", operator=login.operator, via_id=login.id)
-            return caller, login.expires_at
-        raise _unauthorized()
+    async def of_login(self, login: ConsoleSessionRow) -> Caller:
+        """Return the caller with the login of a browser. Raise Denied `unauthorized` after its end,
+        or the end of the token or key that it came from."""
+        if self._clock.now() >= await self.valid_until(login.id):
+            raise _unauthorized()
+        if login.token_id is None:
+            return Caller(login.owner, "console", operator=login.operator, via_id=login.id)
+        token = await tokens.get(self._store, login.token_id)
+        if token is None:
+            raise _unauthorized()
+        return _caller_of(token)
 
     async def signing_secret(self) -> bytes:
         if self._secret is None:

@@ -32,7 +32,7 @@ CODES_PER_OWNER = 16
 COOKIE_S = 12 * 3600.0
 LOGIN_MAX_S = 7 * 86400.0
 ATTEMPTS = 10  # that fail, in a minute
-_CHECKED_S = 5.0  # between two looks at the key or token of a login
+_CHECKED_S = 5.0  # between two looks at the row of a login
 _CHECKED_MAX = 1024
 _SEEN_EVERY_S = 60.0
 _CODES_MAX = 4096
@@ -60,10 +60,9 @@ class ConsoleLogins:
         self._clock = clock
         self._codes: TTLCache[str, _Code] = TTLCache(_CODES_MAX, CODE_S, timer=clock.now)
         self._failed: deque[float] = deque(maxlen=ATTEMPTS)
-        self._checked: TTLCache[str, tuple[ConsoleLogin, float]] = TTLCache(
+        self._checked: TTLCache[str, ConsoleLogin] = TTLCache(
             _CHECKED_MAX, _CHECKED_S, timer=clock.now
         )
-        self._ends = 0
 
     async def name(self) -> str:
         """Return the host name of the console of this data directory, such as
@@ -116,31 +115,26 @@ class ConsoleLogins:
             expires_at=now + COOKIE_S,
         )
         await console_table.add(self._store, row, _digest(cookie))
-        caller, _ = await self._access.of_login(row)
-        return cookie, ConsoleLogin(caller, row)
+        return cookie, ConsoleLogin(await self._access.of_login(row), row)
 
     async def find(self, cookie: str) -> ConsoleLogin:
         """Return the login with this cookie, which counts as a use. Raise Denied
         `unauthorized`."""
         digest, now = _digest(cookie), self._clock.now()
-        login, until = self._checked.get(digest) or await self._read(digest)
-        if now >= until:
+        login = self._checked.get(digest) or await self._read(digest)
+        if now >= await self._access.valid_until(login.row.id):
             raise _logged_out()
         if now - login.row.last_seen_at >= _SEEN_EVERY_S:
             self._slide(login.row, now)
             self._checked.pop(digest, None)
         return login
 
-    async def _read(self, digest: str) -> tuple[ConsoleLogin, float]:
-        ends = self._ends
+    async def _read(self, digest: str) -> ConsoleLogin:
         row = await console_table.get_by_digest(self._store, digest)
         if row is None:
             raise _logged_out()
-        caller, until = await self._access.of_login(row)
-        checked = ConsoleLogin(caller, row), min(until, row.expires_at)
-        if ends == self._ends:  # else it may have been ended while this looked
-            self._checked[digest] = checked
-        return checked
+        login = self._checked[digest] = ConsoleLogin(await self._access.of_login(row), row)
+        return login
 
     async def every(self, owner: str) -> list[ConsoleSessionRow]:
         """Return the logins of an owner that are valid by their time, the oldest first."""
@@ -152,8 +146,7 @@ class ConsoleLogins:
     async def end(self, owner: str, session_id: str) -> None:
         """End a login at once. Raise NotFound."""
         ended = await console_table.delete(self._store, session_id, owner)
-        self._ends += 1
-        self._checked.clear()
+        self._access.forget()
         if not ended:
             raise NotFound(f"login {session_id[:80]!r} does not exist")
 

@@ -1,13 +1,20 @@
 """Signed links: a text that opens one sandbox, or one port of it, to its holder.
 
-A link has the rights of the caller who made it, for this sandbox only. It is a JWT, signed with the
-secret of the tokens, and not stored. It ends with its time, with its sandbox, and with the key or
-token of its maker.
+A link has the rights of the caller who made it, for this sandbox only. It is not stored, but
+encrypted and authenticated with a key from the secret of the tokens: a page of the sandbox may see
+the address that opens it, and must not read the owner or the user there. Equal links have equal
+texts, because signatures of the E2B surface are made from them. A link ends with its time, with its
+sandbox, and with the key, token or login of its maker.
 """
 
-from typing import Any
+import base64
+import hashlib
+import hmac
+import json
+import math
+from typing import TYPE_CHECKING, Any
 
-from cachetools import TTLCache
+from cachetools import LRUCache
 from msgspec import Struct
 
 from sbx.aio import Clock
@@ -15,19 +22,20 @@ from sbx.errors import Denied
 from sbx.service.auth import Authenticator
 from sbx.service.caller import Caller
 
-_ALGORITHM = "HS256"
-_AUDIENCE = "sbx-link"
-_CHECKED_S = 5.0  # between two looks at the key of its maker
-_CHECKED_MAX = 1024
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+
+_READ_MAX = 1024
+_PURPOSE = b"sbx-link"
 
 
 class Link(Struct, frozen=True):
-    """A checked link. `port`: the only one that it opens; None: all, and everything else."""
+    """A link as it was made. `port`: the only one that it opens; None: all, and everything else."""
 
     caller: Caller
     sandbox_id: str
     port: int | None
-    expires_at: float | None
+    expires_at: float
 
 
 class Links:
@@ -36,7 +44,8 @@ class Links:
     def __init__(self, access: Authenticator, clock: Clock) -> None:
         self._access = access
         self._clock = clock
-        self._checked: TTLCache[str, Link] = TTLCache(_CHECKED_MAX, _CHECKED_S, timer=clock.now)
+        self._cipher: AESSIV | None = None
+        self._read: LRUCache[str, Link] = LRUCache(_READ_MAX)
 
     async def make(
         self,
@@ -47,14 +56,11 @@ class Links:
         expires_at: float | None = None,
     ) -> str:
         """Return a link. The caller has checked that `caller` may use the sandbox."""
-        import jwt  # takes 50 ms, which a service without tokens does not need
-
         claims = {
-            "aud": _AUDIENCE,
             "sub": caller.owner,
             "sandbox": sandbox_id,
             "port": port,
-            "exp": None if expires_at is None else int(expires_at + 1),
+            "exp": expires_at,
             "via": caller.via_id,
             "scopes": None if caller.scopes is None else sorted(caller.scopes),
             "user_id": caller.user_id,
@@ -62,37 +68,43 @@ class Links:
             "conversation_id": caller.conversation_id,
         }
         present = {name: value for name, value in claims.items() if value is not None}
-        return jwt.encode(present, await self._access.signing_secret(), algorithm=_ALGORITHM)
+        data = (await self._opened_cipher()).encrypt(json.dumps(present).encode(), [_PURPOSE])
+        return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
     async def open(self, text: str, sandbox_id: str, port: int | None = None) -> Link:
         """Return the link. Raise Denied `unauthorized` if it is not valid now for this sandbox and
         this port; no port is everything of the sandbox."""
-        link = self._checked.get(text)
+        link = self._read.get(text)
         if link is None:
-            link = await self._read(text)
-            self._checked[text] = link
-        expired = link.expires_at is not None and self._clock.now() >= link.expires_at
-        if expired or link.sandbox_id != sandbox_id or link.port not in (None, port):
+            link = self._read[text] = await self._decrypted(text)
+        via, until = link.caller.via_id, link.expires_at
+        if via is not None:
+            until = min(until, await self._access.valid_until(via))
+        is_other = link.sandbox_id != sandbox_id or link.port not in (None, port)
+        if is_other or self._clock.now() >= until:
             raise _invalid()
         return link
 
-    async def _read(self, text: str) -> Link:
-        import jwt
+    async def _opened_cipher(self) -> "AESSIV":
+        if self._cipher is None:
+            from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-        secret = await self._access.signing_secret()
+            secret = await self._access.signing_secret()
+            self._cipher = AESSIV(hmac.digest(secret, _PURPOSE, hashlib.sha512))
+        return self._cipher
+
+    async def _decrypted(self, text: str) -> Link:
+        from cryptography.exceptions import InvalidTag
+
         try:
-            claims: dict[str, Any] = jwt.decode(
-                text,
-                secret,
-                algorithms=[_ALGORITHM],
-                audience=_AUDIENCE,
-                options={"require": ["aud", "sub", "sandbox"], "verify_exp": False},
+            data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+            if base64.urlsafe_b64encode(data).decode().rstrip("=") != text:
+                raise ValueError  # base64 has other texts of the same bytes
+            claims: dict[str, Any] = json.loads(
+                (await self._opened_cipher()).decrypt(data, [_PURPOSE])
             )
-        except (jwt.PyJWTError, ValueError):
+        except (ValueError, InvalidTag):
             raise _invalid() from None
-        via = claims.get("via")
-        if via is not None and await self._access.is_revoked(via):
-            raise _invalid()
         scopes = claims.get("scopes")
         caller = Caller(
             claims["sub"],
@@ -101,9 +113,9 @@ class Links:
             user_id=claims.get("user_id"),
             agent_id=claims.get("agent_id"),
             conversation_id=claims.get("conversation_id"),
-            via_id=via,
+            via_id=claims.get("via"),
         )
-        return Link(caller, claims["sandbox"], claims.get("port"), claims.get("exp"))
+        return Link(caller, claims["sandbox"], claims.get("port"), claims.get("exp", math.inf))
 
 
 def _invalid() -> Denied:

@@ -10,7 +10,7 @@ from sbx.store import Store, record
 
 
 class TokenRecord(Struct, frozen=True):
-    """The bounds of a token. None does not limit."""
+    """The bounds of a token. None does not limit. `key_id`: the key that made it, if one did."""
 
     id: str
     owner: str
@@ -21,6 +21,7 @@ class TokenRecord(Struct, frozen=True):
     created_at: float
     expires_at: float
     revoked_at: float | None = None
+    key_id: str | None = None
 
 
 async def add(store: Store, token: TokenRecord) -> None:
@@ -28,7 +29,8 @@ async def add(store: Store, token: TokenRecord) -> None:
     await store.write(
         lambda on: on.execute(
             "INSERT INTO tokens (id, owner, user_id, agent_id, conversation_id, scopes,"
-            " created_at, expires_at, revoked_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " created_at, expires_at, revoked_at, key_id)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             new,
         )
     )

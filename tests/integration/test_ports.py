@@ -1,6 +1,7 @@
 """Servers that code starts inside: HTTP, WebSockets, links, and a name of their own."""
 
 import asyncio
+import base64
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from serving import Service
 from websockets.asyncio.client import connect as connect_websocket
 from websockets.exceptions import InvalidStatus
 
+from sbx.api.surfaces import PLANE_PORTS
 from sbx.client import Client
 from sbx.errors import Conflict, SbxError
 from tests.fake_clock import FakeClock
@@ -219,6 +221,67 @@ async def test_a_link_opens_one_port_of_one_sandbox(
         assert (await nobody.get(f"{place}/ports/8000/")).status_code == 401
         forged = {"sbx-link": f"{text[:-4]}AAAA"}
         assert (await nobody.get(f"{place}/ports/8000/", headers=forged)).status_code == 401
+
+
+async def test_the_code_inside_does_not_get_the_link(
+    http: httpx.AsyncClient, sdk: SdkService, box: str
+) -> None:
+    """It was in `Referer` and in the address of the page, and named the owner and the user."""
+    link = (await linked(http, box))["url"].partition("sbx_link=")[2]
+    for part in link.split("."):
+        data = base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
+        assert box.encode() not in data
+        assert b"porter" not in data
+    host = f"8000-{box}.localhost:{sdk.host.partition(':')[2]}"
+    async with httpx.AsyncClient(base_url=sdk.url, headers={"host": host}, timeout=60) as browser:
+        page = {"accept": "text/html,*/*;q=0.8"}
+        for path, location in (
+            (f"/?sbx_link={link}", "/"),
+            (f"/a%20b/?x=1&sbx_link={link}&y=%2F", "/a%20b/?x=1&y=%2F"),
+            (f"/a?sbx%5Flink={link}", "/a"),
+            (f"{sdk.url}//other.example/?sbx_link={link}", "/.//other.example/"),
+        ):
+            first = await browser.get(path, headers=page)
+            assert (first.status_code, first.headers["location"]) == (303, location)
+            assert first.headers["cache-control"] == "no-store"
+            assert first.headers["set-cookie"].startswith(f"sbx_link={link}; ")
+        wrong = await browser.get(f"/?sbx_link={link[:-4]}AAAA", headers=page)
+        assert wrong.status_code == 401
+        # A program without cookies, a form, and a frame get the reply at this address.
+        for method, headers in (
+            ("GET", {}),
+            ("POST", page),
+            ("GET", {**page, "sec-fetch-dest": "iframe"}),
+        ):
+            sent = {**headers, "referer": f"http://{host}/x?sbx%5Flink={link}&a=1"}
+            reply = await browser.request(method, f"/b?c=1&sbx_link={link}", headers=sent)
+            assert (reply.status_code, reply.json()["path"]) == (201, "/b?c=1")
+            assert reply.json()["headers"]["referer"] == f"http://{host}/x?a=1"
+            assert link not in reply.text
+            assert reply.headers["referrer-policy"] == "same-origin"
+
+
+@pytest.mark.parametrize("port", [49983, 49999, 44772, 18080])
+async def test_a_link_opens_no_control_port_of_an_sdk(
+    http: httpx.AsyncClient, sdk: SdkService, box: str, port: int
+) -> None:
+    """A link to port 49983 was an access token of E2B's daemon, which starts processes."""
+    link = (await linked(http, box, port=port))["path"].partition("sbx_link=")[2]
+    e2b = {"e2b-sandbox-id": box.replace("-", ""), "e2b-sandbox-port": str(port)}
+    calls: list[tuple[str, str, dict[str, str]]] = [
+        ("POST", "/process.Process/Start", {**e2b, "x-access-token": link}),
+        ("POST", "/execute", {**e2b, "e2b-traffic-access-token": link}),
+        ("GET", "/files?path=/etc/passwd", {**e2b, "x-access-token": link}),
+    ]
+    if port in PLANE_PORTS:
+        place = f"/opensandbox/v1/sandboxes/{box}/proxy/{port}"
+        calls = [(method, place + path, {"sbx-link": link}) for method, path, _ in calls]
+    async with httpx.AsyncClient(base_url=sdk.url, timeout=60) as holder:
+        for method, path, headers in calls:
+            reply = await holder.request(method, path, headers=headers, json={})
+            assert reply.status_code == 401, path
+        place = f"/v1/sandboxes/{box}/ports/{port}/"
+        refused(await holder.get(place, headers={"sbx-link": link}), 502, "port_not_open")
 
 
 async def test_another_owner_reaches_nothing(

@@ -84,8 +84,8 @@ def test_the_credential_of_each_surface() -> None:
 
 def test_a_link_counts_only_on_a_path_with_its_sandbox() -> None:
     path = "/opensandbox/v1/sandboxes/box/proxy/44772"
-    assert OPENSANDBOX.link(request(f"{path}/ping", sbx_link="x")) == ("x", "box", 44772)
-    assert OPENSANDBOX.link(request(path, sbx_link="x")) == ("x", "box", 44772)
+    assert OPENSANDBOX.link(request(f"{path}/ping", sbx_link="x")) == ("x", "box", None)
+    assert OPENSANDBOX.link(request(path, sbx_link="x")) == ("x", "box", None)
     assert OPENSANDBOX.link(request(f"{path}/ping")) is None
     assert OPENSANDBOX.link(request("/opensandbox/v1/sandboxes/box", sbx_link="x")) is None
 

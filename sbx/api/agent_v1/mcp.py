@@ -21,6 +21,7 @@ from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolResult
 from sbx.aio import in_thread
 from sbx.api.agent_v1.dependencies import AgentsDep
+from sbx.api.ports import while_allowed
 from sbx.api.v1.dependencies import PREFIX, Target, TargetDep
 from sbx.errors import Denied
 from sbx.service.agent_runs import AgentSandbox
@@ -60,9 +61,10 @@ class _McpReply(Response):
         tools = Tools(_scoped(tool, caller) for tool in self._agents.tools)
         async with _opened(target) as sandbox:
             calls = self._clients.calls_of(sdk, target, tools)
-            await sdk.serve_http(
+            serving = sdk.serve_http(
                 sandbox, tools, self._agents.tasks.valid_templates, calls, scope, receive, send
             )
+            await while_allowed(Request(scope), serving)
 
 
 class _Clients:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from sbx.api.auth import CallerDep, ServiceDep, StackDep
 from sbx.api.ports import relay_http
 from sbx.api.sdk_target import SdkTarget, labels_of
+from sbx.api.surfaces import EGRESS_PORT, EXECD_PORT
 from sbx.errors import Conflict, NotFound, Unavailable
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.processes.commands import BackgroundCommand
@@ -16,14 +17,14 @@ from sbx.service.sandbox import ServiceSandbox
 from sbx.service.service import Service
 
 SURFACE = "opensandbox"
-EXECD_PORT = 44772
 PREFIX = f"/opensandbox/v1/sandboxes/{{sandbox_id}}/proxy/{EXECD_PORT}"
 router = APIRouter(prefix=PREFIX, include_in_schema=False)
 ports_router = APIRouter(
     prefix="/opensandbox/v1/sandboxes/{sandbox_id}/proxy", include_in_schema=False
 )
 egress_router = APIRouter(
-    prefix="/opensandbox/v1/sandboxes/{sandbox_id}/proxy/18080", include_in_schema=False
+    prefix=f"/opensandbox/v1/sandboxes/{{sandbox_id}}/proxy/{EGRESS_PORT}",
+    include_in_schema=False,
 )
 
 _MIB = 1 << 20

@@ -17,9 +17,9 @@ from pydantic import Field
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.bodies import ForeignBody, body_of
 from sbx.api.errors import iso
-from sbx.api.opensandbox.execd import EXECD_PORT, SURFACE, check_running, find
+from sbx.api.opensandbox.execd import SURFACE, check_running, find
 from sbx.api.sdk_target import labels_of
-from sbx.api.surfaces import LINK_HEADER
+from sbx.api.surfaces import LINK_HEADER, PLANE_PORTS
 from sbx.api.templates import limits_within, policy_of, split_environment
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.service.lifecycle import State
@@ -237,7 +237,7 @@ async def endpoint(
     link = await service.links.make(
         caller,
         sandbox.id,
-        port=None if port == EXECD_PORT else port,
+        port=None if port in PLANE_PORTS else port,
         expires_at=expires,
     )
     host = request.headers.get("host", "localhost")

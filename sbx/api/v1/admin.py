@@ -167,8 +167,8 @@ async def tokens(
 
 @router.post("/tokens", status_code=201, responses=_ERRORS)
 async def make_token(new: NewToken, caller: OwnerDep, service: ServiceDep) -> CreatedToken:
-    """Create a token for one user, and optionally one agent and one conversation. An operator may
-    name another owner."""
+    """Create a token for one user, and optionally one agent and one conversation. It ends with the
+    key of the caller. An operator may name another owner."""
     token, text = await service.access.make_token(
         _own(caller, new.owner),
         user_id=new.user_id,
@@ -176,6 +176,7 @@ async def make_token(new: NewToken, caller: OwnerDep, service: ServiceDep) -> Cr
         conversation_id=new.conversation_id,
         scopes=new.scopes,
         ttl_s=new.ttl_s,
+        via_id=caller.via_id,
     )
     await service.recording.record(
         caller,
