@@ -28,6 +28,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from sbx.api.auth import authenticate
 from sbx.api.surfaces import E2B_SANDBOX, LINK_HEADER, LINK_QUERY, OWN_ORIGIN, TRAFFIC_HEADER
+from sbx.egress.http_heads import INTERIM_MAX, joined, next_event
 from sbx.errors import Unavailable
 from sbx.protocol.terminals import MESSAGE_MAX
 from sbx.runtime.conversation import Conversation
@@ -123,28 +124,27 @@ class _Exchange:
     async def head(self) -> h11.Response:
         with _speaks_http(self._port):
             async with asyncio.timeout(_HEAD_S):
-                while True:
+                for _ in range(INTERIM_MAX):
                     event = await self._event()
                     if isinstance(event, h11.Response):
                         return event
                     if not isinstance(event, h11.InformationalResponse):
-                        raise h11.RemoteProtocolError("it sent no reply")
+                        break
+        raise _no_http(self._port)
 
     async def body(self) -> AsyncIterator[bytes]:
-        while True:
-            async with asyncio.timeout(_IDLE_S):
-                event = await self._event()
-            if isinstance(event, h11.Data):
-                yield bytes(event.data)
-            else:
-                return
+        event: object = h11.NEED_DATA
+        while event is h11.NEED_DATA or isinstance(event, h11.Data):
+            if event is h11.NEED_DATA:
+                async with asyncio.timeout(_IDLE_S):
+                    event = await self._event()
+            data, event = joined(self._http, event)
+            if data:
+                yield data
+                await asyncio.sleep(0)
 
     async def _event(self) -> Any:
-        while True:
-            event = self._http.next_event()
-            if event is not h11.NEED_DATA:
-                return event
-            self._http.receive_data(await self._reader.read(_PIECE))
+        return await next_event(self._http, lambda: self._reader.read(_PIECE))
 
     def close(self) -> None:
         self._writer.close()

@@ -15,7 +15,15 @@ from anyio.abc import ByteStream
 
 from sbx.egress.denials import EgressDenied, HostGone
 from sbx.egress.hosts import written
-from sbx.egress.http_heads import end_to_end, has, without, without_overrides, without_ranges
+from sbx.egress.http_heads import (
+    INTERIM_MAX,
+    end_to_end,
+    has,
+    next_event,
+    without,
+    without_overrides,
+    without_ranges,
+)
 from sbx.egress.limits import ConnectionLimits, misplaced
 from sbx.egress.rules import ProxyRequest, has_rules
 from sbx.egress.secrets import Headers, PlaceholderScanner, SecretMisuse
@@ -23,7 +31,6 @@ from sbx.egress.stream import ProxyStream
 from sbx.egress.upstream import Upstream
 from sbx.egress.veil import Compressed, RedactingStream, Sniffer
 
-_INTERIM_MAX = 16  # replies 1xx before the one that counts
 _OVERLAP = 512  # bytes of a body that a honeytoken may lie across
 _SEARCHED_AT_ONCE = 16 << 10  # bytes of a reply; the others wait that long
 _PORT_OF_TLS = 443
@@ -209,7 +216,7 @@ class Exchange:
 
     async def _response(self) -> h11.Response:
         with _outside(self._upstream.host):
-            for _ in range(_INTERIM_MAX):
+            for _ in range(INTERIM_MAX):
                 event = await _next(self._upstream.http, self._upstream.stream)
                 if isinstance(event, h11.InformationalResponse):
                     continue
@@ -265,15 +272,13 @@ def _type_of(response: h11.Response) -> bytes:
 async def _next(
     http: h11.Connection, stream: ByteStream
 ) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-    """Return the next event. Let other tasks run before each, because a chunk may be one byte."""
-    await asyncio.sleep(0)
-    while (event := http.next_event()) is h11.NEED_DATA:
+    async def receive() -> bytes:
         try:
-            http.receive_data(await stream.receive())
+            return await stream.receive()
         except anyio.EndOfStream:
-            http.receive_data(b"")
-        await asyncio.sleep(0)
-    return event
+            return b""
+
+    return await next_event(http, receive)
 
 
 @contextmanager

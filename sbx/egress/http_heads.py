@@ -19,6 +19,8 @@ from sbx.egress.rules import ProxyRequest
 from sbx.egress.secrets import Headers
 
 HEAD_MAX = 64 * 1024
+INTERIM_MAX = 16  # replies 1xx before the one that counts
+_JOINED_MAX = 64  # chunks; 1 ms of the event loop
 _LINES_MAX = 256  # each is parsed and searched separately; servers accept some hundred
 _END = b"\r\n\r\n"
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r(?!\n)|\0|\r\n[ \t]|\A\r\n")
@@ -42,6 +44,32 @@ _OVERRIDES = frozenset(
     }
 )
 _RANGES = frozenset({b"range", b"if-range", b"request-range"})
+
+
+async def next_event(
+    http: h11.Connection, receive: Callable[[], Awaitable[bytes]]
+) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+    """Return the next event of a message from a peer that may be hostile. `receive` returns no
+    bytes at the end.
+
+    Let other tasks run before each event: the bytes may be there already, and a chunk or an interim
+    reply may be a few bytes. All code that reads such messages calls this.
+    """
+    await asyncio.sleep(0)
+    while (event := http.next_event()) is h11.NEED_DATA:
+        http.receive_data(await receive())
+        await asyncio.sleep(0)
+    return event
+
+
+def joined(http: h11.Connection, event: object) -> tuple[bytes, object]:
+    """Return the chunks that have arrived as one piece, because each piece costs the same, and the
+    event after them."""
+    chunks = list[bytes]()
+    while isinstance(event, h11.Data) and len(chunks) < _JOINED_MAX:
+        chunks.append(bytes(event.data))
+        event = http.next_event()
+    return b"".join(chunks), event
 
 
 async def read_head(
