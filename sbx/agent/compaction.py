@@ -38,14 +38,15 @@ _SHOWN = 4000  # characters of one text in the record
 _SHOWN_MIN = 100  # minimum, even with many texts
 _CUT = " […] "
 _LAST = 3, 4  # the fraction of `above_tokens` that the last steps may use
+_MESSAGES_MAX = 1000  # of a request; servers refuse more than some thousand
 _GAIN = 4  # a summary must replace at least 1/4 of `above_tokens`
 
 
 class Compaction(Struct, frozen=True):
-    """The rule for compaction. It starts when a request is larger than `above_tokens`, estimated
-    from its bytes or counted by the provider, or when the provider refuses it as too long. It
-    covers all but the last `keep_steps` steps. If these steps leave too little room, it keeps
-    fewer, but at least one."""
+    """The rule for compaction. It starts when a request has more than 1,000 messages, or is larger
+    than `above_tokens`, estimated from its bytes or counted by the provider, or when the provider
+    refuses it as too long. It covers all but the last `keep_steps` steps. If these steps leave too
+    little room, it keeps fewer, but at least one."""
 
     above_tokens: int = 100_000
     keep_steps: int = 6
@@ -79,11 +80,14 @@ def to_cover(kept: Sequence[Kept], how: Compaction, tokens: int = 0) -> int | No
     """Return the number of the last message that the next summary covers. Return None if a summary
     is not necessary or saves too little. `tokens` is the count of the provider for the last answer,
     or 0."""
-    if max(tokens, estimated(view(kept))) <= how.above_tokens:
+    messages = view(kept)
+    is_many = len(messages) > _MESSAGES_MAX
+    if not is_many and max(tokens, estimated(messages)) <= how.above_tokens:
         return None
     covers = _before_the_last_steps(kept, how)
-    gained = estimated([entry.message for entry in _newly_covered(kept, covers)])
-    return covers if gained * _GAIN >= how.above_tokens else None
+    gained = [entry.message for entry in _newly_covered(kept, covers)]
+    is_worth = is_many and len(gained) * _GAIN >= _MESSAGES_MAX
+    return covers if is_worth or estimated(gained) * _GAIN >= how.above_tokens else None
 
 
 async def summarised(model: Model, kept: Sequence[Kept], covers: int) -> Response:

@@ -1,5 +1,6 @@
 """Export a history as JSON text and import it into another sbx."""
 
+import asyncio
 import base64
 import binascii
 import json
@@ -13,8 +14,9 @@ from msgspec.structs import replace
 
 from sbx.agent.history import MessageHistory
 from sbx.agent.messages import Message, carried, carried_call, from_json, to_json
-from sbx.errors import BadRequest, Conflict
+from sbx.errors import BadRequest, Conflict, TooLarge
 
+IMPORT_MAX = 5000  # messages
 _FORMAT = 1
 _CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,40}")  # the format that every provider accepts
 
@@ -30,17 +32,18 @@ async def export_history(history: MessageHistory) -> str:
     for entry in await history.messages():
         message = {**to_json(entry.message), "created_at": entry.created_at}
         messages.append(message if entry.covers is None else {**message, "covers": entry.covers})
-    return json.dumps({"format": _FORMAT, "messages": messages}, ensure_ascii=False, indent=1)
+    document = {"format": _FORMAT, "messages": messages}
+    return await asyncio.to_thread(json.dumps, document, ensure_ascii=False, indent=1)
 
 
 async def import_history(history: MessageHistory, text: str) -> int:
     """Append an exported history to an empty one. Return the number of messages.
 
     The messages get the current time. Raise BadRequest `invalid_history`, which names the first
-    invalid message, or Conflict `history_not_empty`. Nothing is appended then.
+    invalid message, TooLarge for more than 5,000 messages, or Conflict `history_not_empty`. Nothing
+    is appended then.
     """
-    entries = _read(text)
-    _check(entries)
+    entries = await asyncio.to_thread(_read, text)
     if await history.messages(limit=1):
         raise Conflict(
             "a history can only be imported into an empty one",
@@ -61,7 +64,16 @@ def _read(text: str) -> Sequence[_Entry]:
         raise _invalid("the history has no list of messages")
     if document.get("format") != _FORMAT:
         raise _invalid(f"the history is not of format {_FORMAT}")
-    return [_entry(number, fields) for number, fields in enumerate(document["messages"], 1)]
+    if len(document["messages"]) > IMPORT_MAX:
+        raise TooLarge(
+            f"the history has more than {IMPORT_MAX} messages",
+            code="history_full",
+            hint="import its last messages only",
+            details={"limit": IMPORT_MAX},
+        )
+    entries = [_entry(number, fields) for number, fields in enumerate(document["messages"], 1)]
+    _check(entries)
+    return entries
 
 
 def _entry(number: int, fields: Any) -> _Entry:

@@ -50,11 +50,11 @@ class Messages:
         Raise TooLarge for one message, and `history_full` for all of a chat; NotFound for a chat
         that was deleted meanwhile.
         """
-        written = [(str(message["role"]), self._written(message)) for message in messages]
-        size = sum(len(text) for _, text in written)
         at = self._clock.now()
 
         def act(on: sqlite3.Connection) -> None:
+            written = [(str(message["role"]), self._written(message)) for message in messages]
+            size = sum(len(text) for _, text in written)
             last, stored_bytes = _last_and_bytes(on, chat_id)
             if stored_bytes + size > self._chat_max:
                 raise TooLarge(
