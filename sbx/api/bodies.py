@@ -15,14 +15,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from sbx.errors import BadRequest
+from sbx.errors import BadRequest, TooLarge
 from sbx.policy.problems import nearest
+from sbx.protocol.bundles import ValueCounter
 from sbx.protocol.files import FileEntry
 from sbx.service.models import ConversationView
 
 # The ignored fields of the current request; the middleware sends them in a header.
 IGNORED: ContextVar[list[str] | None] = ContextVar("ignored", default=None)
 _IGNORED_MAX, _NAME_MAX = 20, 100
+VALUES_MAX = 10_000  # in a JSON body, keys among them: each may be an error that takes 2 µs
 _NARROWING = ("policy", "narrower", "env", "timeout", "limits")
 Model = TypeVar("Model", bound=BaseModel)
 RAW_BODY: dict[str, Any] = {
@@ -141,6 +143,17 @@ def revoked(recorded: bool) -> Response:
         return Response(status_code=204)
     content = NotRecorded().model_dump_json()
     return Response(content, status_code=200, media_type="application/json")
+
+
+def check_values(values: ValueCounter, limit: int = VALUES_MAX) -> None:
+    """Raise TooLarge `body_too_large` for a JSON body of more values and keys."""
+    if values.count > limit:
+        raise TooLarge(
+            f"the JSON of the body has more than {limit} values and keys",
+            code="body_too_large",
+            hint="send large data as a file",
+            details={"limit": limit, "field": "values"},
+        )
 
 
 async def body_of(request: Request, model: type[Model]) -> Model:

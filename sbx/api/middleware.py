@@ -18,15 +18,17 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sbx.api.admission import CLOSE
-from sbx.api.bodies import IGNORED
+from sbx.api.bodies import IGNORED, VALUES_MAX, check_values
 from sbx.api.errors import broken, error_response
 from sbx.api.surfaces import OWN_ORIGIN, e2b_path, own_origin
 from sbx.errors import BadRequest, Broken, InvalidPath, SbxError, TooLarge, out_of_files
+from sbx.protocol.bundles import ValueCounter
 from sbx.telemetry.logs import bound
 from sbx.telemetry.metrics import requested
 
 JSON_MAX = 2 << 20  # bytes
 CONTENT_MAX = 16 << 20  # bytes of a JSON body that carries the text of a file
+DATA_VALUES_MAX = 200_000  # values and keys in a history and for the arguments of a tool
 HEADERS_MAX = 100
 HEADER_BYTES_MAX = 64 << 10
 PATH_BYTES_MAX = 16 << 10  # of path and query together
@@ -60,6 +62,9 @@ _CONTENT = re.compile(
     r"|POST /api/v1/conversations/[^/]+/import|POST /api/v1/tools/[^/]+/invoke"
     r"|POST /e2b/49999/execute|POST /e2b/49983/process\.Process/SendInput"
 )
+_DATA = re.compile(r"POST /api/v1/conversations/[^/]+/import|POST /api/v1/tools/[^/]+/invoke")
+# Each message has a binary head; `connect.messages` counts its values.
+_ENVELOPED = re.compile(r"POST /e2b/49983/(process|filesystem)\.\w+/(Start|Connect|WatchDir)")
 _LOGINS = ("POST /api/v1/login", "POST /api/v1/console/login")
 _INTERACTIVE = "POST /e2b/49983/process.Process/StreamInput"
 # RFC 9112, 3.2, and RFC 3986, 3.2.2: a name or an address, perhaps empty, and perhaps a port.
@@ -180,6 +185,11 @@ class LimitedBody:
         self._limit = limit = _largest(called)  # None: streamed, unbounded
         if limit is not None and length is not None and length > limit:
             raise _too_large(limit)
+        self._values_max = DATA_VALUES_MAX if _DATA.fullmatch(called) else VALUES_MAX
+        self._values = None  # a shorter body cannot have more
+        long = limit is not None and (length is None or length > self._values_max)
+        if long and not _ENVELOPED.fullmatch(called):
+            self._values = ValueCounter()
         self._interactive = called == _INTERACTIVE
         self._receive = receive
         self._scope = scope
@@ -206,6 +216,9 @@ class LimitedBody:
             self._read += len(message.get("body", b""))
             self._ended = not message.get("more_body", False)
             self._check()
+            if self._values is not None:
+                self._values.feed(message.get("body", b""))
+                check_values(self._values, self._values_max)
         return message
 
     def _check(self) -> None:

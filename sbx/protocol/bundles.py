@@ -5,6 +5,7 @@ value. A `Bundle` therefore keeps each JSON part as bytes. The service copies th
 replies and to its store. Only a program that embeds sbx and reads such a part decodes it.
 
     count_values    count the values of a JSON text at the speed of C
+    ValueCounter    the same for a text that arrives in pieces
     Part            one checked JSON text
     Bundle          a dict whose Parts look like the values that they stand for
 """
@@ -37,6 +38,29 @@ def count_values(encoded: bytes) -> int:
     opened = text.count(b"[") + text.count(b"{")
     empty = text.count(b"[]") + text.count(b"{}")
     return 1 + opened - empty + text.count(b",") + text.count(b":")
+
+
+class ValueCounter:
+    """Counts the values and keys of a JSON text that arrives in pieces. An empty container counts
+    as two."""
+
+    __slots__ = ("_in_string", "_rest", "count")
+
+    def __init__(self) -> None:
+        self.count = 1
+        self._in_string = False
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> None:
+        piece = self._rest + piece
+        cut = (len(piece) - len(piece.rstrip(b"\\"))) % 2  # the next byte is escaped
+        piece, self._rest = piece[: len(piece) - cut], piece[len(piece) - cut :]
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        parts = piece.split(b'"')
+        outside = b"".join(parts[self._in_string :: 2])
+        self._in_string ^= len(parts) % 2 == 0
+        self.count += sum(map(outside.count, (b",", b":", b"[", b"{")))
 
 
 class BundlePart:

@@ -7,6 +7,7 @@
 Messages are those of protobuf in JSON: names in camel case, bytes in base64, null as absent.
 """
 
+import asyncio
 import json
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -17,9 +18,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
 from sbx.api import sse
-from sbx.api.bodies import raw_body
+from sbx.api.bodies import check_values, raw_body
 from sbx.api.surfaces import connect_code
 from sbx.errors import BadRequest
+from sbx.protocol.bundles import ValueCounter
 
 STREAM_TYPE = "application/connect+json"
 KEEPALIVE_S = 50.0
@@ -27,6 +29,7 @@ _PING_MIN_S, _PING_MAX_S = 1.0, 300.0
 _END = 2
 _ENVELOPE = struct.Struct(">BI")
 _MESSAGE_MAX = 4 << 20  # bytes of one message in a stream
+_COUNTED_AT_ONCE = 64 << 10  # bytes
 _DIGITS_MAX = 10  # of a time-out
 
 
@@ -66,6 +69,11 @@ async def messages(request: Request) -> AsyncGenerator[bytes, None]:
                 break
             content, received = received[_ENVELOPE.size : end], received[end:]
             if not flags & _END:
+                values = ValueCounter()
+                for at in range(0, len(content), _COUNTED_AT_ONCE):
+                    values.feed(content[at : at + _COUNTED_AT_ONCE])
+                    check_values(values)
+                    await asyncio.sleep(0)
                 yield content
     if received:
         raise BadRequest("the last message is cut off", code="truncated_body")
