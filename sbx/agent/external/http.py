@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ANSWER_MAX = 8 << 20  # bytes
 _DOCUMENT_MAX = 8 << 20
+_NODES_MAX = 500_000
 _OPERATIONS_MAX = 200
 _DESCRIPTION_MAX = 2000
 _DEPTH_MAX = 64
@@ -143,6 +144,8 @@ def read_document(path: Path) -> Mapping[str, Any]:
         if len(data) > _DOCUMENT_MAX:
             raise _invalid(path, f"it is larger than {_DOCUMENT_MAX >> 20} MiB")
         is_json = path.suffix == ".json"
+        if not is_json:
+            _check_yaml(path, yaml.parse(data, yaml.CSafeLoader))
         document = json.loads(data) if is_json else yaml.load(data, yaml.CSafeLoader)
     except OSError as error:
         raise _invalid(path, f"it cannot be read: {error.strerror}") from None
@@ -152,6 +155,22 @@ def read_document(path: Path) -> Mapping[str, Any]:
     if not str(version).startswith("3."):
         raise _invalid(path, "it is not a document of OpenAPI 3")
     return cast("Mapping[str, Any]", document)
+
+
+def _check_yaml(path: Path, events: Iterator[Any]) -> None:
+    """Refuse aliases: 400 bytes of aliases of aliases are ten million nodes for all code that walks
+    them. Refuse also more nodes than a description of 200 operations needs."""
+    for number, event in enumerate(events):
+        if type(event).__name__ == "AliasEvent":
+            raise _invalid(path, "it has aliases (*name): write the parts out, or use $ref")
+        if number > _NODES_MAX:
+            raise _invalid(path, f"it has more than {_NODES_MAX} nodes")
+
+
+def read_operations(prefix: str, source: OpenApiSource) -> list[Operation]:
+    """Return the operations of the document of a source. A large document takes seconds: call this
+    in a thread. Raise as `read_document` and `operations`."""
+    return list(operations(prefix, read_document(source.document), source))
 
 
 def operations(

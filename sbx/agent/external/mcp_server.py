@@ -22,6 +22,7 @@ from sbx.agent.models.sdk_model import bounded_client
 from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolDefinition, ToolResult
 from sbx.aio import run_to_completion
 from sbx.errors import SbxError, Unavailable, needs_extra
+from sbx.protocol.bundles import ValueCounter
 
 with needs_extra("a source of tools with MCP", "mcp"):
     import anyio
@@ -42,6 +43,9 @@ _TOOLS_MAX = 200
 _PAGES_MAX = 20
 _SCHEMA_MAX = 64 << 10  # characters
 _DESCRIPTION_MAX = 2000
+_PARTS_MAX = 1000  # of a result
+_VALUES_MAX = 50_000  # in a message; the SDK takes 1 µs of the event loop for each
+_COUNTED_AT_ONCE = 64 << 10  # bytes
 _IMAGES_MAX = 4
 _IMAGE_MAX = 4 << 20  # characters of base64
 _IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
@@ -176,7 +180,7 @@ class McpServer:
 
     @asynccontextmanager
     async def _over_http(self, url: str) -> AsyncGenerator[Any, None]:
-        client = bounded_client(self._timeout_s, AnswerTooLong, ANSWER_MAX)
+        client = bounded_client(self._timeout_s, AnswerTooLong, ANSWER_MAX, _VALUES_MAX)
         client.headers.update(self._headers)
         async with client, streamable_http_client(url, http_client=client) as streams:
             yield streams
@@ -184,8 +188,8 @@ class McpServer:
     @asynccontextmanager
     async def _over_pipes(self, command: Sequence[str]) -> AsyncGenerator[Any, None]:
         """Start the server, and yield its messages. It gets few variables of this process. A line
-        of more than ANSWER_MAX bytes ends it. Its directory is `/`: `npx`, `uvx` and `python -m`
-        take programs from their working directory, which may be a workspace."""
+        of more than ANSWER_MAX bytes or 50,000 values ends it. Its directory is `/`: `npx`, `uvx`
+        and `python -m` take programs from their working directory, which may be a workspace."""
         process = await anyio.open_process(
             list(command),
             cwd="/",
@@ -208,6 +212,9 @@ class McpServer:
                             line = await lines.receive_until(b"\n", ANSWER_MAX)
                         except (anyio.DelimiterNotFound, anyio.IncompleteRead):
                             break  # a line that is too long, or the end
+                        if await _is_crowded(line):
+                            self.problem = f"it sent a message of more than {_VALUES_MAX} values"
+                            break
                         await incoming.send(_message(line))
             self._lost()
 
@@ -248,6 +255,15 @@ async def _end(process: Process) -> None:
     await process.aclose()
 
 
+async def _is_crowded(line: bytes) -> bool:
+    """Return whether a message has more than 50,000 values. Other tasks run meanwhile."""
+    values = ValueCounter()
+    for at in range(0, len(line) if len(line) > _VALUES_MAX else 0, _COUNTED_AT_ONCE):
+        values.feed(line[at : at + _COUNTED_AT_ONCE])
+        await asyncio.sleep(0)
+    return values.count > _VALUES_MAX
+
+
 def _message(line: bytes) -> SessionMessage | Exception:
     try:
         return SessionMessage(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
@@ -267,7 +283,7 @@ def _reason(error: BaseException) -> str:
 def _result(result: types.CallToolResult) -> ToolResult:
     texts: list[str] = []
     images: list[Image] = []
-    for part in result.content:
+    for part in result.content[:_PARTS_MAX]:
         if isinstance(part, types.TextContent):
             texts.append(part.text)
         elif isinstance(part, types.ImageContent):
@@ -280,6 +296,8 @@ def _result(result: types.CallToolResult) -> ToolResult:
             texts.append(part.resource.text)
         else:
             texts.append(f"[content of the type {part.type} is left out]")
+    if (left_out := len(result.content) - _PARTS_MAX) > 0:
+        texts.append(f"[{left_out} more parts are left out]")
     if not texts and result.structured_content is not None:
         texts.append(json.dumps(result.structured_content, ensure_ascii=False))
     text = "\n\n".join(texts) or ("" if images else "done, without a text")

@@ -345,8 +345,7 @@ async def _load(each: _Open, secrets: Mapping[str, str]) -> None:
             operations = [http.endpoint(name, source.http, source.description)]
         else:
             assert source.openapi is not None
-            document = await asyncio.to_thread(http.read_document, source.openapi.document)
-            operations = list(http.operations(name, document, source.openapi))
+            operations = await asyncio.to_thread(http.read_operations, name, source.openapi)
         each.tools = [each.http.tool(operation) for operation in operations]
 
 

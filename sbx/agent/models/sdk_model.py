@@ -19,6 +19,7 @@ from sbx.agent.models import TextDelta
 from sbx.agent.models.failures import STREAM_BROKEN, Failures, bad_answer, stream_broken
 from sbx.agent.tools.tool import ToolDefinition
 from sbx.errors import BadRequest, Unavailable, needs_extra
+from sbx.protocol.bundles import ValueCounter
 from sbx.protocol.trace_context import trace_headers
 
 if TYPE_CHECKING:
@@ -251,11 +252,15 @@ def _checked_url(url: str | None) -> str | None:
 
 
 def bounded_client(
-    timeout_s: float, failure: type[Exception], answer_max: int | None = None
+    timeout_s: float,
+    failure: type[Exception],
+    answer_max: int | None = None,
+    values_max: int | None = None,
 ) -> "httpx2.AsyncClient":
     """Return a client that raises `failure` for an answer beyond the limits. `failure` is the base
     class of the SDK's errors: the SDK neither retries nor wraps an error of exactly this class.
-    `answer_max` in bytes; None for that of a model.
+    `answer_max` in bytes; None for that of a model. `values_max`: the values and keys of JSON in an
+    answer.
 
     A redirect is an error, because the conversation would go to a server that no setting names.
     Compression is refused, because a small answer could expand to a large one.
@@ -269,10 +274,14 @@ def bounded_client(
             self._stream = stream
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            remaining = limit
+            remaining, values = limit, ValueCounter()
             async for chunk in self._stream:
                 if (remaining := remaining - len(chunk)) < 0:
                     raise failure(f"it is longer than {limit} bytes")
+                if values_max is not None:
+                    values.feed(chunk)
+                    if values.count > values_max:
+                        raise failure(f"it has more than {values_max} values")
                 yield chunk
 
         async def aclose(self) -> None:
