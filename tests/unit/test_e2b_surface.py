@@ -17,7 +17,7 @@ from sbx.api.e2b.code import result_line
 from sbx.api.e2b.filesystem import shown
 from sbx.api.e2b.processes import end_message
 from sbx.api.inner_files import InnerEntry
-from sbx.api.signed_urls import signature_of
+from sbx.api.signed_urls import hashed, signature_of
 from sbx.api.surfaces import E2B, e2b_id, e2b_path, id_of_e2b, surface_of
 from sbx.errors import BadRequest, Denied, InvalidPath
 from sbx.runtime.processes.live_processes import ProcessEnd
@@ -102,10 +102,10 @@ def test_error_bodies_of_each_plane() -> None:
 @pytest.mark.parametrize(("operation", "write"), [("read", False), ("write", True)])
 def test_a_signature_is_that_of_the_sdk(user: str, operation: Any, write: bool) -> None:
     theirs = get_signature("/a ü", operation, user or None, "token")
-    assert signature_of("/a ü", user, "token", None, write=write) == theirs["signature"]
+    assert signature_of(hashed("/a ü", user, write=write), "token", None) == theirs["signature"]
     theirs = get_signature("/a ü", operation, user or None, "token", 60)
     end = str(theirs["expiration"])
-    assert signature_of("/a ü", user, "token", end, write=write) == theirs["signature"]
+    assert signature_of(hashed("/a ü", user, write=write), "token", end) == theirs["signature"]
 
 
 # -- paths -----------------------------------------------------------------------------------------
