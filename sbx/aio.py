@@ -1,4 +1,4 @@
-"""asyncio: work that must end, worker threads, an event loop in a thread, and the clock.
+"""asyncio: work that must end, worker threads, event loops in threads, their lag, and the clock.
 
 Some work would leave something behind if its caller were cancelled. A thread cannot be stopped, and
 no caller owns the descriptors that it opens before it returns. An incomplete clean-up is worse than
@@ -9,8 +9,10 @@ afterwards. All such work has a time limit.
 import asyncio
 import inspect
 import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -30,6 +32,7 @@ from sbx import errors
 
 T = TypeVar("T")
 _END_S = 15.0
+_STACK_MAX = 40  # frames
 _LONG_CALLS = 3  # at once; asyncio has five worker threads at least
 _LONG_CALL_WAIT_S = 30.0
 _long_calls: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -180,6 +183,56 @@ class Clock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+class LoopMonitor:
+    """Measures how late the running loop is. Close it.
+
+    A timer of the loop is due every `period_s`, and its delay is the lag: a stall that is shorter
+    may lie between two of them. While a delay is longer than `stall_s`, a thread passes the stack
+    of the loop to `on_stall`, once for each stall.
+    """
+
+    def __init__(
+        self,
+        on_lag: Callable[[float], None],
+        on_stall: Callable[[float, str], None],
+        *,
+        period_s: float = 0.1,
+        stall_s: float = 0.25,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ident = threading.get_ident()
+        self._on_lag, self._on_stall = on_lag, on_stall
+        self._period_s, self._stall_s = period_s, stall_s
+        self._closed = threading.Event()
+        self._due = time.monotonic() + period_s
+        self._timer = self._loop.call_later(period_s, self._beat)
+        self._thread = threading.Thread(target=self._watch, name="sbx-loop-monitor", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._closed.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        self._on_lag(max(0.0, now - self._due))
+        self._due = now + self._period_s
+        self._timer = self._loop.call_later(self._period_s, self._beat)
+
+    def _watch(self) -> None:
+        wait_s, reported = self._stall_s, 0.0
+        while not self._closed.wait(wait_s):
+            due = self._due
+            late = time.monotonic() - due
+            if late >= self._stall_s and due != reported:
+                reported = due
+                frame = sys._current_frames().get(self._ident)
+                self._on_stall(late, "".join(traceback.format_stack(frame, _STACK_MAX)))
+            # asleep until the next timer would be too late, whatever happens before
+            wait_s = self._stall_s - late if late < self._stall_s else self._stall_s
 
 
 class _Workers(ThreadPoolExecutor):

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -22,7 +23,7 @@ from typing import Self
 
 from platformdirs import user_data_path
 
-from sbx.aio import Clock, in_thread, run_to_completion
+from sbx.aio import Clock, LoopMonitor, in_thread, run_to_completion
 from sbx.errors import SbxError
 from sbx.isolation.broker.process import BrokerProcess
 from sbx.linux.namespaces import unmapped_uid
@@ -57,6 +58,7 @@ from sbx.workspace.layout import DataDirectory
 from sbx.workspace.secret_files import secret_at
 
 _TIDY_S = 5.0
+_LOGGED_EVERY_S = 10.0  # a stall of the event loop
 _log = logging.getLogger(__name__)
 
 
@@ -133,6 +135,7 @@ class Service:
         settings, clock, data = self.settings, self.clock, self.data_dir
         self.runtime = Runtime(settings, broker=self._broker, keep_files=True)
         await stack.enter_async_context(self.runtime)  # its lock protects the data
+        stack.callback(LoopMonitor(metrics.loop_lagged, _log_stall()).close)
         reserve = await asyncio.to_thread(Reserve, data / "reserve")
         stack.callback(reserve.close)
         self.store = await Store.open_in(data, on_full=reserve.give_up)
@@ -242,6 +245,21 @@ class Service:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _log_stall() -> Callable[[float, str], None]:
+    """Return a function that logs a stall of the event loop, unless it logged one just before."""
+    next_at = 0.0
+
+    def log(seconds: float, stack: str) -> None:
+        nonlocal next_at
+        if (now := time.monotonic()) >= next_at:
+            next_at = now + _LOGGED_EVERY_S
+            _log.warning(
+                "the event loop has not run for %d ms, and is at:\n%s", seconds * 1e3, stack
+            )
+
+    return log
 
 
 async def _cancelled(task: "asyncio.Task[None]") -> None:

@@ -75,6 +75,12 @@ def record_lost(count: int = 1) -> None:
         by.records_lost.inc(count)
 
 
+def loop_lagged(seconds: float) -> None:
+    """Observe how late a timer of the event loop was."""
+    if (by := _Counting.by) is not None:
+        by.loop_lag.observe(seconds)
+
+
 def acquired(path: str, seconds: float) -> None:
     """Observe the time until a requested kernel was ready, by its path (pool, fork, cold)."""
     if (by := _Counting.by) is not None:

@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 _ACQUIRE = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _RUN = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
 _REQUEST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120)
+_LAG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 _WATCHED = {
     "kernels": "Live kernels, by policy.",
     "kernels_idle": "Kernels that wait in pools, ready for the next request.",
@@ -99,6 +100,12 @@ class Collectors:
         )  # fmt: skip
         self.records_lost = Counter(
             "sbx_records_lost", "Records that could never be written.", registry=registry
+        )
+        self.loop_lag = Histogram(
+            "sbx_loop_lag_seconds",
+            "Delay of a timer of the event loop that is due every 100 ms.",
+            buckets=_LAG,
+            registry=registry,
         )
         self._watched = _Watched()
         registry.register(self._watched)

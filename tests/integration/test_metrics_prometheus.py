@@ -48,6 +48,13 @@ FIRING: dict[str, tuple[dict[str, str], int]] = {
         },
         30,
     ),
+    "SbxLoopStalls": (
+        {
+            'sbx_loop_lag_seconds_bucket{le="0.25"}': "0+599x20",
+            "sbx_loop_lag_seconds_count": "0+600x20",
+        },
+        9,
+    ),
 }
 
 
