@@ -182,7 +182,7 @@ class LimitedBody:
         authenticate: Callable[[Request], Awaitable[object]] | None,
     ) -> None:
         called = f"{scope['method']} {scope['path']}"
-        self._limit = limit = _largest(called)  # None: streamed, unbounded
+        self._limit = limit = largest_body(called)  # None: streamed, unbounded
         if limit is not None and length is not None and length > limit:
             raise _too_large(limit)
         self._values_max = DATA_VALUES_MAX if _DATA.fullmatch(called) else VALUES_MAX
@@ -321,7 +321,7 @@ def _check_utf8(text: bytes) -> None:
         ) from None
 
 
-def _largest(called: str) -> int | None:
+def largest_body(called: str) -> int | None:
     """Return the largest body for this method and path; None for one that is never in memory."""
     if _STREAMED.fullmatch(called):
         return None

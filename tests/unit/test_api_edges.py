@@ -290,7 +290,7 @@ async def test_a_body_must_come_faster_while_others_wait(monkeypatch: pytest.Mon
     ],
 )
 def test_no_id_makes_another_route_one_of_large_bodies(called: str) -> None:
-    assert middleware._largest(called) == JSON_MAX  # what each route gets
+    assert middleware.largest_body(called) == JSON_MAX  # what each route gets
 
 
 def test_the_routes_of_files_and_only_they_are_not_bounded() -> None:
@@ -299,7 +299,7 @@ def test_the_routes_of_files_and_only_they_are_not_bounded() -> None:
     for path, operations in app.openapi()["paths"].items():
         for method, operation in operations.items():
             called = f"{method.upper()} {path}"
-            if middleware._largest(called) is None:
+            if middleware.largest_body(called) is None:
                 streamed.add(called)
             kinds = operation.get("requestBody", {}).get("content", {}).keys()
             takes_files = kinds & {"multipart/form-data", "application/octet-stream"}

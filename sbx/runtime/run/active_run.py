@@ -4,6 +4,8 @@ A run does not depend on its followers. They read the recorded events, from the 
 policy's `output_max` limits the recorded output.
 """
 
+import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
@@ -35,6 +37,9 @@ from sbx.protocol.runs import (
 )
 from sbx.runtime.run.stdin import Stdin, write_stdin
 
+_LONG = 256 << 10  # bytes of output
+_PIECE = 64 << 10  # characters
+_OVERWRITTEN = re.compile(r"^.*\r(?=[^\r\n])", re.MULTILINE)
 _EVENT_SIZE = 200  # bytes, about; its text not counted
 _PART_SIZE = 200  # bytes, about, of a part of a bundle; its text or its JSON not counted
 _NO_ROOM = RunError(
@@ -45,9 +50,11 @@ _NO_ROOM = RunError(
 
 
 class _Shown(Struct):
-    """Text of a stream, or a bundle, on the screen."""
+    """Text of a stream, or a bundle, on the screen. `is_final`: the text is as a terminal shows
+    it."""
 
     texts: list[str] = field(default_factory=list)
+    is_final: bool = False
     bundle: MimeBundle | None = None
     display_id: str | None = None
     at: int = 0
@@ -144,6 +151,24 @@ class ActiveRun:
         """Write to the standard input of a command that was started with it open; None closes it.
         Raise Conflict `stdin_closed` and `stdin_full`, BadRequest, TooLarge."""
         await write_stdin(None if self.done else self.stdin, self.run_id, text)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether `render` should precede `finish`."""
+        return self._received > _LONG
+
+    async def render(self) -> None:
+        """Join long output in a thread, before `finish` needs it: carriage returns in 15 MiB took
+        2.5 s of the event loop."""
+        if self.is_long and not self.done:
+            await asyncio.to_thread(self._render, list(self._screen), list(self._printed.values()))
+
+    def _render(self, screen: list[_Shown], printed: list[list[str]]) -> None:
+        for texts in printed:
+            texts[:] = ["".join(texts)]
+        for shown in screen:
+            shown.texts = [apply_carriage_returns("".join(shown.texts))]
+            shown.is_final = True
 
     def give_room_back(self) -> None:
         """Release its part of the shared room."""
@@ -312,8 +337,9 @@ class ActiveRun:
     def _show(self, shown: _Shown) -> None:
         if self._clear_pending:
             self._clear()
-        if shown.bundle is None and self._screen and self._screen[-1].bundle is None:
-            self._screen[-1].texts += shown.texts
+        last = self._screen[-1] if self._screen else None
+        if shown.bundle is None and last is not None and last.bundle is None:
+            last.texts += shown.texts
         else:
             self._screen.append(shown)
 
@@ -323,10 +349,24 @@ class ActiveRun:
 
 
 def apply_carriage_returns(text: str) -> str:
-    """Return the text as a terminal shows it: `\r` goes back to the start of the line."""
+    """Return the text as a terminal shows it: `\r` goes back to the start of the line.
+
+    Work on pieces of whole lines, because a thread that calls this keeps the interpreter lock
+    during each of them.
+    """
     if "\r" not in text:
         return text
-    return "\n".join(_last_of(line) for line in text.split("\n"))
+    pieces, start = list[str](), 0
+    while start < len(text):
+        end = text.rfind("\n", start, start + _PIECE) + 1 or text.find("\n", start + _PIECE) + 1
+        piece = text[start : end or len(text)]
+        start += len(piece)
+        if len(piece) <= _PIECE:
+            pieces.append(_OVERWRITTEN.sub("", piece))
+        else:  # one line
+            line = piece.removesuffix("\n")
+            pieces += [_last_of(line), piece[len(line) :]]
+    return "".join(pieces)
 
 
 def _last_of(line: str) -> str:
@@ -339,7 +379,8 @@ def _as_text(screen: list[_Shown]) -> str:
     parts: list[str] = []
     for shown in screen:
         if shown.bundle is None:
-            parts.append(apply_carriage_returns("".join(shown.texts)))
+            text = "".join(shown.texts)
+            parts.append(text if shown.is_final else apply_carriage_returns(text))
             continue
         if parts and parts[-1] and not parts[-1].endswith("\n"):
             parts.append("\n")

@@ -140,12 +140,15 @@ class ActiveCell(ActiveExecution):
             self._questions.close()
 
     def conclude_at_once(self, end: CellEnd) -> Run | None:
-        """Return the result if nothing has to be read for it."""
-        if isinstance(end, frames.ReplyFrame) and not self._may_have_hit_a_limit(end):
+        """Return the result if nothing has to be read or rendered for it."""
+        if isinstance(end, frames.ReplyFrame) and not (
+            self.live.is_long or self._may_have_hit_a_limit(end)
+        ):
             return self._reply(end)
         return None
 
     async def conclude(self, end: CellEnd) -> Run:
+        await self.live.render()
         if isinstance(end, frames.MalformedFrame):
             self.kernel.cut_off = f"it sent an invalid frame: {end}"
             _log.warning("a kernel was cut off: %s", end)
@@ -209,6 +212,7 @@ class ActiveCommand(ActiveExecution):
             return None
 
     async def conclude(self, exited: frames.Exited | None) -> Run:
+        await self.live.render()
         if exited is None:
             return await self._finish_without_kernel()
         if exited.error is not None:

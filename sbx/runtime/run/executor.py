@@ -82,6 +82,7 @@ class RunExecutor(ContextKernel):
             if live.halted is None:
                 live.fail(self.closed("was closed while this ran"))
             else:
+                await run_to_completion(live.render())
                 live.finish(Status.INTERRUPTED, error=live.halted)
             raise
         except Exception as error:  # noqa: BLE001  # the border: a task's failure is its run's
