@@ -36,11 +36,16 @@ def temporary_directory() -> Iterator[Path]:
 
 @asynccontextmanager
 async def served(
-    *, listen: str | None = None, console: str | None = None, top: Path | None = None, **limits: str
+    *,
+    listen: str | None = None,
+    console: str | None = None,
+    top: Path | None = None,
+    module: str = "sbx",
+    **limits: str,
 ) -> AsyncIterator[Client]:
     """A client of it, over its Unix socket; with `listen` it is also on this address of TCP, where
     KEY opens it, and with `console` on that one, for browsers. `top` has its files, or else they go
-    with it; `limits` are further variables. Raise NotMeasured if it does not come to serve."""
+    with it; `limits` are further variables, and `module` is its program. Raise NotMeasured if it does not come to serve."""
     with ExitStack() as stack:
         directory = str(top or stack.enter_context(temporary_directory()))
         socket = Path(directory, "run", "sbx.sock")
@@ -50,7 +55,7 @@ async def served(
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "sbx",
+            module,
             *words,
             env={**os.environ, **_LIMITS, **limits, "SBX_LOG_LEVEL": "error", "SBX_API_KEY": KEY},
             cwd=directory,
