@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from msgspec import Struct
 
-from sbx.errors import Conflict, NotFound, SbxError, Unavailable
+from sbx.errors import Conflict, Denied, NotFound, SbxError, Unavailable
 from sbx.guest.guarded_paths import ITEMS
 from sbx.guest.path_rules import OPTION, reason
 from sbx.guest.quarantine_items import ITEMS_MAX
@@ -99,10 +99,11 @@ class Quarantine:
         """Create a quarantine for `directory`, whose `fd` still belongs to the caller.
 
         Removes links that a killed runtime left in the directory. Raises Unavailable `no_space` and
-        the other errors of `refusals`.
+        the other errors of `refusals`; Denied for a store that another user made.
         """
         with translated(str(store)), ExitStack() as stack:
             store.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _refuse_foreign(store)
             for top in _quarantines(store):
                 if _directory_of(top) == str(directory):
                     with suppress(Conflict), _claimed(top):
@@ -323,6 +324,19 @@ def _is_below(path: str) -> bool:
     except (OSError, ValueError):  # "..", NUL, or not encodable as a file name
         return False
     return True
+
+
+def _refuse_foreign(store: Path) -> None:
+    """Without a home the store is below /tmp, where another user could have made it first."""
+    for place in (store.parent, store):
+        status = place.lstat()
+        if status.st_uid != os.geteuid():
+            raise Denied(
+                f"'{place}' belongs to another user, so it cannot contain a quarantine",
+                code="data_directory_not_private",
+                hint="set SBX_DATA_DIR to a directory that only you can write to",
+                details={"path": str(place)},
+            )
 
 
 def _quarantines(store: Path) -> list[Path]:

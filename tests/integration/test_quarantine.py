@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from command import COMMAND, environment, in_process
 
-from sbx.errors import Conflict, InvalidPath, NotFound, SbxError
+from sbx.errors import Conflict, Denied, InvalidPath, NotFound, SbxError
 from sbx.workspace import quarantine
 from sbx.workspace.quarantine import Quarantine
 
@@ -366,3 +366,24 @@ def test_a_store_that_may_not_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SbxError):
         quarantine.items(tmp_path / "quarantine")
     assert quarantine.items(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("foreign", ["store", "parent", "link"])
+def test_a_store_that_another_user_made_is_refused(tmp_path: Path, foreign: str) -> None:
+    """Without a home the store is /tmp/sbx-UID/quarantine: a fixed name, which another user could
+    make first, and then read and replace what is in it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a directory to another user")
+    project, parent = tmp_path / "project", tmp_path / "sbx-0"
+    project.mkdir()
+    if foreign == "link":
+        (tmp_path / "elsewhere").mkdir()
+        parent.symlink_to(tmp_path / "elsewhere")
+        os.lchown(parent, 4242, 4242)
+    else:
+        (parent / "quarantine").mkdir(parents=True)
+        os.chown(parent if foreign == "parent" else parent / "quarantine", 4242, 4242)
+    with pytest.raises(Denied) as refused:
+        Quarantine.open(parent / "quarantine", project, -1, None)  # the store is looked at first
+    assert refused.value.code == "data_directory_not_private"
+    assert refused.value.hint
