@@ -62,7 +62,9 @@ _CONTENT = re.compile(
     r"|POST /api/v1/conversations/[^/]+/import|POST /api/v1/tools/[^/]+/invoke"
     r"|POST /e2b/49999/execute|POST /e2b/49983/process\.Process/SendInput"
 )
-_DATA = re.compile(r"POST /api/v1/conversations/[^/]+/import|POST /api/v1/tools/[^/]+/invoke")
+_DATA = re.compile(
+    r"POST /api/v1/(conversations/[^/]+/import|tools/[^/]+/invoke|tasks)"
+)  # 1,000 inputs of a task have up to 100 parameters each
 # Each message has a binary head; `connect.messages` counts its values.
 _ENVELOPED = re.compile(r"POST /e2b/49983/(process|filesystem)\.\w+/(Start|Connect|WatchDir)")
 _LOGINS = ("POST /api/v1/login", "POST /api/v1/console/login")
