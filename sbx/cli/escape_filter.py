@@ -5,11 +5,14 @@ does not need to set the window's title or size, write the clipboard, print, or 
 must not make the terminal send text that the user's shell later reads as typed input.
 
 So known sequences pass, and all others are removed: every string (OSC, DCS, APC, PM, SOS), queries
-for more than a position, and C1 characters. Bytes that are not UTF-8 become U+FFFD.
+for more than a position, and C1 characters. Bytes that are not UTF-8 become U+FFFD, and characters
+that reorder others become their numbers.
 """
 
 import codecs
 import re
+
+from sbx.protocol.invisible import in_order
 
 _TOKEN = re.compile(
     r"\x1b\[(?P<private>[<=>?]?)(?P<numbers>[\d;:]*)(?P<between>[ -/]*)(?P<final>[@-~])"
@@ -46,7 +49,7 @@ class EscapeFilter:
         if (unfinished := _UNFINISHED.search(text)) is not None:
             self._held = unfinished[0]
             text = text[: unfinished.start()]
-        return _TOKEN.sub(self._passed, text).encode(errors="replace")
+        return in_order(_TOKEN.sub(self._passed, text)).encode(errors="replace")
 
     def _after_string(self, text: str) -> str:
         end = _STRING_ENDS.search(text)

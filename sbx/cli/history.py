@@ -8,6 +8,7 @@ import typer
 from sbx.cli import connect, exits, output
 from sbx.cli.terminal import STDOUT, one_line, scrub, write
 from sbx.errors import BadRequest
+from sbx.protocol.invisible import in_order
 
 if TYPE_CHECKING:
     from sbx.client import Client
@@ -116,7 +117,7 @@ def _in_full(run: Mapping[str, Any]) -> Iterator[str]:
     for name in ("code", "output", "error"):
         if run[name]:
             yield f"{name}:"
-            yield from (f"    {line}" for line in scrub(run[name]).splitlines())
+            yield from (f"    {line}" for line in in_order(scrub(run[name])).splitlines())
 
 
 def headline(run: Mapping[str, Any]) -> str:

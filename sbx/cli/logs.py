@@ -11,6 +11,7 @@ from sbx.cli import connect, exits, output
 from sbx.cli.history import headline
 from sbx.cli.terminal import STDOUT, one_line, scrub, write
 from sbx.errors import NotFound
+from sbx.protocol.invisible import in_order
 
 if TYPE_CHECKING:
     from sbx.client import Client
@@ -138,4 +139,4 @@ def _plain(kind: str, body: Mapping[str, Any]) -> str:
 def _run_output(run: Mapping[str, Any]) -> str:
     """Return the output and the error of a run. Each line is indented."""
     text = "\n".join(part.rstrip("\n") for part in (run["output"], run["error"]) if part)
-    return "".join(f"\n    {line}" for line in scrub(text).replace("\r", "").splitlines())
+    return "".join(f"\n    {line}" for line in in_order(scrub(text)).replace("\r", "").splitlines())

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 
 from sbx.cli.exits import ReaderGone
 from sbx.errors import SbxError, Unavailable
-from sbx.protocol.invisible import escaped
+from sbx.protocol.invisible import escaped, in_order
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 END_OF_INPUT = "\x04"  # a kernel reads this answer as EOF, as in Jupyter
@@ -100,6 +100,8 @@ class OutputStream:
 
     def _put(self, text: str) -> None:
         shown = scrub(text, colour=self._colour)
+        if self.tty:
+            shown = in_order(shown)
         if shown:
             self._at_line_start = shown.endswith("\n")
             self._coloured = self._coloured or "\x1b" in shown

@@ -9,6 +9,7 @@ import re
 _SHAPELESS = "\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
 _SHAPELESS += "\U000e0100-\U000e01ef"
 _HIDDEN = re.compile(f"[{_SHAPELESS}]")
+_REORDERING = re.compile("[\u202a-\u202e\u2066-\u2069]")
 _BYTE = range(0xDC80, 0xDD00)  # a byte that is not UTF-8, as `surrogateescape` decodes it
 
 
@@ -23,6 +24,14 @@ def escaped(text: str, *, keep: str = " ") -> str:
         char if char in keep or (char.isprintable() and not _HIDDEN.match(char)) else number(char)
         for char in text
     )
+
+
+def in_order(text: str) -> str:
+    """Return the text with each character that reorders others written as `\\u202e`.
+
+    Other invisible characters stay: they belong to languages, and to emoji.
+    """
+    return _REORDERING.sub(lambda match: number(match[0]), text)
 
 
 def number(char: str) -> str:

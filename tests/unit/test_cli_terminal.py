@@ -86,3 +86,12 @@ def test_a_sequence_that_never_ends_is_written_out_at_the_end() -> None:
 
 def test_a_message_is_one_line() -> None:
     assert one_line("no\nerror: forged\t\x1b[2K") == "no error: forged \\x1b[2K"
+
+
+@pytest.mark.parametrize("mark", ["\u202a", "\u202e", "\u2066", "\u2069"])
+def test_text_on_a_terminal_cannot_be_reordered(mark: str) -> None:
+    """The output of `sbx run` could show another text than it had (holes 13). A pipe gets it as it
+    is."""
+    number = f"\\u{ord(mark):04x}"
+    assert written([f"a{mark}b שלום"], terminal=True).decode() == f"a{number}b שלום"
+    assert written([f"a{mark}b"], terminal=False).decode() == f"a{mark}b"

@@ -83,3 +83,7 @@ def test_an_endless_string_takes_no_memory() -> None:
         assert sieve.feed(b"x" * 65536) == b""
     assert len(sieve._held) < 100
     assert sieve.feed(b"\x07ok") == b"ok"
+
+
+def test_characters_that_reorder_others_become_numbers() -> None:
+    assert passed("a\u202eb\u2067c שלום".encode()).decode() == "a\\u202eb\\u2067c שלום"
