@@ -10,7 +10,7 @@ import os
 import stat
 
 from sbx.guest.guarded_paths import RULES, ResolvedPath, is_item
-from sbx.guest.path_rules import HEAD, Parts, PathRules, RuleMatch, leads_out
+from sbx.guest.path_rules import HEAD, Parts, PathRules, RuleMatch, fold, leads_out
 from sbx.linux import inode_flags
 
 
@@ -46,7 +46,7 @@ class GuardedNames:
         """Return the match if `target` would be new in the quarantine, None if it is free. Raise
         OSError EROFS if it is protected."""
         parts = target.parts
-        if target.name.casefold() == HEAD.casefold() and inode_flags.may_fold_case(target.parent):
+        if fold(target.name) == fold(HEAD) and inode_flags.may_fold_case(target.parent):
             parts = (*parts[:-1], HEAD)
         match = self._rules.match(parts, target.exists, is_directory=is_directory)
         if match is not None and not match.is_new:

@@ -4,7 +4,7 @@ The table itself is `sbx.workspace.host_executables`. Both sides of the wall use
 the path guard inside, and the file calls of the host. Nothing here reads a file: the caller passes
 a function that returns whether a path exists.
 
-Names are compared without case, because the file system of the host may fold it.
+Names are compared as the most tolerant file system of a host compares them: see `fold`.
 """
 
 import re
@@ -19,6 +19,7 @@ Exists = Callable[[Parts], bool]
 
 _GIT_DIRECTORY = "git directory"
 _ENVIRONMENT = "Python environment"
+_SHORT = "short name of another file"
 # git(1) takes a directory for a repository if it holds a HEAD, which is not a directory, and one of
 # these sets of names: setup.c, is_git_directory. A new HEAD is never free. So no order of events
 # completes a repository: the parts can only come to a HEAD of the user, where they are not free.
@@ -39,6 +40,14 @@ _IMPORTED = frozenset(name.casefold() for name in sys.stdlib_module_names) | {
     "filelock", "platformdirs", "ruamel", "toml", "setuptools", "pkg_resources",
     "importlib_metadata", "importlib_resources",
 }  # fmt: skip
+# Code points that Linux ignores in a directory with FS_CASEFOLD_FL: Default_Ignorable_Code_Point.
+_IGNORED = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+# `GIT~1` is `.git` on FAT, NTFS, and the drives of Windows in WSL.
+_SHORT_NAME = re.compile(r"(?=[^.]{3,8}(\.|$))[^.]{1,6}~\d{1,6}(\.[^.]{0,3})?")
 
 
 class RuleMatch(NamedTuple):
@@ -79,6 +88,15 @@ class NameRule(NamedTuple):
 _BARE_REPOSITORY = NameRule("*.git", "git", "any")
 
 
+def fold(name: str) -> str:
+    """Return the form in which one name is compared: without case, without ignored code points, and
+    without the dots and blanks at its end that FAT and Windows drop."""
+    plain = name.casefold()
+    if not plain.isascii():
+        plain = _IGNORED.sub("", plain)
+    return plain.rstrip(". ") or plain
+
+
 class PathRules:
     """The table as data. `package_trees`: names of directories that hold installed packages.
     `aliases`: paths that an existing entry leads to (a symlink, a configured hook).
@@ -102,6 +120,8 @@ class PathRules:
         self._is_build_directory = _any_of((*package_trees, *build_directories))
         self.import_roots = frozenset(import_roots)
         self.aliases = frozenset(aliases)
+        self._aliases = frozenset(map(_folded_path, aliases))
+        self._import_roots = frozenset(map(_folded_path, import_roots))
         self._names = tuple(names)
         self._exact: dict[str, list[NameRule]] = {}
         self._patterns: list[NameRule] = []
@@ -149,12 +169,13 @@ class PathRules:
         or will be.
         """
         parts = tuple(path)
-        folded = tuple(part.casefold() for part in parts)
+        folded = tuple(map(fold, parts))
         return (
             self._by_name(parts, folded, exists)
             or self._by_content(parts, exists)
             or _by_part(parts, folded[-1:], exists, is_directory=is_directory)
-            or self._by_alias(parts)
+            or _by_short_name(parts, folded, exists)
+            or self._by_alias(parts, folded)
             or self._by_import(parts, folded, exists)
             or self._by_first_character(parts, folded, exists)
         )
@@ -162,39 +183,40 @@ class PathRules:
     def match_name(self, path: Sequence[str]) -> RuleMatch | None:
         """Return the entry that an existing path fits by its names alone."""
         parts = tuple(path)
-        return self._by_name(parts, tuple(part.casefold() for part in parts), lambda _: True)
+        return self._by_name(parts, tuple(map(fold, parts)), lambda _: True)
 
     def match_new(self, path: Sequence[str]) -> RuleMatch | None:
         """Return the entry that a path fits by the first character of a name, if it is new."""
         parts = tuple(path)
-        folded = tuple(part.casefold() for part in parts)
+        folded = tuple(map(fold, parts))
         depths = range(1, len(parts) + 1)
-        found = (self._by_first_character(parts[:n], folded[:n], lambda _: False) for n in depths)
-        return next(filter(None, found), None)
+        matches = (self._by_first_character(parts[:n], folded[:n], lambda _: False) for n in depths)
+        return next(filter(None, matches), None)
 
     def is_above_alias(self, path: Sequence[str]) -> bool:
         """Return whether an alias lies below this path: to move it would put another file there."""
-        top = "/".join(path) + "/"
-        return any(alias.startswith(top) for alias in self.aliases)
+        top = "/".join(map(fold, path)) + "/"
+        return any(alias.startswith(top) for alias in self._aliases)
 
     def is_import_name(self, path: Sequence[str]) -> bool:
         """Return whether a directory at this path would be a module of a host executable, if it had
         `__init__.py`."""
-        return path[-1].casefold() in _IMPORTED and "/".join(path[:-1]) in self.import_roots
+        *parents, name = map(fold, path)
+        return name in _IMPORTED and "/".join(parents) in self._import_roots
 
     def is_package_tree(self, name: str) -> bool:
-        return name.casefold() in self.package_trees
+        return fold(name) in self.package_trees
 
     def is_build(self, path: Sequence[str]) -> bool:
         """Return whether new hidden names are free below a directory at this path."""
-        return any(self._is_build_directory(part.casefold()) for part in path)
+        return any(self._is_build_directory(fold(part)) for part in path)
 
     def is_parent(self, path: Sequence[str]) -> bool:
         """Return whether names directly below a directory would count for its name.
 
         A directory that gets this path may bring a name that was free at its old path.
         """
-        folded = tuple(part.casefold() for part in path)
+        folded = tuple(map(fold, path))
         in_packages = any(part in self.package_trees for part in folded[:-1])
         index = len(folded) - 1
         rules = self._parents.get(folded[-1], ()) if folded else ()
@@ -239,9 +261,9 @@ class PathRules:
                 return RuleMatch(max(depth, 1), _ENVIRONMENT, "python", is_new=False)
         return None
 
-    def _by_alias(self, parts: Parts) -> RuleMatch | None:
+    def _by_alias(self, parts: Parts, folded: Parts) -> RuleMatch | None:
         for depth in range(1, len(parts) + 1):
-            if "/".join(parts[:depth]) in self.aliases:
+            if "/".join(folded[:depth]) in self._aliases:
                 return RuleMatch(depth, "/".join(parts[:depth]), "the link or setting to it", False)
         return None
 
@@ -287,6 +309,10 @@ def leads_out(link: str, parts: Sequence[str]) -> bool:
     return up >= len(parts) or ".." in steps[up:]
 
 
+def _folded_path(path: str) -> str:
+    return "/".join(map(fold, path.split("/")))
+
+
 def _has_git_parts(directory: Parts, exists: Exists) -> bool:
     return any(all(exists((*directory, name)) for name in parts) for parts in _GIT_PARTS)
 
@@ -306,6 +332,17 @@ def _by_part(
 
 def _any_of(patterns: Sequence[str]) -> Callable[[str], Any]:
     return re.compile("|".join(map(translate, patterns)) or r"(?!)").match
+
+
+def _by_short_name(parts: Parts, folded: Parts, exists: Exists) -> RuleMatch | None:
+    """Match an existing name that may be the second one of a protected file. File systems with such
+    names ignore case."""
+    for index, name in enumerate(folded):
+        if "~" in name and _SHORT_NAME.fullmatch(name):
+            swapped = (*parts[:index], parts[index].swapcase())
+            if exists(parts[: index + 1]) and exists(swapped):
+                return RuleMatch(index + 1, _SHORT, "file systems of Windows", is_new=False)
+    return None
 
 
 def _module(name: str, parent: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from sbx.errors import Denied
-from sbx.guest.path_rules import HEAD, HIDDEN, OPTION, RuleMatch, reason
+from sbx.guest.path_rules import HEAD, HIDDEN, OPTION, RuleMatch, fold, reason
 from sbx.linux.descriptors import OwnedDescriptor, closing
 from sbx.linux.inode_flags import may_fold_case
 from sbx.workspace import safe_open
@@ -221,7 +221,7 @@ class HostDirectory(OwnedDescriptor):
 
     def _as_head(self, relative: Relative) -> Relative:
         """Return the path as git sees it: the file system may treat `head` as HEAD."""
-        is_head = relative[-1].casefold() == HEAD.casefold() and may_fold_case(self.fd)
+        is_head = fold(relative[-1]) == fold(HEAD) and may_fold_case(self.fd)
         return (*relative[:-1], HEAD) if is_head else relative
 
     def _is_linked(self, relative: Relative) -> bool:

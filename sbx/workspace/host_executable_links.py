@@ -33,7 +33,7 @@ from contextlib import suppress
 
 from msgspec import Struct, field
 
-from sbx.guest.path_rules import Parts, PathRules
+from sbx.guest.path_rules import Parts, PathRules, fold
 from sbx.linux.descriptors import closing
 from sbx.workspace.host_executable_texts import (
     HOOK_CONFIGURATIONS,
@@ -131,7 +131,7 @@ class _Walk:
         while pending:
             directory, rest = pending.popleft()
             entries = rest or _entries(self._root, directory)
-            parent = directory[-1].casefold() if directory else ""
+            parent = fold(directory[-1]) if directory else ""
             last = seen + _TURN
             for entry in entries:
                 seen += 1
@@ -139,7 +139,7 @@ class _Walk:
                     self._complete = False
                     return
                 name = entry.name
-                if name != "pyvenv.cfg" and not rules_for(name.casefold(), parent):
+                if name != "pyvenv.cfg" and not rules_for(fold(name), parent):
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(((*directory, name), None))
                 elif self._look_at(directory, entry):

@@ -137,3 +137,22 @@ def test_operation_is_refused_for_a_user_without_rights(disk: Path, tmp_path: Pa
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     refused(json.loads(done.stdout), Place(directory, top))
+
+
+@pytest.mark.needs("casefold")
+async def test_a_name_with_ignored_code_points_is_protected(own_temporary_directory: Path) -> None:
+    """A directory that folds case ignores U+200C and the like, and the table did not."""
+    with disks.mounted("casefold", own_temporary_directory) as disk:
+        place = make_place(disk)
+        fold = "import fcntl, os, struct; fcntl.ioctl(os.open('.', 0), 0x40086602, "
+        fold += "struct.pack('=Q', 0x40080000))"
+        assert place.user("/usr/bin/python3", "-c", fold).returncode == 0
+        place.write(".envrc", "export A=1\n")
+        async with Runtime() as runtime, sandbox(runtime, place) as box:
+            run = await box.run(
+                "import os\nos.makedirs('.g\u200cit/hooks')\n"
+                "try: open('.envr\u00adc', 'w')\nexcept OSError as error: print(error.errno)"
+            )
+        assert (run.stdout, run.error) == ("30\n", None)
+        assert (place.directory / ".git").is_symlink()
+        assert (place.directory / ".envrc").read_text() == "export A=1\n"
