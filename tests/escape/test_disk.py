@@ -184,3 +184,23 @@ async def test_the_receipt_says_that_it_is_watched_and_how_far_that_goes(box: As
     assert box.receipt is not None
     means = next(str(one["means"]) for one in box.receipt.walls if one["name"] == "disk")
     assert means.startswith("watched: looked at every 0.5 s")
+
+
+RESERVE = """
+file = os.open('reserved', os.O_RDWR | os.O_CREAT)
+number = 285 if os.uname().machine == 'x86_64' else 47
+answers = [names_of(call, number, file, mode, 0, 1 << 30) for mode in (0, 1, 0x10)]
+answers.append(os.fstat(file).st_blocks)
+os.posix_fallocate(file, 0, 1 << 20)
+answers.append(os.fstat(file).st_size == 1 << 20)
+answers.append(names_of(call, number, file, 3, 0, 1 << 19))  # frees a half
+answers
+"""
+
+
+@pytest.mark.unprivileged
+async def test_no_block_is_reserved_without_being_written(fresh: Fresh) -> None:
+    """One cell reserved 49.5 GB before the watcher looked. libc writes instead."""
+    box = await fresh()
+    answers = ["ENOTSUP", "ENOTSUP", "ENOTSUP", 0, True, "ok"]
+    assert await tell(box, RESERVE) == answers

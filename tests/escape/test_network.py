@@ -197,6 +197,71 @@ async def test_no_socket_of_a_rare_family_or_protocol(
         assert control == "ok"
 
 
+# Every family of Linux, with every type and protocol: `AF_MAX` is 46, MPTCP has the protocol 262.
+EVERY_SOCKET = """
+import itertools
+opened = set()
+def attempt(make, family, kind, protocol):
+    try:
+        made = make(family, kind, protocol)
+    except OSError:
+        return
+    opened.add((make is socket.socketpair, family, kind, protocol))
+    for one in made if isinstance(made, tuple) else (made,):
+        one.close()
+for family, kind in itertools.product(FAMILIES, (1, 2, 3, 4, 5, 6, 10)):
+    for protocol in range(264):
+        attempt(socket.socket, family, kind, protocol)
+    for protocol in range(3):
+        attempt(socket.socketpair, family, kind, protocol)
+sorted(opened)
+"""
+# Linux makes a datagram socket of a raw Unix socket.
+USUAL_SOCKETS = {
+    *((pair, 1, kind, protocol) for pair in (False, True) for kind in (1, 2, 3, 5)
+      for protocol in (0, 1)),
+    *((False, family, 1, protocol) for family in (2, 10) for protocol in (0, 6)),
+    *((False, family, 2, protocol) for family in (2, 10) for protocol in (0, 17)),
+    *((False, 16, kind, 0) for kind in (2, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.unprivileged
+async def test_no_other_combination_makes_a_socket(box: AsyncSandbox, without: Without) -> None:
+    """CVE-2026-43284 and others: netlink for IPsec, AF_RXRPC, AF_ALG, vsock."""
+    assert set(await tell(box, f"FAMILIES = range(48)\n{EVERY_SOCKET}")) == USUAL_SOCKETS
+    netlinks = await tell(await without("seccomp"), f"FAMILIES = (16,)\n{EVERY_SOCKET}")
+    assert set(netlinks) - USUAL_SOCKETS
+
+
+@pytest.mark.unprivileged
+async def test_urgent_data_of_unix_sockets_is_refused(box: AsyncSandbox, without: Without) -> None:
+    """CVE-2025-38236."""
+    send = "one, two = socket.socketpair()\none.send(b'x', socket.MSG_OOB)"
+    assert await attack(box, send) == "ENOTSUP"
+    assert await attack_by_shell(box, send) == "ENOTSUP"
+    assert await attack(box, "socket.socketpair()[0].recv(1, socket.MSG_OOB)") == "ENOTSUP"
+    assert await attack(await without("seccomp"), send) in ("ok", "ENOTSUP")  # CONFIG_AF_UNIX_OOB
+
+
+@pytest.mark.unprivileged
+async def test_buffers_of_sockets_stay_at_their_default(
+    box: AsyncSandbox, without: Without
+) -> None:
+    """Sockets with buffers of rmem_max held gigabytes that cgroup v1 does not count (holes 5)."""
+    sizes = """
+sizes = []
+for sock in (*socket.socketpair(), socket.socket(), socket.socket(type=socket.SOCK_DGRAM)):
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        before = sock.getsockopt(socket.SOL_SOCKET, option)
+        sock.setsockopt(socket.SOL_SOCKET, option, before // 4)
+        sizes.append(sock.getsockopt(socket.SOL_SOCKET, option) == before)
+(all(sizes), any(sizes))
+"""
+    assert await tell(box, sizes) == (True, True)
+    assert await tell(await without("seccomp"), sizes) == (False, False)
+
+
 @pytest.mark.unprivileged
 async def test_ipc_of_the_host_is_out_of_reach(box: AsyncSandbox, without: Without) -> None:
     """System V shared memory, by the number that the host knows it by."""

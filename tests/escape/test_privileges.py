@@ -162,6 +162,10 @@ DOORS = {
     "setns": "call('setns', os.open('/proc/self/ns/user', os.O_RDONLY), 0)",
     "mount": "call('mount', b'none', b'/tmp', b'tmpfs', 0, 0)",
     "umount": "call('umount2', b'/tmp', 2)",
+    "remount writable": "call('mount', b'none', b'/usr', None, 0x20 | 0x1000, 0)",
+    "mount_setattr": "call(442, -100, b'/usr', 0, struct.pack('4Q', 0, 1, 0, 0), 32)",
+    "move_mount": "call(429, -100, b'/dev/shm', -100, b'/tmp', 0)",
+    "file_setattr": "call(469, -100, b'.', bytes(32), 32, 0)",
     "fsopen": "call('fsopen', b'tmpfs', 0)",
     "open_tree": "call('open_tree', -100, b'/', 1)",
     "pivot_root": "call('pivot_root', b'/tmp', b'/tmp')",
@@ -183,7 +187,7 @@ DOORS = {
 # others need capabilities as well, and a jail without the filter still has none.
 OPEN_TO_ALL = {
     "clone3", "keyctl", "add_key", "request_key", "io_uring", "userfaultfd", "kcmp",
-    "name_to_handle",
+    "name_to_handle", "file_setattr",
 }  # fmt: skip
 
 

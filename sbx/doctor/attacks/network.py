@@ -177,7 +177,7 @@ fcntl.ioctl(sock, 0x8914, bytes(found))
         + "sock.send(struct.pack('IHHII', 28, 24, 0x605, 1, 0) + struct.pack('8BI', 2, 0, 0, 0,"
         " 254, 4, 253, 1, 0))" + _ANSWER,
     },
-    ("ENOPROTOOPT", "EAFNOSUPPORT"),
+    ("ENOPROTOOPT", "EAFNOSUPPORT", "ENOTTY"),
 )
 
 NETWORK = (*REACH, *SHOWN, *FAMILIES, *CHANGE)
