@@ -135,8 +135,8 @@ class _Making:
 
     async def _make_venv(self) -> None:
         self._begin_step("venv", "an empty environment")
-        words = ("-I", "-m", "venv", "--without-pip", str(self._venv))
-        output = await self._steps.run(self._python.executable, *words)
+        words = ("-m", "venv", "--without-pip", str(self._venv))
+        output = await self._steps.run(self._python.executable, "-I", *words)
         if output.code != 0:
             raise Unavailable(
                 f"Python {self._python.text} could not make a virtual environment",

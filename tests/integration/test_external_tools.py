@@ -139,6 +139,16 @@ async def test_a_model_calls_an_mcp_server(
     assert set(listed["inputSchema"]["properties"]) == {"a", "b"}
 
 
+async def test_an_mcp_server_does_not_start_in_the_working_directory(
+    http: httpx.AsyncClient, client: Client, tools: Path, place: Path
+) -> None:
+    """`npx NAME`, `uvx NAME` and `python -m NAME` of the operator took the program from the
+    workspace in which `sbx agent` or the service was started."""
+    (tools / "placed.toml").write_text(mcp_file(place))
+    await until_ready(client, "placed")
+    assert (await invoke(http, "placed_where", {}))["result"] == "/"
+
+
 async def test_an_mcp_server_over_http_gets_the_headers(
     http: httpx.AsyncClient, client: Client, tools: Path
 ) -> None:

@@ -56,6 +56,11 @@ async def hang() -> str:
     return "late"
 
 @server.tool()
+def where() -> str:
+    """Return the working directory."""
+    return os.getcwd()
+
+@server.tool()
 def die() -> str:
     """End the server."""
     print("I end now", file=sys.stderr, flush=True)
