@@ -111,7 +111,8 @@ def probe(
     """
     host = read_host()
     trial = None
-    for path in [bwrap] if bwrap else find_bwraps() or [None]:
+    paths: Sequence[str | None] = [bwrap] if bwrap else find_bwraps()
+    for path in paths or [None]:
         this = _try(path, host, become)
         if trial is None or this.rank > trial.rank:
             trial = this

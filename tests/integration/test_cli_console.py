@@ -114,8 +114,8 @@ def test_a_name_that_the_console_does_not_have_is_refused(service: Service) -> N
 def test_without_a_service_it_starts_one_and_ends_it() -> None:
     with short_directory() as directory:
         place = directory / "own" / "sbx.sock"
-        env = {"SBX_SOCKET": str(place), "SBX_DATA_DIR": str(directory / "data")}
-        with running("--json", **env) as process:
+        data = str(directory / "data")
+        with running("--json", SBX_SOCKET=str(place), SBX_DATA_DIR=data) as process:
             shown = opened(process)
             assert place.with_name("console.sock").exists()
             status, _ = ask(shown["origin"], "GET", "/console/")

@@ -47,10 +47,12 @@ def sources() -> dict[str, ast.Module]:
 def calls(tree: ast.AST, within: str = "") -> Iterator[tuple[str, str, ast.Call]]:
     """Each call, with the innermost function that makes it and the text of its callee."""
     for node in ast.iter_child_nodes(tree):
-        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        inner = within
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = node.name
         if isinstance(node, ast.Call):
             yield within, ast.unparse(node.func), node
-        yield from calls(node, node.name if named else within)
+        yield from calls(node, inner)
 
 
 @cache
@@ -130,7 +132,7 @@ def table() -> dict[str, list[str]]:
     """The rows of the table of starts in docs/security.md: the cells of each, by the first."""
     lines = (ROOT / "docs/security.md").read_text().splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("| start in `sbx/` |"))
-    rows = {}
+    rows: dict[str, list[str]] = {}
     for line in lines[head + 2 :]:
         if not line.startswith("|"):
             break
