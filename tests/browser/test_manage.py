@@ -25,7 +25,7 @@ async def test_a_quarantined_file_is_read_restored_and_deleted(
     directory = await desk.project("guarded")
     projects = (await client.get("/api/v1/projects", params={"limit": 100})).json()["items"]
     (item,) = [each for each in projects if each["working_directory"] == str(directory)]
-    command = "echo '<b>export</b> A=1' > .envrc && git init -q made"
+    command = "echo '<b>export</b> A=1' > .envrc && git init -q made && touch .new"
     desk.model.add(runs(command), Response("done"))
     async with aclosing(following(client, body("guarded", project_id=item["id"]))) as events:
         asked = await asked_for(events)
@@ -37,6 +37,7 @@ async def test_a_quarantined_file_is_read_restored_and_deleted(
     table = page.get_by_role("table", name="Quarantined files")
     await expect(table).to_contain_text(".envrc")
     await expect(table).to_contain_text("direnv")
+    await expect(table).to_contain_text("a program that reads hidden files")
     await table.get_by_role("button", name="Show .envrc").click()
     content = page.get_by_role("dialog", name=".envrc")
     await expect(content).to_contain_text("<b>export</b> A=1")
@@ -54,8 +55,10 @@ async def test_a_quarantined_file_is_read_restored_and_deleted(
     await ask.get_by_role("button", name="Restore").click()
     await expect(table).not_to_contain_text(".envrc")
     assert (directory / ".envrc").read_text() == "<b>export</b> A=1\n"
-    await table.get_by_role("button", name="Delete made/.git").click()
-    await page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    for name in (".new", "made/.git"):
+        await table.get_by_role("button", name=f"Delete {name}").click()
+        await page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+        await expect(table.get_by_role("button", name=f"Delete {name}")).not_to_be_visible()
     await expect(page.get_by_text("No file is in quarantine.")).to_be_visible()
 
 

@@ -118,6 +118,7 @@ export interface QuarantineItem {
   id: string;
   directory: string;
   path: string;
+  name: string;
   program: string;
   kind: string;
 }

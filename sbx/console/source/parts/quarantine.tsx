@@ -31,7 +31,7 @@ export function QuarantineSection(): JSX.Element {
                   <td>
                     <code>{safe(item.directory)}</code>
                   </td>
-                  <td>{safe(item.program)}</td>
+                  <td>{obeyedBy(item)}</td>
                   <td class="buttons">
                     <button type="button" aria-label={t("quarantine.show", { path: safe(item.path) })} onClick={() => (shown.value = item)}>
                       {t("quarantine.show_short")}
@@ -55,12 +55,16 @@ export function QuarantineSection(): JSX.Element {
   );
 }
 
+function obeyedBy(item: QuarantineItem): string {
+  return item.name === ".*" ? t("quarantine.hidden") : item.name === "-*" ? t("quarantine.option") : safe(item.program);
+}
+
 function Decision({ item, what, done, onClose }: { item: QuarantineItem; what: "restore" | "delete"; done: () => void; onClose: () => void }): JSX.Element {
   const restores = what === "restore";
   return (
     <Ask
       title={t(`quarantine.${what}_title`)}
-      text={t(`quarantine.${what}_ask`, { path: safe(`${item.directory}/${item.path}`), program: safe(item.program) })}
+      text={t(`quarantine.${what}_ask`, { path: safe(`${item.directory}/${item.path}`), program: obeyedBy(item) })}
       action={restores ? t("quarantine.restore_short") : t("action.delete")}
       act={async () => {
         await (restores ? call("POST", at([...BASE, item.id, "restore"])) : call("DELETE", at([...BASE, item.id])));
