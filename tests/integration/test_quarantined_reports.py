@@ -42,6 +42,37 @@ def test_run_prints_each_item_and_one_hint(project: Path, tmp_path: Path) -> Non
     assert restored.stdout == f"restored {project}/.envrc\n"
 
 
+def test_new_hidden_names_and_options_say_why(project: Path, tmp_path: Path) -> None:
+    env = {"XDG_DATA_HOME": str(tmp_path / "data")}
+    plant = "open('.x', 'w').write('1'); open('-y', 'w').write('2');"
+    ran = in_process("run", "--workspace", project, "-c", plant, stdin=b"", **env)
+    lines = {line.partition(" (")[0]: line for line in ran.stderr.splitlines()}
+    assert "begins with a dot" in lines["quarantined: .x"]
+    assert "would take it for an option" in lines["quarantined: -y"]
+    assert os.listdir(project) == []
+    listed = in_process("quarantine", "list", stdin=b"", **env).stdout
+    assert "begins with a dot" in listed
+    item_ids = ran.stderr.split(" restore ")[1].split()
+    restored = in_process("quarantine", "restore", *item_ids, "--yes", stdin=b"", **env)
+    assert restored.returncode == 0, restored.stderr
+    assert sorted(os.listdir(project)) == ["-y", ".x"]
+
+
+@pytest.mark.full_tier
+def test_full_quarantine_is_reported(project: Path, tmp_path: Path) -> None:
+    """Code that makes 100,000 hidden files gets an error, and the user reads why."""
+    plant = (
+        "import errno\ntry:\n    for number in range(100_000): open(f'.{number}', 'w').close()\n"
+        "except OSError as error: print(number, errno.errorcode[error.errno])"
+    )
+    env = {"XDG_DATA_HOME": str(tmp_path / "data")}
+    ran = in_process("run", "--workspace", project, "-c", plant, stdin=b"", **env)
+    assert ran.stdout == "1000 ENOSPC\n"
+    assert "is full with 1000 items" in ran.stderr
+    assert len(ran.stderr.splitlines()) < 30
+    assert os.listdir(project) == []
+
+
 @pytest.mark.full_tier
 def test_run_has_the_field_in_json(project: Path, tmp_path: Path) -> None:
     env = {"XDG_DATA_HOME": str(tmp_path / "data")}
