@@ -31,7 +31,7 @@ from sbx.guest.guarded_paths import (
     own_view,
     signed,
 )
-from sbx.guest.path_rules import HIDDEN
+from sbx.guest.path_rules import HIDDEN, RuleMatch
 from sbx.guest.quarantine_items import (
     Items,
     content_of,
@@ -313,30 +313,7 @@ class GuardedCalls:
             match = None if item else self._names.check(destination, is_directory=is_directory)
             if flags & _RENAME_EXCHANGE:
                 raise OSError(errno.EINVAL, "not supported in a directory of the host")
-            # The link of an item is moved itself, and leads nowhere on the host at its new place.
-            # But a new hidden file gets the meaning of its new name: programs write a file under a
-            # temporary name first.
-            moved = item_of(fd, status)
-            if moved is not None and moved == item:
-                return  # like rename(2) with two names of one file
-            content = stack.enter_context(_closing(content_of(moved, fd)))
-            is_same = moved is not None and match is not None and match.name == recorded_name(moved)
-            if not stat.S_ISREG(os.fstat(content).st_mode):
-                if match is not None and moved is not None and not is_same:
-                    raise protected()
-                if item is not None or (match is not None and moved is None):
-                    raise OSError(errno.EXDEV, "goes to the quarantine")
-            elif item is not None or (not is_same and (match is not None or moved is not None)):
-                self._names.check_move(source, destination, fd, status)
-                self._items.move(content, source, destination, match, item)
-                return
-            self._names.check_move(source, destination, fd, status)
-            if match is None and len(source.parts) == len(destination.parts):
-                _rename(source, destination)
-            else:
-                hard_links.move(fd, source, destination)
-            if moved is not None:
-                note_moved(moved, destination)
+            _move(self._names, self._items, fd, source, destination, match, item)
 
     def _remove(self, call: SyscallNotice, at: _At, *, is_directory: bool) -> None:
         with self._name(call, at) as target:
@@ -392,6 +369,45 @@ class GuardedCalls:
     def _fchmod(self, call: SyscallNotice, mode: int) -> None:
         fd = open_path(f"/proc/{call.thread}/fd/{signed(call.arguments[0])}")
         _set_mode(self._paths, self._names, fd, mode, by_path=False)
+
+
+def _move(
+    names: GuardedNames,
+    items: Items,
+    fd: int,
+    source: ResolvedPath,
+    destination: ResolvedPath,
+    match: RuleMatch | None,
+    item: str | None,
+) -> None:
+    """Move the name of an O_PATH descriptor. The destination is an existing `item`, a new one for
+    `match`, or free.
+
+    The link of an item is moved itself, and leads nowhere on the host at its new place. But a new
+    hidden file gets the meaning of its new name: programs write under a temporary name first.
+    """
+    status = os.fstat(fd)
+    moved = item_of(fd, status)
+    if moved is not None and moved == item:
+        return  # like rename(2) with two names of one file
+    is_same = moved is not None and match is not None and match.name == recorded_name(moved)
+    with _closing(content_of(moved, fd)) as content:
+        if not stat.S_ISREG(os.fstat(content).st_mode):
+            if match is not None and moved is not None and not is_same:
+                raise protected()
+            if item is not None or (match is not None and moved is None):
+                raise OSError(errno.EXDEV, "goes to the quarantine")
+        elif item is not None or (not is_same and (match is not None or moved is not None)):
+            names.check_move(source, destination, fd, status)
+            items.move(content, source, destination, match, item)
+            return
+    names.check_move(source, destination, fd, status)
+    if match is None and len(source.parts) == len(destination.parts):
+        _rename(source, destination)
+    else:
+        hard_links.move(fd, source, destination)
+    if moved is not None:
+        note_moved(moved, destination)
 
 
 def _reopen(path_fd: int, target: ResolvedPath, status: os.stat_result, flags: int) -> int:

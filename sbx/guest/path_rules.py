@@ -189,9 +189,11 @@ class PathRules:
         """Return the entry that a path fits by the first character of a name, if it is new."""
         parts = tuple(path)
         folded = tuple(map(fold, parts))
-        depths = range(1, len(parts) + 1)
-        matches = (self._by_first_character(parts[:n], folded[:n], lambda _: False) for n in depths)
-        return next(filter(None, matches), None)
+        for depth in range(1, len(parts) + 1):
+            match = self._by_first_character(parts[:depth], folded[:depth], lambda _: False)
+            if match is not None:
+                return match
+        return None
 
     def is_above_alias(self, path: Sequence[str]) -> bool:
         """Return whether an alias lies below this path: to move it would put another file there."""
@@ -291,9 +293,9 @@ class PathRules:
 def reason(name: str, program: str) -> str:
     """Return why a file with an entry of the table is kept from the host, as a clause."""
     match name:
-        case ".*":
+        case ".*":  # HIDDEN
             return "its name is new and begins with a dot, so a program may obey it on the host"
-        case "-*":
+        case "-*":  # OPTION
             return "its name begins with '-', so a command would take it for an option on the host"
     return f"{program} would obey it on the host"
 
