@@ -6,7 +6,7 @@ that of the policy is the policy's.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -31,6 +31,16 @@ def policy_of(templates: Mapping[str, str], name: str) -> str:
         f"the image or template {name[:200]!r} has no policy",
         code="unknown_template",
         hint="the operator adds it to the setting templates; '*' there is every other name",
+    )
+
+
+def deny_not_enforced(hosts: Sequence[str]) -> BadRequest:
+    """Return the error for hosts that a request denies and its policy would still reach: `allow`
+    of a policy lists hosts, and has no exceptions."""
+    return BadRequest(
+        f"sbx cannot deny single hosts: {', '.join(hosts)[:200]}",
+        code="deny_not_supported",
+        hint="deny all hosts, and allow those that the sandbox needs",
     )
 
 

@@ -4,7 +4,6 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,7 @@ async def test_every_way_to_start_a_process_has_the_same_walls(box: AsyncSandbox
     assert found == dict.fromkeys(found, shell)
 
 
+Start = Callable[..., Awaitable[Any]]
 DIRECTORIES = ("/", "/root", "/proc/1/root", "/proc/self/root/etc", "..", "../../..", "out", "x\0y")
 
 
@@ -66,9 +66,10 @@ async def test_a_working_directory_opens_nothing_of_the_host(
     (outside / "secret").write_text("secret of the host")
     box = await fresh(workspace=top)
     look = "cat secret; touch planted /usr/planted /etc/planted; echo tried"
-    starts: tuple[Callable[..., Awaitable[Any]], ...]
-    starts = (box.shell, partial(box.run_script, language="bash"), box.commands.start)
-    for cwd, start in product(DIRECTORIES, starts):
+    script: Start = partial(box.run_script, language="bash")
+    starts: tuple[Start, ...] = (box.shell, script, box.commands.start)
+    pairs: list[tuple[str, Start]] = [(cwd, start) for cwd in DIRECTORIES for start in starts]
+    for cwd, start in pairs:
         try:
             started = await start(look, cwd=cwd)
         except SbxError:

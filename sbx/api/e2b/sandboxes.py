@@ -24,7 +24,7 @@ from sbx.api.errors import iso
 from sbx.api.sdk_target import labels_of
 from sbx.api.signed_urls import HOLDERS_MAX, holder_of, token_of
 from sbx.api.surfaces import e2b_id
-from sbx.api.templates import policy_of, split_environment
+from sbx.api.templates import deny_not_enforced, policy_of, split_environment
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.service.caller import Caller
 from sbx.service.sandbox import ServiceSandbox
@@ -115,10 +115,15 @@ async def create(request: Request, caller: CallerDep, service: ServiceDep) -> di
 async def _network(
     service: Service, policy: str, new: NewE2bSandbox, network: NetworkBody
 ) -> dict[str, Any]:
-    """Return the `narrower` for the requested network. It can only take hosts away."""
+    """Return the `narrower` for the requested network. It can only take hosts away.
+
+    Raise BadRequest for a denied host that the policy would still reach.
+    """
     loaded, _ = await service.runtime.decide(policy)
     closed = new.allow_internet_access is False or _EVERYWHERE in (network.denyOut or ())
     if loaded.network.mode == "none" or not closed:
+        if loaded.network.mode != "none" and network.denyOut:
+            raise deny_not_enforced(network.denyOut)
         return {}
     allowed = network.allowOut or []
     return {"network": {"allow": allowed} if allowed else {"mode": "none"}}

@@ -20,7 +20,7 @@ from sbx.api.errors import iso
 from sbx.api.opensandbox.execd import SURFACE, check_running, find
 from sbx.api.sdk_target import labels_of
 from sbx.api.surfaces import LINK_HEADER, PLANE_PORTS
-from sbx.api.templates import limits_within, policy_of, split_environment
+from sbx.api.templates import deny_not_enforced, limits_within, policy_of, split_environment
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.service.lifecycle import State
 from sbx.service.models import SandboxView
@@ -101,18 +101,23 @@ async def create(request: Request, caller: CallerDep, service: ServiceDep) -> di
 async def _network(
     service: Service, policy: str, network: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the `narrower` for a requested network policy. It can only take hosts away."""
-    if not network:
+    """Return the `narrower` for a requested network policy. It can only take hosts away, and an
+    empty one takes all.
+
+    Raise BadRequest for a rule that denies a host which the policy would still reach.
+    """
+    if network is None:
         return {}
     loaded, _ = await service.runtime.decide(policy)
-    allowed = [
-        str(rule.get("target"))
-        for rule in network.get("egress") or ()
-        if isinstance(rule, Mapping) and rule.get("action") == "allow"
-    ]
-    if loaded.network.mode == "none" or network.get("defaultAction") == "allow":
+    rules = [rule if isinstance(rule, Mapping) else {} for rule in network.get("egress") or ()]
+    allowed = [str(rule.get("target")) for rule in rules if rule.get("action") == "allow"]
+    denied = [str(rule.get("target")) for rule in rules if rule.get("action") != "allow"]
+    if loaded.network.mode == "none":
         return {}
-    return {"network": {"allow": allowed}}
+    is_open = network.get("defaultAction") == "allow"
+    if denied and (is_open or allowed):
+        raise deny_not_enforced(denied)
+    return {} if is_open else {"network": {"allow": allowed}}
 
 
 @router.get("/sandboxes")
