@@ -41,11 +41,16 @@ _RESERVED = (
 )
 # These run the command in their arguments, so a prefix would not limit anything.
 _RUNNERS = (
-    ". alias awk builtin busybox chroot chrt command compgen complete doas enable env eval exec fc"
-    " fd find flock gawk hash ionice ltrace mapfile mawk nice nohup nsenter parallel pkexec"
-    " readarray runuser script setpriv setsid source ssh start-stop-daemon stdbuf strace su sudo"
-    " systemd-run taskset timeout trap unshare watch xargs"
+    ". alias awk builtin busybox bwrap capsh chroot chrt command compgen complete dbus-run-"
+    " session doas enable entr env eval exec expect fakeroot fc fd find firejail flock gawk gdb"
+    " hash ionice linux32 linux64 ltrace mapfile mawk nice nohup nsenter numactl parallel pkexec"
+    " prlimit proot readarray runuser screen script setarch setpriv setsid sg source ssh start-"
+    " stop-daemon stdbuf strace su sudo systemd-run taskset timeout tmux toybox trap unbuffer"
+    " unshare valgrind watch xargs xvfb-run"
 )
+# The loader runs the program in its arguments, and a link of /proc leads to any program.
+_LOADER = re.compile(r"ld(-[a-z0-9_-]+)?([.-][0-9.]+)?\.so(\.[0-9]+)?")
+_MAGIC_LINKS = ("/proc/", "/dev/fd/")
 _INTERPRETER = re.compile(
     r"(ash|bash|csh|dash|fish|ksh|mksh|rbash|sh|tcsh|zsh"
     r"|(python|pypy|perl|ruby|php|lua|node|nodejs|bun|deno|tclsh)[0-9.]*|ipython3?|R|Rscript)"
@@ -178,7 +183,9 @@ def _refusal(prefix: tuple[str, ...]) -> tuple[str, str] | None:
     if first in _RESERVED.split():
         return f"{first} is a reserved word of the shell, not a program", "name the program"
     name = first.rpartition("/")[2]
-    if name in _RUNNERS.split():
+    if first.startswith(_MAGIC_LINKS):
+        return f"{first} can lead to any program", "name the program itself"
+    if name in _RUNNERS.split() or _LOADER.fullmatch(name):
         return (
             f"{name} can run any command that follows it, so its prefix would allow every command",
             "give the prefix of that command, without the words before it",
