@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbx.api.server.settings import ServiceSettings
+from sbx.doctor.attacks.runner import ALL
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -55,6 +56,27 @@ def test_each_link_leads_to_a_page_and_its_heading() -> None:
         if not path.exists() or (heading and heading not in slugs(path)):
             broken.append(f"{page.name}: {target}#{heading}")
     assert not broken
+
+
+ESCAPES = re.compile(r"^\| (\d+) \|.*\|([^|]+)\|$", re.MULTILINE)
+
+
+def test_each_published_escape_ends_at_a_test_that_exists() -> None:
+    page = (DOCS / "security.md").read_text()
+    section = page.partition("## How each published escape ends here")[2].partition("\n## ")[0]
+    rows = {int(number): cell.strip() for number, cell in ESCAPES.findall(section)}
+    assert [*rows] == [*range(1, 35)]
+    attacks, missing = {attack.name for attack in ALL}, []
+    for number, cell in rows.items():
+        tests = re.findall(r"`([\w/]+\.py)::(\w+)`", cell)
+        named = re.findall(r"attack: ((?:[^,`]|, (?!attack: |`))+)", cell)
+        for file, function in tests:
+            path = ROOT / "tests" / file
+            if not path.is_file() or function not in definitions(path):
+                missing.append(f"{number}: {file}::{function}")
+        missing += [f"{number}: attack {name}" for name in named if name not in attacks]
+        assert tests or named, number
+    assert not missing
 
 
 def test_every_setting_is_in_the_reference() -> None:

@@ -75,6 +75,7 @@ def test_a_budget_with_a_wrong_cost_is_refused(wrong: dict[str, Any]) -> None:
         ("[limits]\nmax_cost = 1", "limits.max_cost needs the table price"),
         ("retries = {run_code = 1}", "retries: a second call of run_code can have another effect"),
         ("retries = {read_file = 9}", "retries.read_file: Input should be less than or equal to 5"),
+        ('approvals = {bash = "deny"}', "approvals: no tool has the name bash; plan has"),
         ('tools = ["bash"]', "tools: no tool has the name bash; plan has"),
     ],
 )

@@ -58,10 +58,15 @@ def test_it_has_to_be_a_directory(directories: AllowedProjects, top: Path, name:
     assert refusal(directories, top / "work" / name) == (BadRequest, "invalid_directory")
 
 
-@pytest.mark.parametrize("asked", ["/", "/etc", "{top}", "{top}/elsewhere/theirs"])
+@pytest.mark.parametrize(
+    "asked", ["/", "/etc", "{top}", "{top}/elsewhere/theirs", "{top}/work-evil", "{top}/wor"]
+)
 def test_what_lies_elsewhere_is_not_granted(
     directories: AllowedProjects, top: Path, asked: str
 ) -> None:
+    """CVE-2025-53110: the prefix /work of a path allowed /work-evil, too."""
+    for sibling in ("work-evil", "wor"):
+        (top / sibling).mkdir()
     assert refusal(directories, asked.replace("{top}", str(top))) == (Denied, "not_granted")
 
 
