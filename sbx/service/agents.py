@@ -42,6 +42,7 @@ __all__ = ["AgentRunRow", "Agents", "ChatFilter", "ChatRow", "MessageRow", "no_c
 _log = logging.getLogger(__name__)
 _APPROVAL_TIMEOUT_S = 600.0
 _TITLE_MAX = 80
+_READS = ("execute", "files:read")  # the scopes of the routes that read the work of agents
 _DENIALS_S = 2.0  # for agents to take note of denials at the end of the service
 
 
@@ -281,7 +282,7 @@ class Agents:
         """Publish that the list of conversations has changed."""
         body = {"type": kind, "conversation_id": row.conversation_id}
         self._service.notices.publish(
-            Notice(row.owner, body, row.user_id, row.agent_id, row.conversation_id)
+            Notice(row.owner, body, _READS, row.user_id, row.agent_id, row.conversation_id)
         )
 
     def _run_changed(self, run: ChatRun) -> None:
@@ -295,24 +296,25 @@ class Agents:
             body |= {"type": "chat.ended", "reason": run.end.reason}
         row = request.chat
         self._service.notices.publish(
-            Notice(row.owner, body, row.user_id, row.agent_id, row.conversation_id)
+            Notice(row.owner, body, _READS, row.user_id, row.agent_id, row.conversation_id)
         )
 
     def _approval_changed(self, approval: Approval, decision: ApprovalDecision | None) -> None:
-        body: dict[str, Any]
+        body: dict[str, Any] = {
+            "tool_call_id": approval.tool_call_id,
+            "conversation_id": approval.conversation_id,
+        }
         if decision is None:
-            body = {"type": "approval.pending", "approval": approval.to_json()}
+            body |= {"type": "approval.pending"}
         else:
-            body = {
+            body |= {
                 "type": "approval.decided",
-                "tool_call_id": approval.tool_call_id,
-                "conversation_id": approval.conversation_id,
                 "approved": decision.approved,
                 "by": decision.by,
                 "remembered": decision.remembered,
             }
         place = approval.user_id, approval.agent_id, approval.conversation_id
-        self._service.notices.publish(Notice(approval.owner, body, *place))
+        self._service.notices.publish(Notice(approval.owner, body, ("execute",), *place))
 
     # -- approvals --------------------------------------------------------------------------------
 

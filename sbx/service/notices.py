@@ -16,11 +16,13 @@ _WAITING_MAX = 1000
 
 
 class Notice(Struct, frozen=True):
-    """`body` has a `type`, such as `sandbox` or `chat.ended`. A notice goes to the callers that see
-    this user, agent and conversation; one `of_project` to none with the bounds of a token."""
+    """`body` has a `type`, such as `sandbox` or `chat.ended`, and ids: the client reads the rest by
+    a route. A notice goes to the callers that see this user, agent and conversation and have one of
+    `scopes`, those of that route; empty: all of them. One `of_project` goes to no token."""
 
     owner: str
     body: Mapping[str, Any]
+    scopes: tuple[str, ...]
     user_id: str | None = None
     agent_id: str | None = None
     conversation_id: str | None = None
@@ -42,6 +44,8 @@ class Subscription:
         if notice.of_project and caller.via == "token":
             return
         if not caller.sees(notice.user_id, notice.agent_id, notice.conversation_id):
+            return
+        if notice.scopes and not any(map(caller.may, notice.scopes)):
             return
         self.lost = self._queue.qsize() >= _WAITING_MAX
         self._queue.put_nowait(None if self.lost else notice)

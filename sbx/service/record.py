@@ -301,7 +301,8 @@ class SandboxRecord:
             "cause": cause,
             "details": details,
         }
-        notice = Notice(row.owner, body, row.user_id, row.agent_id, details.get("conversation"))
+        bounds = row.user_id, row.agent_id, details.get("conversation")
+        notice = Notice(row.owner, body, (), *bounds)
         self.dependencies.notices.publish(notice)
 
 

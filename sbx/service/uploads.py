@@ -120,7 +120,8 @@ class UserUploads:
             "sandbox_id": view.id,
             "conversation_id": conversation,
         }
-        self._notices.publish(Notice(view.owner, body, view.user_id, view.agent_id, conversation))
+        bounds = view.user_id, view.agent_id, conversation
+        self._notices.publish(Notice(view.owner, body, ("files:read",), *bounds))
 
 
 def limits_of(view: SandboxView) -> UploadLimits | None:

@@ -4,10 +4,11 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
@@ -18,11 +19,12 @@ from model_server import KEY, ModelServer, model_server
 from places import short_directory
 from pydantic import SecretStr
 from sessions_calls import API, until
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.exceptions import ConnectionClosed
 
 from sbx.agent.messages import Response
 from sbx.agent.settings import AgentSettings
+from sbx.api.console.topics import Follow
 from sbx.protocol.events import text_from_json
 from tests.fake_clock import FakeClock
 
@@ -289,12 +291,13 @@ async def test_an_approval_is_announced_and_its_decision_too(
     async with stream(desk.console) as page:
         await page.follow("1", "owner")
         run_id = await begun(client, "asks", project_id=await project(client, directory))
-        approval = (await page.event("approval.pending"))["approval"]
-        assert approval["tool_args"] == {"command": "echo done > made.txt"}
-        (change,) = approval["dry_run"]["changes"]
-        assert change["kind"] == "added"
-        url = f"{API}/approvals/{approval['tool_call_id']}"
+        notice = await page.event("approval.pending")
+        assert notice.keys() == {"type", "tool_call_id", "conversation_id"}
+        url = f"{API}/approvals/{notice['tool_call_id']}"
         waiting = (await client.get(url)).json()
+        assert waiting["tool_args"] == {"command": "echo done > made.txt"}
+        (change,) = waiting["dry_run"]["changes"]
+        assert change["kind"] == "added"
         assert waiting["decision"] is None
         item = (await client.get(f"{CONVERSATIONS}/asks")).json()
         assert (item["run"], item["pending"]) == ({"run_id": run_id, "waiting": True}, 1)
@@ -485,3 +488,94 @@ async def test_a_program_follows_notices_as_server_sent_events(
             if line.startswith("data: ") and json.loads(line[6:])["type"] == "sandbox":
                 assert json.loads(line[6:])["sandbox_id"] == box
                 break
+
+
+# -- topics and tokens -----------------------------------------------------------------------------
+
+SEES: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
+    # bounds and scopes; the notices of the topic `owner`; the other topics with content
+    "all": ({}, {"approval", "chat", "conversation", "uploads"}, {"chat", "run", "usage", "files"}),
+    "no scopes": ({"scopes": []}, set(), set()),
+    "reads": ({"scopes": ["files:read"]}, {"chat", "conversation", "uploads"}, {"files"}),
+    "writes": ({"scopes": ["files:write"]}, set(), set()),
+    "executes": (
+        {"scopes": ["execute"]},
+        {"approval", "chat", "conversation"},
+        {"chat", "run", "usage"},
+    ),
+    "another conversation": ({"conversation_id": "another"}, set(), set()),
+    "another agent": ({"agent_id": "another"}, set(), set()),
+    "another user": ({"user_id": "bea"}, set(), set()),
+}
+
+
+async def test_a_token_gets_no_topic_beyond_its_scopes_and_bounds(
+    desk: Desk, client: httpx.AsyncClient
+) -> None:
+    """A token without any scope got each approval with its arguments and the diffs of the user's
+    files, and a token of one conversation the usage of the others."""
+    topics = {get_args(kind.model_fields["topic"].annotation)[0] for kind in get_args(Follow)}
+    assert topics == {"owner", *SEES["all"][2]}
+    directory = desk.projects / "topics"
+    directory.mkdir()
+    if os.geteuid() == 0:
+        os.chown(directory, PERSON, PERSON)
+    asks = await project(client, directory)
+    desk.model.add(Response("done"))
+    run_id = await begun(client, "topical")
+    await over(client, "topical", run_id)
+    sandbox = (await client.get(f"{CONVERSATIONS}/topical")).json()["sandbox_id"]
+    place = f"/v1/sandboxes/{sandbox}/conversations/topical"
+    run = (await client.post(f"{place}/runs", json={"code": "1"})).json()
+    fields: dict[str, dict[str, Any]] = {
+        "owner": {},
+        "chat": {"conversation_id": "topical"},
+        "run": {"sandbox_id": sandbox, "run_id": run["run_id"]},
+        "usage": {"sandbox_ids": [sandbox], "interval_s": 0.2},
+        "files": {"sandbox_id": sandbox, "conversation": "topical"},
+    }
+    async with AsyncExitStack() as stack:
+        pages: dict[str, tuple[Stream, list[dict[str, Any]]]] = {}
+        for name, (bounds, _, _) in SEES.items():
+            new = {"user_id": "ann", "ttl_s": 600, **bounds}
+            token = (await client.post("/v1/admin/tokens", json=new)).json()["token"]
+            opening = unix_connect(
+                str(desk.console.served.socket),
+                f"ws://sbx{API}/events",
+                additional_headers={"authorization": f"Bearer {token}"},
+            )
+            page, messages = Stream(await stack.enter_async_context(opening)), []
+            pages[name] = page, messages
+            for topic in topics:
+                await page.follow(topic, topic, **fields[topic])
+            await page.follow("last", "run", sandbox_id="none", run_id="none")
+            while not messages or messages[-1].get("id") != "last":
+                messages.append(await page.next())
+        desk.model.add(Response("CREDITCARD-4111"))
+        await over(client, "topical", await begun(client, "topical"))
+        await client.put(f"{place}/files", params={"path": "a.txt"}, content=b"a")
+        reply = await client.put(f"{place}/uploads/CREDITCARD-4111.txt", content=b"a")
+        assert reply.status_code == 200, reply.text
+        desk.model.add(runs("touch CREDITCARD-4111"))
+        started = body("topical-asks", detach=True, project_id=asks)
+        await client.post(f"{API}/chat", json=started)
+        await until(partial(_waits, client))
+        # The last notice is of a sandbox, which each token sees.
+        for ids in ({"user_id": "ann", "agent_id": "another"}, {"user_id": "bea", "agent_id": "x"}):
+            assert (await client.post(f"{API}/sessions", json=ids)).status_code == 201
+        for page, messages in pages.values():
+            while messages[-1].get("event", {}).get("kind") != "created":
+                messages.append(await page.next())
+    for name, (_, notices, others) in SEES.items():
+        events = [each for each in pages[name][1] if "event" in each]
+        kinds = {each["event"]["type"] for each in events if each["id"] == "owner"}
+        assert {kind.partition(".")[0] for kind in kinds} == notices | {"sandbox"}, name
+        assert {
+            each["id"] for each in events if each["id"] != "owner" and each["event"].get("items", 1)
+        } == others, name
+        assert "CREDITCARD" not in str(events), name
+
+
+async def _waits(client: httpx.AsyncClient) -> bool:
+    items = (await client.get(f"{API}/approvals")).json()["items"]
+    return any(each["conversation_id"] == "topical-asks" for each in items)

@@ -98,7 +98,7 @@ def _publish(
     service: Service, caller: Caller, project_id: str, kind: str = "project.changed"
 ) -> None:
     body = {"type": kind, "project_id": project_id}
-    service.notices.publish(Notice(caller.owner, body, of_project=True))
+    service.notices.publish(Notice(caller.owner, body, (), of_project=True))
 
 
 def _details(body: ProjectBody) -> dict[str, object]:

@@ -169,7 +169,7 @@ async def _usage_events(service: Service, caller: Caller, request: FollowUsage) 
     while True:
         items = {}
         for sandbox in _observed(service, caller, request.sandbox_ids):
-            if (usage := await usage_of(sandbox)) is not None:
+            if (usage := await usage_of(caller, sandbox)) is not None:
                 items[sandbox.id] = usage
         number += 1
         yield number, {"type": "usage", "items": items}

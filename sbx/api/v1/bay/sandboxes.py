@@ -287,15 +287,21 @@ async def _detail(service: Service, caller: Caller, view: SandboxView) -> Sandbo
         busy=any(context.busy for context in live),
         stopped=view.stopped,
         failure=view.failure,
-        usage=await usage_of(sandbox) if caller.may("execute") else None,
+        usage=await usage_of(caller, sandbox) if caller.may("execute") else None,
     )
 
 
-async def usage_of(sandbox: ServiceSandbox) -> dict[str, Any] | None:
-    """Return the usage of an open sandbox with a kernel; None for any other."""
+async def usage_of(caller: Caller, sandbox: ServiceSandbox) -> dict[str, Any] | None:
+    """Return the usage of an open sandbox with a kernel in a conversation that the caller sees;
+    None for any other."""
     if sandbox.active is None:
         return None
-    conversations = [context.conversation for context in sandbox.active.live]
+    row = sandbox.row
+    conversations = [
+        context.conversation
+        for context in sandbox.active.live
+        if caller.sees(row.user_id, row.agent_id, context.conversation)
+    ]
     conversation = sandbox.active.existing(conversations[0]) if conversations else None
     if conversation is None:
         return None

@@ -58,17 +58,31 @@ export async function start(): Promise<void> {
 }
 
 let approvalNotices = 0;
+const loading = new Set<string>(); // calls that no notice has decided meanwhile
 
 function receive(notice: Notice): void {
   if (notice.type.startsWith("approval.")) approvalNotices++;
   if (notice.type === "approval.pending") {
-    const approval = notice.approval as Approval;
-    approvals.value = [...approvals.value.filter((each) => each.tool_call_id !== approval.tool_call_id), approval];
-    notify(approval);
+    void loadApproval(String(notice.tool_call_id));
   } else if (notice.type === "approval.decided") {
+    loading.delete(String(notice.tool_call_id));
     approvals.value = approvals.value.filter((each) => each.tool_call_id !== notice.tool_call_id);
   }
   for (const listener of listeners) listener(notice);
+}
+
+async function loadApproval(id: string): Promise<void> {
+  loading.add(id);
+  try {
+    const approval = await get<Approval & { decision: unknown }>(at(["api", "v1", "approvals", id]));
+    if (!loading.has(id) || approval.decision) return;
+    approvals.value = [...approvals.value.filter((each) => each.tool_call_id !== id), approval];
+    notify(approval);
+  } catch {
+    // The next hello loads all of them again.
+  } finally {
+    loading.delete(id);
+  }
 }
 
 export async function loadApprovals(): Promise<void> {
