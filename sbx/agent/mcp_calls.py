@@ -43,6 +43,7 @@ PROJECT = Permissions("project")
 _ENDING_S = 5.0  # for a cancelled call
 _KEY = "approval"
 _QUESTION_MAX = 100_000  # characters
+_ARGUMENT_MIN = 1000  # characters of an argument that are shown, so that a long one hides no other
 _MARKS = {"added": "+", "changed": "~", "removed": "-"}
 _ELICITS = types.ClientCapabilities(elicitation=types.ElicitationCapability())
 _FORM: dict[str, Any] = {
@@ -218,13 +219,16 @@ def _identity(params: types.CallToolRequestParams) -> tuple[str, Mapping[str, An
 
 
 def _text(question: ToolStart) -> str:
-    """Return the question: the call, and the changes that it would make. What the call contains is
-    shown without invisible characters."""
+    """Return the question: all arguments of the call, and the changes that it would make. A long
+    argument states how much of it is left out. No character is invisible."""
     arguments = question.tool_args
     if question.tool_name == access.NAME:
         return carried(escaped(access.words(arguments), keep=" \n"))
-    what = arguments.get("command") or arguments.get("code") or json.dumps(dict(arguments))
-    lines = [f"Allow {question.tool_name}?", str(what)]
+    lines = [f"Allow {question.tool_name}?"]
+    most = max(_ARGUMENT_MIN, _QUESTION_MAX // (2 * len(arguments) or 1))
+    for name, value in arguments.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        lines.append(f"{name}: {cut(text, most, '; a yes allows them, too')}")
     if (dry_run := question.dry_run) is not None:
         changes: list[Mapping[str, Any]] = dry_run["changes"]
         lines.append("It would change:" if changes else "It would change no file.")

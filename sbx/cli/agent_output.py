@@ -117,15 +117,28 @@ class AgentPrinter:
     def _start(self, event: ToolStart) -> None:
         self._calls[event.tool_call_id] = _Call(event.tool_name)
         where = "" if event.sandboxed else " on this host, without a sandbox"
+        if event.approval_required:
+            self.head(event.tool_name + where)
+            self._all_arguments(event.tool_args)
+            return
         plan = plan_steps(event.tool_name, event.tool_args)
         self.head(event.tool_name + where, "" if plan else _words(event.tool_args))
         for step in plan or ():
             self.block(step["text"], mark=_MARKS.get(step["state"], " "))
         for name, mark in _BLOCKS.items():
             if isinstance(value := event.tool_args.get(name), str) and value:
-                # The user must see the end of a text, too, before an approval.
-                limit = sys.maxsize if event.approval_required else _BLOCK_MAX
-                self.block(value, mark=mark, most=limit, language=_language(name, event.tool_args))
+                self.block(value, mark=mark, language=_language(name, event.tool_args))
+
+    def _all_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Write each argument to its end, whatever its name is: the user approves all of them."""
+        for name, value in arguments.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            lines = lines_of(text)
+            mark = "" if len(lines) > 1 or name in _BLOCKS else f" {text}"
+            self.block(f"{name}:{mark}")
+            if not mark:
+                mark, language = _BLOCKS.get(name, " "), _language(name, arguments)
+                self.block(text, mark=f"  {mark}", most=sys.maxsize, language=language)
 
     def _output(self, call_id: str, text: str) -> None:
         self._apart(fresh_line=False)

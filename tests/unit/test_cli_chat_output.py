@@ -127,3 +127,42 @@ async def test_a_question_about_access_offers_the_permitted_durations(
     assert shown.startswith("Grant connections to a.example.org:443rm -rf x ls")
     assert ("an [h]our" in shown) == (longest != "once")
     assert ("the [c]onversation" in shown) == (longest == "conversation")
+
+
+ARGUMENTS: dict[str, Any] = {
+    "command": ["not", "a text"],
+    "content": "",
+    "cwd": "/srv\u202egnp",
+    "note": "n" * 600 + "NOTE-ENDS",
+    "to": "MALLORY",
+    "lines": "first\nlast",
+    "st\x1b[8meps": [{"text": "x"}],
+}
+
+
+def test_of_a_call_that_is_asked_about_each_argument_is_shown(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The line of short arguments ended after 500 characters, and a `command` that was no text was
+    not shown at all."""
+    AgentPrinter().show(ToolStart("c1", "pay", ARGUMENTS, approval_required=True))
+    AgentPrinter().show(ToolStart("c1", "plan", {"steps": [], "to": "MALLORY"}, True))
+    err = capfd.readouterr().err
+    for part in ('["not", "a text"]', "content:", "/srv\\u202egnp", "NOTE-ENDS", "last", '"x"'):
+        assert part in err
+    assert err.count("to: MALLORY\n") == 2
+    assert "\x1b[8m" not in err
+
+
+def test_an_elicitation_has_each_argument() -> None:
+    """It had the `command` or the `code`, and nothing else."""
+    pytest.importorskip("mcp")
+    from sbx.agent.mcp_calls import _text
+
+    text = _text(ToolStart("c1", "pay", ARGUMENTS, approval_required=True))
+    for part in ('["not", "a text"]', "content: ", "/srv\\u202egnp", "NOTE-ENDS", "to: MALLORY"):
+        assert part in text
+    long = {"code": "x" * 300_000, "to": "MALLORY", "more": {"a": "y" * 300_000}}
+    text = _text(ToolStart("c1", "pay", long, approval_required=True))
+    assert "to: MALLORY" in text
+    assert text.count("characters cut out here; a yes allows them, too") == 2

@@ -11,6 +11,15 @@ export function safe(text: string): string {
   return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (char) => `⟨${char.codePointAt(0)!.toString(16).padStart(4, "0")}⟩`);
 }
 
+// Letters and marks without a shape, and the blanks that look like a space.
+const SHAPELESS = "\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\u{e0100}-\u{e01ef}";
+const INVISIBLE = new RegExp(`(?![\\n\\t ])[\\p{C}\\p{Z}${SHAPELESS}]`, "gu");
+
+/** Text that a person approves: each character that is invisible or moves others is shown as its code point. */
+export function exact(text: string): string {
+  return text.replace(INVISIBLE, (char) => `⟨${char.codePointAt(0)!.toString(16).padStart(4, "0")}⟩`);
+}
+
 export function Name({ children }: { children: string }): JSX.Element {
   return <bdi>{safe(children)}</bdi>;
 }

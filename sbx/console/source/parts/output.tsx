@@ -8,7 +8,7 @@ import { at, request } from "../api/calls";
 import { t } from "../i18n";
 import type { Bundle, ImageFile } from "../types/agent";
 import { ansi, withoutReturns } from "./ansi";
-import { safe } from "./common";
+import { exact, safe } from "./common";
 import { JsonTree } from "./json";
 
 const SHOWN = 200_000; // characters
@@ -36,12 +36,14 @@ function parts(text: string): string[] {
 }
 
 /** Text of a program, with its colours. A long one is cut, and shown whole on request. Of a `live`
- * one, which grows, the end is enough. */
-export function Output({ text, live }: { text: string; live?: boolean }): JSX.Element {
+ * one, which grows, the end is enough. A `literal` one is what a person approves: a carriage return
+ * or a colour must not hide a part of it. */
+export function Output({ text, live, literal }: { text: string; live?: boolean; literal?: boolean }): JSX.Element {
+  const show = literal ? exact : safe;
   const most = useSignal(SHOWN);
   const limit = live ? LIVE : most.value;
   const shown = text.length > limit ? text.slice(-limit) : text;
-  const pieces = useMemo(() => ansi(withoutReturns(shown)), [shown]);
+  const pieces = useMemo(() => (literal ? [{ text: shown, classes: "" }] : ansi(withoutReturns(shown))), [shown]);
   return (
     <>
       {shown.length < text.length && (
@@ -58,12 +60,12 @@ export function Output({ text, live }: { text: string; live?: boolean }): JSX.El
         {pieces.map((piece, place) =>
           piece.text.length <= 2 * PART ? (
             <span key={place} class={piece.classes}>
-              {safe(piece.text)}
+              {show(piece.text)}
             </span>
           ) : (
             parts(piece.text).map((part, number) => (
               <span key={`${place} ${number}`} class={`part ${piece.classes}`}>
-                {safe(part)}
+                {show(part)}
               </span>
             ))
           ),

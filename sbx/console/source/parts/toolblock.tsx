@@ -1,11 +1,12 @@
 // One call of a tool, in its four looks, and the question for an approval.
 import { useSignal } from "@preact/signals";
 import type { JSX } from "preact";
+import { useMemo } from "preact/hooks";
 import { call } from "../api/calls";
 import { duration, errorText, t, took } from "../i18n";
 import type { DryRun, FileChange, ToolExecution } from "../types/agent";
 import { setting } from "../shell/state";
-import { Action, Dialog, Field, Name, safe, useNow } from "./common";
+import { Action, Dialog, exact, Field, Name, safe, useNow } from "./common";
 import { Output, Outputs, type Place } from "./output";
 
 const ICONS: Record<string, string> = {
@@ -55,7 +56,7 @@ interface BlockProps {
 export function ToolCallBlock({ execution, place, past }: BlockProps): JSX.Element {
   const chosen = useSignal<boolean | null>(null);
   const finished = execution.status === "done";
-  const asks = execution.status === "pending_approval" && typeof execution.toolArgs.command === "string";
+  const asks = execution.status === "pending_approval"; // the question has the arguments
   const collapses = finished && past && setting("tools", "collapse") === "collapse";
   const open = chosen.value ?? !(asks || collapses);
   const state = stateOf(execution);
@@ -88,14 +89,7 @@ export function ToolCallBlock({ execution, place, past }: BlockProps): JSX.Eleme
                 ))}
               </ol>
             ) : (
-              Object.entries(execution.toolArgs).map(([name, value]) => (
-                <div key={name}>
-                  <span class="fine">
-                    <Name>{name}</Name>
-                  </span>
-                  <Output text={typeof value === "string" ? value : JSON.stringify(value, null, 2)} />
-                </div>
-              ))
+              <Arguments of={execution.toolArgs} />
             )}
           </section>
           {execution.output.length > 0 && (
@@ -116,7 +110,21 @@ export function ToolCallBlock({ execution, place, past }: BlockProps): JSX.Eleme
   );
 }
 
-/** The command and the changes that it would make, and the buttons of a person. */
+/** All arguments of a call. None is left out or shortened by its name. */
+function Arguments({ of }: { of: Record<string, unknown> }): JSX.Element {
+  return (
+    <>
+      {Object.entries(of).map(([name, value]) => (
+        <div key={name}>
+          <bdi class="fine">{exact(name)}</bdi>
+          <Output literal text={typeof value === "string" ? value : JSON.stringify(value, null, 2)} />
+        </div>
+      ))}
+    </>
+  );
+}
+
+/** The arguments of a call and the changes that it would make, and then the buttons of a person. */
 export function Question({ execution }: { execution: ToolExecution }): JSX.Element {
   const always = useSignal(false);
   const now = useNow();
@@ -127,8 +135,10 @@ export function Question({ execution }: { execution: ToolExecution }): JSX.Eleme
   const lasting = asks ? DURATIONS.slice(1, DURATIONS.indexOf(String(execution.toolArgs.longest)) + 1) : [];
   return (
     <div class="question">
-      {typeof command === "string" && <Output text={command} />}
       {asks && <RequestedAccess asked={execution.toolArgs} />}
+      <section role="region" aria-label={t("tool.arguments")}>
+        <Arguments of={execution.toolArgs} />
+      </section>
       {execution.dryRun && <Changes run={execution.dryRun} />}
       <div class="buttons">
         <Action kind="primary" act={() => decide({ approved: true })}>
@@ -164,12 +174,12 @@ function RequestedAccess({ asked }: { asked: Record<string, unknown> }): JSX.Ele
     <>
       {kind && (
         <p>
-          {t(`approval.access.${kind}`)} <code>{safe(String(asked.target))}</code>
+          {t(`approval.access.${kind}`)} <code>{exact(String(asked.target))}</code>
         </p>
       )}
       {asked.reason !== undefined && (
         <p class="fine">
-          {t("approval.access.reason")} <Name>{String(asked.reason)}</Name>
+          {t("approval.access.reason")} <bdi>{exact(String(asked.reason))}</bdi>
         </p>
       )}
     </>
@@ -209,6 +219,7 @@ function AlwaysDialog({ command, decide, onClose }: { command: string; decide: (
   );
 }
 
+const LINES = 2000;
 const SIGNS: Record<string, string> = { added: "+", changed: "~", removed: "−" };
 
 export function Changes({ run }: { run: DryRun }): JSX.Element {
@@ -222,6 +233,11 @@ export function Changes({ run }: { run: DryRun }): JSX.Element {
       {changes.map((change) => (
         <Change key={change.path} change={change} />
       ))}
+      {run.host_executables?.map(({ path, program }) => (
+        <p key={path} class="failure">
+          <bdi>{exact(path)}</bdi> {t("approval.host_program", { program: exact(program) })}
+        </p>
+      ))}
       {run.truncated && <p class="fine">{t("approval.truncated")}</p>}
       {(run.left_out?.length ?? 0) > 0 && <p class="fine">{t("approval.left_out", { paths: safe(run.left_out!.join(", ")) })}</p>}
     </section>
@@ -229,21 +245,31 @@ export function Changes({ run }: { run: DryRun }): JSX.Element {
 }
 
 function Change({ change }: { change: FileChange }): JSX.Element {
-  const lines = change.diff ? change.diff.split("\n").slice(0, 2000) : [];
+  const all = useSignal(false);
+  const lines = useMemo(() => (change.diff ? change.diff.split("\n") : []), [change.diff]);
+  const shown = all.value ? lines : lines.slice(0, LINES);
   return (
     <div role="group" aria-label={t(`approval.${change.kind}`, { path: safe(change.path), interpolation: { escapeValue: false } })} class={`change ${change.kind}`}>
       <p class="path">
-        <b aria-hidden="true">{SIGNS[change.kind]}</b> <Name>{change.path}</Name>
+        <b aria-hidden="true">{SIGNS[change.kind]}</b> <bdi>{exact(change.path)}</bdi>
       </p>
       {lines.length > 0 && (
         <pre class="diff" tabIndex={0}>
-          {lines.map((line, place) => (
+          {shown.map((line, place) => (
             <span key={place} class={line.startsWith("+") ? "plus" : line.startsWith("-") ? "minus" : ""}>
-              {safe(line)}
+              {exact(line)}
               {"\n"}
             </span>
           ))}
         </pre>
+      )}
+      {shown.length < lines.length && (
+        <p class="fine">
+          {t("approval.more_lines", { count: lines.length - shown.length })}{" "}
+          <button type="button" class="plain" onClick={() => (all.value = true)}>
+            {t("output.show_all")}
+          </button>
+        </p>
       )}
     </div>
   );

@@ -23,6 +23,7 @@ export interface DryRun {
   changes?: FileChange[];
   truncated?: boolean;
   left_out?: string[];
+  host_executables?: { path: string; program: string }[];
   [name: string]: unknown;
 }
 

@@ -1,0 +1,51 @@
+"""What a person approves is what the page shows: each argument of each call, before the buttons."""
+
+from agent_calls import calls
+from playwright.async_api import Locator, Page, expect
+
+from sbx.agent.messages import Response
+from sbx.agent.tools.tool import Tool, ToolDefinition
+from sbx.api.agent_v1 import agents_of
+from tests.browser.conftest import Desk
+from tests.browser.test_main_path import send
+
+ARGUMENTS = {
+    "note": "begin\n" + "x\n" * 400 + "the end",
+    "command": "reboot",
+    "cwd": "/srv\u202egnp",
+    "amount": "10000 EUR",
+    "to": "MALLORY",
+    "hosts": ["one", "two"],
+    "code": "rm -rf x\rls \x1b[8mhidden\u200b",
+}
+SHOWN = (
+    "begin", "the end", "reboot", "/srv⟨202e⟩gnp", "10000 EUR", "MALLORY", '"two"',
+    "rm -rf x⟨000d⟩ls ⟨001b⟩[8mhidden⟨200b⟩",
+)  # fmt: skip
+
+
+async def test_a_question_shows_each_argument_above_its_buttons(desk: Desk, page: Page) -> None:
+    """The inbox had the name of a tool and Allow; an argument `command` hid all others."""
+
+    async def act(*_: object) -> str:
+        return "paid"
+
+    schema = {"type": "object", "properties": {name: {} for name in ARGUMENTS}}
+    tool = Tool(ToolDefinition("pay", "Pay.", schema), act, lambda _: "write", permission="ask")
+    agents_of(desk.console.served.app).tools.add(tool)
+    desk.model.add(calls(("pay", ARGUMENTS)), Response("done"))
+    await send(page, "pay")
+    await shows_all(page.get_by_role("group", name="pay: Waiting for approval"))
+    await page.get_by_role("link", name="Approvals").click()
+    question = page.get_by_role("list", name="Waiting approvals").get_by_role("listitem")
+    await shows_all(question)
+    await question.get_by_role("button", name="Deny").click()
+    await expect(page.get_by_text("Nothing is waiting")).to_be_visible()
+
+
+async def shows_all(question: Locator) -> None:
+    allow = question.get_by_role("button", name="Allow", exact=True)
+    await expect(allow).to_be_visible()
+    text = await question.inner_text()
+    for part in (*ARGUMENTS, *SHOWN):
+        assert part in text[: text.rindex("Allow")], part
