@@ -202,7 +202,7 @@ async def external_tools(
 
     async with ExternalTools(Settings().tools_dir) as external:
         yield await external.tools(
-            (agent_id,), lambda source: source.allows(None, agent_id), profile.external
+            (agent_id,), lambda source: source.allows(None, None, agent_id), profile.external
         )
 
 

@@ -19,8 +19,8 @@ SCOPE_OF: Mapping[Effect, str] = {
 
 
 def is_allowed_in(session: SandboxView, source: ToolSource) -> bool:
-    """Return whether the user and the agent of a session may call the tools of a source."""
-    return source.allows(session.user_id, session.agent_id)
+    """Return whether the owner, user and agent of a session may call the tools of a source."""
+    return source.allows(session.owner, session.user_id, session.agent_id)
 
 
 def scope_of(tool: Tool, arguments: Arguments) -> str:

@@ -544,7 +544,8 @@ async def test_a_token_gets_no_topic_beyond_its_scopes_and_bounds(
                 f"ws://sbx{API}/events",
                 additional_headers={"authorization": f"Bearer {token}"},
             )
-            page, messages = Stream(await stack.enter_async_context(opening)), []
+            page = Stream(await stack.enter_async_context(opening))
+            messages: list[dict[str, Any]] = []
             pages[name] = page, messages
             for topic in topics:
                 await page.follow(topic, topic, **fields[topic])

@@ -418,16 +418,37 @@ async def test_a_person_approves_a_call_unless_the_operator_allows_it(
     assert "tool_approval" in kinds(events)
 
 
-async def test_calls_of_a_user_in_a_minute_are_limited(
-    http: httpx.AsyncClient, tools: Path, server: HttpServer
+async def test_calls_of_an_owner_in_a_minute_are_limited(
+    at: Desk, http: httpx.AsyncClient, tools: Path, server: HttpServer
 ) -> None:
+    """Each invented user had a quota of its own."""
     text = f'approval = "allow"\ncalls_per_minute = 2\n[http]\nurl = "{server.url}"'
     (tools / "rare.toml").write_text(text)
     results = [await invoke(http, "rare", {}) for _ in range(3)]
     assert [result["is_error"] for result in results] == [False, False, True]
     assert "too_many_tool_calls" in results[2]["result"]
-    assert not (await invoke(http, "rare", {}, user_id="bob"))["is_error"]  # each user has its own
+    assert (await invoke(http, "rare", {}, user_id="invented"))["is_error"]
+    async with at.served.client(await at.served.key_of("paul")) as paul:
+        assert not (await invoke(paul, "rare", {}))["is_error"]
     assert len(server.requests) == 3
+
+
+async def test_another_owner_cannot_name_its_user_as_one_who_may(
+    at: Desk, http: httpx.AsyncClient, tools: Path, server: HttpServer
+) -> None:
+    """`users` was the only bound, and each key names its users as it likes: the secret of the
+    operator was used for another owner."""
+    text = f'approval = "allow"\nowners = ["olga"]\nusers = ["ann"]\n[http]\nurl = "{server.url}"'
+    (tools / "olgas.toml").write_text(text)
+    for owner, listed, status in (("paul", False, 404), ("olga", True, 200)):
+        async with at.served.client(await at.served.key_of(owner)) as client:
+            assert (await invoke(client, "olgas", {}))["status"] == status
+            names = [
+                each["function"]["name"]
+                for each in (await client.get(f"{API}/tools")).json()["items"]
+            ]
+            assert ("olgas" in names) is listed
+    assert len(server.requests) == 1
 
 
 async def test_a_result_is_used_again_for_the_same_user_and_arguments(

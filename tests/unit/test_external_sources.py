@@ -23,6 +23,7 @@ TWICE = {"in": "query", "name": "id", "required": True}
 WHOLE = """
 description = "Weather"
 agents = ["tables"]
+owners = ["acme"]
 users = ["ann"]
 scope = "files:read"
 approval = "allow"
@@ -47,10 +48,11 @@ PRICE = "5 $$"
 def test_a_file_with_all_fields_and_back() -> None:
     source = parse_source(WHOLE, "weather.toml")
     assert source.kind == "mcp"
-    assert source.allows("ann", "tables")
-    assert not source.allows("bob", "tables")
-    assert not source.allows("ann", "other")
-    assert not source.allows(None, None)
+    assert source.allows("acme", "ann", "tables")
+    assert not source.allows("other", "ann", "tables")
+    assert not source.allows("acme", "bob", "tables")
+    assert not source.allows("acme", "ann", "other")
+    assert not source.allows(None, None, None)
     assert source.mcp is not None
     values = filled(source.mcp.env, {"key": "value of the key"})
     assert values == {"KEY": "value of the key", "PRICE": "5 $"}

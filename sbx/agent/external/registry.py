@@ -406,13 +406,14 @@ async def _count(each: _Open, user: User) -> None:
     with needs_extra("external tools", "agent"):
         from aiolimiter import AsyncLimiter
 
-    limiter = each.limiters.get(user)
+    owner = user[:1]  # it chooses the ids of its users, so these get no quota of their own
+    limiter = each.limiters.get(owner)
     if limiter is None:
         limiter = AsyncLimiter(each.source.calls_per_minute, _MINUTE_S)
-    each.limiters[user] = limiter  # now it is kept for two more minutes
+    each.limiters[owner] = limiter  # now it is kept for two more minutes
     if not limiter.has_capacity():
         raise Unavailable(
-            f"{each.name} takes {each.source.calls_per_minute} calls of a user in a minute",
+            f"{each.name} takes {each.source.calls_per_minute} calls of an owner in a minute",
             code="too_many_tool_calls",
             hint="call it again later",
         )

@@ -125,6 +125,7 @@ class ToolSource(OperatorTable):
 
     description: Text = ""
     agents: _Words | None = None
+    owners: _Words | None = None
     users: _Words | None = None
     scope: Literal["execute", "files:read", "files:write"] = "execute"
     approval: Permission = "ask"
@@ -160,10 +161,13 @@ class ToolSource(OperatorTable):
         kinds = ("mcp", "http", "openapi", "python")
         return next(kind for kind in kinds if getattr(self, kind) is not None)
 
-    def allows(self, user_id: str | None, agent_id: str | None) -> bool:
-        """Return whether a user may call these tools through an agent."""
-        return (self.agents is None or agent_id in self.agents) and (
-            self.users is None or user_id in self.users
+    def allows(self, owner: str | None, user_id: str | None, agent_id: str | None) -> bool:
+        """Return whether a user of an owner may call these tools through an agent. Each owner
+        chooses the ids of its users and agents, so only `owners` keeps other keys away."""
+        return (
+            (self.owners is None or owner in self.owners)
+            and (self.agents is None or agent_id in self.agents)
+            and (self.users is None or user_id in self.users)
         )
 
     def _templates(self) -> list[str]:

@@ -76,16 +76,21 @@ async def list_(
     agents: AgentsDep,
     format: Literal["openai", "anthropic", "mcp"] = "openai",
 ) -> ToolList:
-    """Return the definitions of the tools: those of sbx, and the external ones. A token sees those
-    that its user and agent may call."""
+    """Return the definitions of the tools: those of sbx, and the external ones. A caller sees
+    those of its owner, and a token those that its user and agent may call."""
     external = [
         tool.definition
         for status in await agents.external.status()
-        if status.source is not None
-        and (caller.via != "token" or status.source.allows(caller.user_id, caller.agent_id))
+        if status.source is not None and _may_call(caller, status.source)
         for tool in status.tools
     ]
     return ToolList(items=list(DIALECTS[format]((*agents.tools.definitions(), *external))))
+
+
+def _may_call(caller: Caller, source: ToolSource) -> bool:
+    if caller.via == "token":
+        return source.allows(caller.owner, caller.user_id, caller.agent_id)
+    return source.owners is None or caller.owner in source.owners
 
 
 @router.get("/sources", responses=documented())
