@@ -400,16 +400,29 @@ async def _tunnel(place: Place) -> None:
             await _read_for(socket, FLOOD_S)
 
 
-@case("empty messages of a client", f"WS {BOX}/port-tunnels/{{port}}", "WS /api/v1/events")
-async def _tiny_messages(place: Place) -> None:
+async def _flood(place: Place, frame: bytes) -> None:
+    """Send frames as fast as the socket takes them."""
     await place.run(_SERVER)
     for path in (f"/v1/sandboxes/{place.box}/port-tunnels/8004", "/api/v1/events"):
         with suppress(websockets.WebSocketException):
             async with _websocket(place, path) as socket:
-                # masked pings, and fragments of one message, as fast as the socket takes them
-                for frame in (b"\x89\x80\0\0\0\0", b"\x02\x80\0\0\0\0" + b"\x00\x80\0\0\0\0" * 99):
-                    socket.transport.write(frame * (600_000 // len(frame)))
-                    await asyncio.sleep(0.7)
+                socket.transport.write(frame * (600_000 // len(frame)))
+                await asyncio.sleep(0.7)
+
+
+@case("pings of a client", f"WS {BOX}/port-tunnels/{{port}}", "WS /api/v1/events")
+async def _pings(place: Place) -> None:
+    await _flood(place, b"\x89\x80\0\0\0\0")
+
+
+@case("empty fragments of a client", f"WS {BOX}/port-tunnels/{{port}}", "WS /api/v1/events")
+async def _fragments(place: Place) -> None:
+    await _flood(place, b"\x02\x80\0\0\0\0" + b"\x00\x80\0\0\0\0" * 99_999)
+
+
+@case("small messages of a client", f"WS {BOX}/port-tunnels/{{port}}")
+async def _small(place: Place) -> None:
+    await _flood(place, b"\x82\x81\0\0\0\0a")
 
 
 def _websocket(place: Place, path: str) -> Any:

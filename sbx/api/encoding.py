@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from sbx.api.sse import Encoded
 from sbx.protocol.bundles import weight
-from sbx.protocol.events import encode, run_to_json, to_json
+from sbx.protocol.events import encode, has_long_text, run_to_json, to_json
 from sbx.protocol.runs import Display, Event, MimeBundle, Result, Run, RunEnd
 
 Form = dict[str, Any]
@@ -47,6 +47,13 @@ async def encoded_event(
         loop = asyncio.get_running_loop()
         return Encoded(event.type, await loop.run_in_executor(_worker, _encoded, form, event))
     return Encoded(event.type, _encoded(form, event))
+
+
+async def encoded_if_long(form: Form, write: Callable[[int, Form], bytes]) -> Form | bytes:
+    """Return an event of the protocol of an SDK, as bytes of `write` if it is long."""
+    if not has_long_text(form) and form["type"] != "result":
+        return form
+    return await asyncio.get_running_loop().run_in_executor(_worker, write, 0, form)
 
 
 def _unrecorded(form: Callable[[T], Form]) -> Callable[[T], Form]:

@@ -10,12 +10,15 @@ from typing import Any
 
 from sbx.service.run import RunHandle
 
+_REST_MAX = 1 << 20  # characters; a longer line is sent in parts
+
 
 class LineBuffer:
-    """The unfinished lines of both streams."""
+    """The unfinished lines of both streams, in the pieces in which they came."""
 
     def __init__(self) -> None:
-        self._rest = {"stdout": "", "stderr": ""}
+        self._rest: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._sizes = dict.fromkeys(self._rest, 0)
 
     @property
     def pending(self) -> bool:
@@ -23,15 +26,24 @@ class LineBuffer:
         return any(self._rest.values())
 
     def feed(self, stream: str, text: str) -> str:
-        """Return the whole lines that this text completes."""
-        lines, newline, rest = (self._rest[stream] + text).rpartition("\n")
-        self._rest[stream] = rest
-        return lines + newline
+        """Return the whole lines that this text completes, or a part of a line of 1 MiB."""
+        lines, newline, rest = text.rpartition("\n")
+        self._sizes[stream] += len(text)
+        if not newline and self._sizes[stream] > _REST_MAX:
+            lines, rest = text, ""
+        elif not newline:
+            self._rest[stream] += [text] if text else []
+            return ""
+        whole = "".join([*self._rest[stream], lines, newline])
+        self._rest[stream] = [rest] if rest else []
+        self._sizes[stream] = len(rest)
+        return whole
 
     def flush(self) -> list[tuple[str, str]]:
         """Return the unfinished lines, and forget them."""
-        rest = [(stream, text) for stream, text in self._rest.items() if text]
-        self._rest = dict.fromkeys(self._rest, "")
+        rest = [(stream, "".join(pieces)) for stream, pieces in self._rest.items() if pieces]
+        self._rest = {stream: [] for stream in self._rest}
+        self._sizes = dict.fromkeys(self._rest, 0)
         return rest
 
 

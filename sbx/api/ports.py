@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Coroutine, Iterable
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, unquote_plus
 
 import h11
@@ -26,6 +26,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as connect_websocket
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
+from sbx.aio import SmallReads
 from sbx.api.auth import authenticate
 from sbx.api.surfaces import E2B_SANDBOX, LINK_HEADER, LINK_QUERY, OWN_ORIGIN, TRAFFIC_HEADER
 from sbx.egress.http_heads import INTERIM_MAX, joined, next_event
@@ -255,6 +256,7 @@ async def _bytes_in(client: WebSocket, writer: asyncio.StreamWriter) -> None:
             writer.write(data)
             async with asyncio.timeout(_SEND_S):
                 await writer.drain()
+            await asyncio.sleep(0)  # no call waits while there are messages
         writer.write_eof()
 
 
@@ -266,6 +268,13 @@ async def _bytes_out(client: WebSocket, reader: asyncio.StreamReader) -> None:
             data = await reader.read(_PIECE)
         async with asyncio.timeout(_SEND_S):
             await client.send_bytes(data)
+        await asyncio.sleep(0)
+
+
+class _Inner(ClientConnection):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).set_protocol(SmallReads(self))
+        super().connection_made(transport)
 
 
 async def _opened(
@@ -281,6 +290,7 @@ async def _opened(
             max_size=MESSAGE_MAX,
             open_timeout=_HEAD_S,
             proxy=None,
+            create_connection=_Inner,
         )
     except (InvalidHandshake, OSError, EOFError, TimeoutError) as error:
         connection.close()
@@ -294,6 +304,7 @@ async def _from_client(client: WebSocket, inner: ClientConnection) -> None:
             return
         text, data = message.get("text"), message.get("bytes")
         await inner.send(text if text is not None else data or b"")
+        await asyncio.sleep(0)  # neither call waits while there are messages
 
 
 async def _check_caller(client: HTTPConnection) -> None:
@@ -311,6 +322,7 @@ async def _to_client(client: WebSocket, inner: ClientConnection) -> None:
                     await client.send_text(message)
                 else:
                     await client.send_bytes(message)
+            await asyncio.sleep(0)
 
 
 def is_own_origin(request: HTTPConnection) -> bool:

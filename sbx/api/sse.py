@@ -54,7 +54,7 @@ class Encoded(NamedTuple):
     data: bytes
 
 
-Events = AsyncIterator[tuple[int, dict[str, Any] | Encoded]]
+Events = AsyncIterator[tuple[int, dict[str, Any] | Encoded | bytes]]
 Encode = Callable[[int, Any], bytes]  # of the number and the event
 
 
@@ -87,8 +87,8 @@ async def stream(
     keepalive: tuple[float, bytes] | None = None,
 ) -> Response:
     """Return the events as a reply: the `type` of each is its `event:`, all of it its `data:`,
-    unless `encode` gives them another form. `keepalive`: after so many seconds without an event,
-    these bytes are sent, because proxies cut silent connections.
+    unless `encode` gives them another form, or they are bytes. `keepalive`: after so many seconds
+    without an event, these bytes are sent, because proxies cut silent connections.
 
     Await the first event for a while, so that an early failure is an ordinary error reply. If the
     client disconnects, or reads nothing for SEND_S seconds, close `events` and nothing else: the
@@ -125,7 +125,7 @@ def encoded(number: int, event: Mapping[str, Any] | Encoded) -> bytes:
 
 
 async def _text(
-    first: "asyncio.Future[tuple[int, dict[str, Any] | Encoded]]",
+    first: "asyncio.Future[tuple[int, dict[str, Any] | Encoded | bytes]]",
     events: Events,
     request_id: str | None,
     encode: Encode,
@@ -137,9 +137,9 @@ async def _text(
         except StopAsyncIteration:
             yield 0, b": nothing\n\n"
             return
-        yield number, encode(number, event)
+        yield number, event if isinstance(event, bytes) else encode(number, event)
         async for number, event in events:
-            yield number, encode(number, event)
+            yield number, event if isinstance(event, bytes) else encode(number, event)
     except SbxError as error:
         yield number + 1, encode(number + 1, _failure(error, request_id))
     except Exception:  # noqa: BLE001  # the reply has begun

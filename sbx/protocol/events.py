@@ -18,7 +18,7 @@ With `encoded=True`, the JSON parts of a `Bundle` are not decoded: in the form t
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Json = dict[str, Any]
 
+_PIECE = 64 << 10  # characters
 _MARK = "\ufdd0"
 _TO_ESCAPE = re.compile("[\ud800-\udfff\ufdd0]")
 _ESCAPED = re.compile("\ufdd0(\ufdd0|d[89a-f][0-9a-f]{2})")
@@ -62,7 +63,8 @@ def text_to_json(text: str) -> str:
     """Return the text in a form that UTF-8 can encode."""
     if text.isascii():
         return text
-    return _TO_ESCAPE.sub(_escape, text)
+    pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
+    return "".join([_TO_ESCAPE.sub(_escape, piece) for piece in pieces])
 
 
 def text_from_json(text: str) -> str:
@@ -276,13 +278,43 @@ def _shown(
 
 
 def encode(form: Mapping[str, Any]) -> bytes:
-    """Return the form as JSON in ASCII."""
+    """Return the form as JSON in ASCII. Long texts are encoded in pieces: other threads can have
+    the interpreter lock between two of them."""
+    return b"".join(_pieces(form))
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    if type(value) is str and len(value) > _PIECE:
+        yield b'"'
+        for start in range(0, len(value), _PIECE):
+            piece = encode_basestring_ascii(value[start : start + _PIECE])
+            yield piece[1:-1].encode("ascii")
+        yield b'"'
+    elif type(value) is dict and has_long_text(value):
+        before = b"{"
+        for name, part in value.items():
+            yield before + encode_basestring_ascii(name).encode("ascii") + b":"
+            yield from _pieces(part)
+            before = b","
+        yield b"}"
+    else:
+        yield _encoded(value)
+
+
+def has_long_text(value: Any) -> bool:
+    """Return whether `encode` takes more than a moment for a text of this form."""
+    if type(value) is dict:
+        return any(map(has_long_text, value.values()))
+    return type(value) is str and len(value) > _PIECE
+
+
+def _encoded(value: Any) -> bytes:
     try:
-        return json.dumps(form, separators=(",", ":")).encode("ascii")
+        return json.dumps(value, separators=(",", ":")).encode("ascii")
     except TypeError:  # it contains parts that are encoded already
         import msgspec
 
-        return _in_ascii(msgspec.json.encode(form))
+        return _in_ascii(msgspec.json.encode(value))
 
 
 def _in_ascii(encoded: bytes) -> bytes:

@@ -1,5 +1,6 @@
 """The tools of agents: their definitions in the format of each provider, and calls by a program."""
 
+import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator
@@ -20,7 +21,7 @@ from sbx.api import sse
 from sbx.api.agent_v1.dependencies import AgentsDep
 from sbx.api.agent_v1.models import Invocation, Invoked, Name
 from sbx.api.auth import CallerDep, OperatorDep, ServiceDep
-from sbx.api.bodies import RequestBody
+from sbx.api.bodies import RequestBody, body_of, documented_body
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import BadRequest, Broken, Denied
@@ -122,10 +123,10 @@ async def remove(name: str, caller: OperatorDep, agents: AgentsDep, service: Ser
     "/{name}/invoke",
     response_model=Invoked,
     responses={**documented(404, 409, 429), 200: _STREAM},
+    openapi_extra=documented_body(Invocation),
 )
 async def invoke_tool(
     name: str,
-    call: Invocation,
     request: Request,
     caller: CallerDep,
     service: ServiceDep,
@@ -134,6 +135,7 @@ async def invoke_tool(
 ) -> Response:
     """Call a tool as a model would, with the same permission and approval. A call that fails is a
     success of this request: `is_error` is true."""
+    call = await body_of(request, Invocation)
     conversation = check_id("conversation_id", call.conversation_id)
     invoke = await _request(agents, sessions, caller, name, call, conversation)
     run = await agents.chats.start(invoke)
@@ -162,8 +164,9 @@ async def _request(
     if not caller.sees(session.user_id, session.agent_id, conversation):
         raise no_conversation(conversation)
     tool = await find_tool(name, agents.tools, agents.external, caller, session)
-    call = ToolCall(f"call-{secrets.token_hex(8)}", tool.name, json.dumps(invocation.arguments))
-    arguments = Tools([tool]).parse(call)
+    text = await asyncio.to_thread(json.dumps, invocation.arguments)  # it may have 16 MiB
+    call = ToolCall(f"call-{secrets.token_hex(8)}", tool.name, text)
+    arguments = await asyncio.to_thread(Tools([tool]).parse, call)
     if isinstance(arguments, ToolResult):
         raise BadRequest(arguments.text, code="invalid_arguments", details={"field": "arguments"})
     scope = scope_of(tool, arguments)

@@ -115,6 +115,7 @@ class _Stream:
                 await self._drop(message.id)
             else:
                 await self._follow(message)
+            await asyncio.sleep(0)  # no call waits while there are messages
 
     async def _follow(self, request: Follow) -> None:
         await self._drop(request.id)

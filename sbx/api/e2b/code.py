@@ -7,7 +7,6 @@ The lines of a run are JSON in ASCII: the clients also split at U+2028 and U+008
 """
 
 import asyncio
-import json
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
@@ -21,12 +20,14 @@ from sbx.api import sse
 from sbx.api.bodies import ForeignBody, body_of
 from sbx.api.e2b import paths
 from sbx.api.e2b.target import E2bTarget, TargetDep
+from sbx.api.encoding import encoded_if_long
 from sbx.api.line_events import LineBuffer, with_pauses
 from sbx.api.surfaces import CODE_PORT
 from sbx.errors import BadRequest, NotFound
 from sbx.isolation.launch_plan import GUEST
 from sbx.kernels.kernel import Kernel
 from sbx.protocol.contexts import DEFAULT_CONTEXT
+from sbx.protocol.events import encode
 from sbx.protocol.languages import check_language, full_name
 from sbx.protocol.runs import Display, Result, Run, RunEnd, Status, Stderr, Stdout
 from sbx.service.run import RunHandle, RunRequest
@@ -135,14 +136,16 @@ def _environment_code(env: Mapping[str, str]) -> tuple[str, str]:
     return before, after
 
 
-async def _numbered(handle: RunHandle, hidden: int) -> AsyncGenerator[tuple[int, _Line], None]:
+async def _numbered(
+    handle: RunHandle, hidden: int
+) -> AsyncGenerator[tuple[int, _Line | bytes], None]:
     number, buffer = 0, LineBuffer()
     try:
         async with aclosing(with_pauses(handle, buffer, _PAUSE_S)) as events:
             async for event in events:
                 for line in _lines(event, buffer, hidden):
                     number += 1
-                    yield number, line
+                    yield number, await encoded_if_long(line, _encode)
     finally:
         if not handle.ended:
             await handle.interrupt()
@@ -211,7 +214,7 @@ def _encode(_number: int, line: Mapping[str, Any]) -> bytes:
         error = line["error"]
         end = _encode(0, {"type": "end_of_execution"})
         return _encode(0, _error(error["code"], error["message"], "")) + end
-    return json.dumps(line, separators=(",", ":"), default=str).encode("ascii") + b"\n"
+    return encode(line) + b"\n"
 
 
 # -- contexts --------------------------------------------------------------------------------------

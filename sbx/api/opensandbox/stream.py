@@ -7,7 +7,6 @@ waits for its end, for the end of the run, or for a pause. ASCII: the SDK of the
 splits at U+2028 and U+0085, and loses the event.
 """
 
-import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
@@ -16,12 +15,15 @@ from typing import Any
 from fastapi import Request, Response
 
 from sbx.api import sse
+from sbx.api.encoding import encoded_if_long
 from sbx.api.line_events import LineBuffer, with_pauses
+from sbx.protocol.events import encode as to_ascii
 from sbx.protocol.events import to_json
 from sbx.protocol.runs import Display, Result, Run, RunEnd, Status, Stderr, Stdout
 from sbx.service.run import RunHandle
 
 PING_S = 3.0
+_TRACEBACK_LINES = 5000  # the rest is one line: a message may have millions
 Event = dict[str, Any]
 
 
@@ -36,10 +38,13 @@ def encode(_number: int, data: Mapping[str, Any]) -> bytes:
         data = event(
             "error", error={"ename": error["code"], "evalue": error["message"], "traceback": []}
         )
-    return b"data: %b\n\n" % json.dumps(data, separators=(",", ":")).encode("ascii")
+    return b"data: %b\n\n" % to_ascii(data)
 
 
-async def reply(events: AsyncIterator[tuple[int, Event]], request: Request) -> Response:
+async def reply(
+    events: AsyncIterator[tuple[int, Event]] | AsyncIterator[tuple[int, Event | bytes]],
+    request: Request,
+) -> Response:
     """Send the events. If the client disconnects, the run continues."""
     ping = encode(0, event("ping", text="pong"))
     response = await sse.stream(events, request=request, encode=encode, keepalive=(PING_S, ping))
@@ -49,13 +54,13 @@ async def reply(events: AsyncIterator[tuple[int, Event]], request: Request) -> R
 
 async def run_events(
     handle: RunHandle, *, command: bool
-) -> AsyncGenerator[tuple[int, Event], None]:
+) -> AsyncGenerator[tuple[int, Event | bytes], None]:
     """Yield the events of a run, numbered, the terminal one last."""
     number = 0
     async with aclosing(_events(handle, command=command)) as events:
         async for each in events:
             number += 1
-            yield number, each
+            yield number, await encoded_if_long(each, encode)
 
 
 async def _events(handle: RunHandle, *, command: bool) -> AsyncGenerator[Event, None]:
@@ -116,5 +121,5 @@ def _code_end(run: Run) -> Event:
         traceback = error.traceback_ansi if error is not None else ""
     else:
         name, value, traceback = error.name, error.value, error.traceback_ansi
-    lines = traceback.splitlines() or [f"{name}: {value}"]
+    lines = traceback.split("\n", _TRACEBACK_LINES) if traceback else [f"{name}: {value}"]
     return event("error", error={"ename": name, "evalue": value, "traceback": lines})

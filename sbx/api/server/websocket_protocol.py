@@ -14,16 +14,19 @@ from typing import Any, cast
 
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import CloseCode
+from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
+from sbx.aio import SmallReads
 from sbx.api.admission import PLACE, AdmissionPlace
 from sbx.api.errors import error_response
 from sbx.api.server.peer_credentials import PEER, peer_of
 from sbx.errors import BadRequest
 from sbx.protocol.terminals import MESSAGE_MAX, PING_S
 
+_FRAGMENTS_MAX = 1000
+_UNREAD_MAX = 16 << 20  # bytes; several large messages may wait for a slow client
 _CLOSE_S = 15.0  # from the end of the app to that of the connection; uvicorn waits 10
 
 
@@ -35,6 +38,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.conn = ServerProtocol(max_size=MESSAGE_MAX, logger=logging.getLogger("uvicorn.error"))
         self.ping_interval = self.ping_timeout = PING_S
         self._peer: dict[str, int] | None = None
+        self._reads_little = False
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)
@@ -46,6 +50,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read data. The first call has the whole head, which was parsed already."""
+        if not self._reads_little:  # uvicorn sets this protocol after the call
+            self._reads_little = True
+            self.loop.call_soon(self.transport.set_protocol, SmallReads(self))
         super().data_received(data)
         if not self.handshake_initiated and not self.transport.is_closing():
             self._refuse()
@@ -82,6 +89,19 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         extensions[PLACE] = self._place  # the app is called in the next iteration of the loop
         if self._peer is not None:
             extensions[PEER] = self._peer
+
+    def handle_cont(self, event: Frame) -> None:
+        """Keep few fragments of a message: millions of empty ones are not bounded by its size."""
+        if len(self.frames) >= _FRAGMENTS_MAX:
+            self.frames = [b"".join(self.frames)]
+        super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        """Answer, unless the client does not read the answers to its pings."""
+        super().handle_ping()
+        if self.transport.get_write_buffer_size() > _UNREAD_MAX:
+            self.disconnected = True
+            self.transport.abort()
 
     def send_receive_event_to_app(self) -> None:
         """Close by 1007 for text that is not UTF-8. uvicorn does so too, but logs it as an error:

@@ -192,6 +192,7 @@ class _TerminalRelay:
             except (ValueError, RecursionError):
                 await self._socket.close(NOT_A_MESSAGE, "not_a_message")
                 return
+            await asyncio.sleep(0)  # no call waits while there are messages
 
     async def _check_caller(self) -> None:
         """Raise Denied once its key is revoked or its token has expired."""
