@@ -26,6 +26,7 @@ def test_v1_sandbox_counts_swap_with_memory() -> None:
     assert v1.sandbox_settings(LIMITS, counts_swap=True) == [
         ("memory", "memory.limit_in_bytes", "52428800"),
         ("memory", "memory.memsw.limit_in_bytes", "52428800"),
+        ("memory", "memory.kmem.tcp.limit_in_bytes", "13107200"),
         ("tasks", "pids.max", "30"),
         ("cpu", "cpu.cfs_period_us", "100000"),
         ("cpu", "cpu.cfs_quota_us", "50000"),
@@ -36,7 +37,8 @@ def test_v1_sandbox_counts_swap_with_memory() -> None:
 
 def test_v1_throttling_is_written_to_the_jail() -> None:
     file = "blkio.throttle.write_bps_device"
-    assert v1.jail_settings(LIMITS) == [("io", file, "8:0 1024")]
+    counted = ("memory", "memory.kmem.tcp.limit_in_bytes", "-1")
+    assert v1.jail_settings(LIMITS) == [counted, ("io", file, "8:0 1024")]
 
 
 def test_v2_sandbox_holds_the_limits() -> None:

@@ -11,6 +11,10 @@ Measured on Linux 6.18, where limits sit on the sandbox's group and processes in
   it hang. ``cgroup.event_control`` reports it just before, also if the limit is further up.
 - A group's blkio throttle does not hold for the groups below it: 2 MiB of direct writes at 1 MiB/s
   took 14 ms with the limit on the sandbox's group and 2.0 s with it on the jail's.
+- The queues of sockets count only in a group whose ``memory.kmem.tcp.limit_in_bytes`` was written,
+  so that of the jail as well as that of the sandbox, and separately from all other memory. The
+  limit holds for UDP and TCP; Unix sockets are other memory. Above it, datagrams are dropped and
+  the windows of TCP stay small.
 - A CPU quota above an outer group's is EINVAL on v1 (v2 takes it and the tighter one holds).
 
 Linux Documentation/admin-guide/cgroup-v1.
@@ -27,6 +31,8 @@ from sbx.isolation.cgroups.probe import CgroupCapabilities
 
 CPU_PERIOD_US = 100_000
 CPU_QUOTA_MIN_US = 1_000  # less is EINVAL
+_SOCKETS = "memory.kmem.tcp.limit_in_bytes"
+_SOCKETS_SHARE = 4  # the queues of sockets: a quarter of the memory, in addition to it
 
 
 class V1Setting(NamedTuple):
@@ -47,6 +53,7 @@ def sandbox_settings(limits: CgroupLimits, *, counts_swap: bool) -> list[V1Setti
             if counts_swap
             else V1Setting("memory", "memory.swappiness", "0")
         )
+        settings.append(V1Setting("memory", _SOCKETS, str(limits.memory_max // _SOCKETS_SHARE)))
     if limits.tasks_max is not None:
         settings.append(V1Setting("tasks", "pids.max", str(limits.tasks_max)))
     if limits.cpu_quota is not None:
@@ -58,6 +65,8 @@ def sandbox_settings(limits: CgroupLimits, *, counts_swap: bool) -> list[V1Setti
 
 def jail_settings(limits: CgroupLimits) -> list[V1Setting]:
     settings = []
+    if limits.memory_max is not None:
+        settings.append(V1Setting("memory", _SOCKETS, "-1"))
     for device, read_bps, write_bps in limits.io:
         for way, value in (("read", read_bps), ("write", write_bps)):
             if value is not None:
@@ -149,6 +158,8 @@ class V1Group:
         try:
             controlfile.write(f"{group}/{setting.file}", setting.text)
         except OSError as error:
+            if setting.file == _SOCKETS and error.errno == errno.ENOENT:
+                return  # a Linux without it
             if setting.file != "cpu.cfs_quota_us" or error.errno != errno.EINVAL:
                 raise
             outer = _cpu_quota(os.path.dirname(group))
