@@ -179,7 +179,7 @@ def _own_view(view: MountView) -> None:
         kept = [path for path in view.kept if path.startswith(f"{top}/")]
         links = {path: os.readlink(path) for path in kept if os.path.islink(path)}
         trees = {path: mounts.open_tree(path) for path in kept if path not in links}
-        mounts.tmpfs(top, f"mode={mode},size={size}")
+        mounts.tmpfs(top, f"mode={mode},size={size},nr_inodes={shares.TMPFS_NAMES_MAX}")
         for path, tree in trees.items():
             _make_mount_point(path, stat.S_ISDIR(os.fstat(tree).st_mode))
             _attach(tree, path)

@@ -12,9 +12,11 @@ the host when the broker is killed.
 
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 
 from sbx.errors import Broken
+from sbx.guest import shares
 from sbx.linux import mounts
 
 STAGE = "/sys/kernel"
@@ -37,6 +39,21 @@ def mount_devpts(jail: str, *, ptys_max: int) -> None:
     target = place(jail, DEVPTS)
     os.makedirs(target, mode=0o755)
     mounts.devpts(target, ptys_max=ptys_max)
+
+
+def limit_tmpfs(jail: str, args: Sequence[str], owner: tuple[int, int]) -> list[str]:
+    """Return the words of bubblewrap with its tmpfs replaced by ours, which have a limit of names,
+    and belong to the ids of the jail."""
+    words = list(args)
+    while "--tmpfs" in words:
+        at = words.index("--tmpfs") - 4  # --perms MODE --size BYTES --tmpfs PATH
+        mode, size, path = words[at + 1], words[at + 3], words[at + 5]
+        target = place(jail, f"tmpfs{at}")
+        os.makedirs(target, mode=0o755)
+        limits = f"size={size},nr_inodes={shares.TMPFS_NAMES_MAX}"
+        mounts.tmpfs(target, f"mode={mode},uid={owner[0]},gid={owner[1]},{limits}")
+        words[at : at + 6] = ["--bind", target, path]
+    return words
 
 
 def bind(

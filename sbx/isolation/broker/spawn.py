@@ -64,6 +64,8 @@ def start_jail(
         limit = bool(order.get("own_shares"))
         if limit:
             bind_staging.mount_devpts(order["jail"], ptys_max=shares.PTYS_MAX)
+            owner = become or (os.geteuid(), os.getegid())
+            order = {**order, "args": bind_staging.limit_tmpfs(order["jail"], order["args"], owner)}
         return _start_bwrap(
             order["jail"], order, inherited, become, enter_group, owners, limit=limit
         )
