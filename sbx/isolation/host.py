@@ -23,7 +23,7 @@ from sbx.isolation import process_state
 from sbx.isolation.broker.jail import Jail, JailExit
 from sbx.isolation.launch_plan import Wall
 from sbx.isolation.receipt import Receipt
-from sbx.linux import procfs
+from sbx.linux import hidden_files, procfs
 
 HOST_POLICY = "host"
 _GUEST = str(Path(__file__).parents[1] / "guest/start/unwalled.py")
@@ -138,8 +138,8 @@ class HostProcess(Jail):
             read_at=seen["read_at"],
         )
 
-    async def unlinked(self, device: int) -> tuple[int, int]:
-        return 0, 0
+    async def unlinked(self, device: int) -> hidden_files.Unlinked:
+        return hidden_files.Unlinked(0, 0)
 
     async def counters(self) -> JailExit:
         return JailExit()

@@ -47,6 +47,7 @@ HOME_LINK = "/home/user"  # where code that was written for other sandboxes expe
 _OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")  # as every distribution has it
 _SIGPENDING = 1024
 _MEMLOCK = 8 << 20
+_MSGQUEUE = 800 << 10  # as Linux has it by default; the host may have raised it
 # Linux compares the descriptors that a user has in flight (SCM_RIGHTS) with the limit of the
 # sender, and one more message of 253 passes. So a jail reaches 765. Host programs may reach 1,024.
 _SHARED_UID_OPEN_FILES = 512
@@ -176,7 +177,9 @@ _WEAKER_MEANS: Mapping[str, str | None] = {
     "namespaces": None,
     "seccomp": None,
     "landlock": "nothing: read-only mounts and seccomp alone",
-    "memory": "RLIMIT_DATA a process, and a watcher that sums the jail's memory and kills",
+    "memory": "RLIMIT_DATA a process, and a watcher that sums the jail's memory, tmpfs, System V"
+    " and the queues of sockets, and kills; not counted: page tables, locks, pipes and other small"
+    " objects of Linux",
     "tasks": "RLIMIT_NPROC in the jail's own user namespace",
     "cpu": "nothing but the wall time of a run",
     "io": "nothing: reads and writes have no limit",
@@ -406,6 +409,7 @@ def _rlimits(policy: Policy, weaker: set[str], *, own_uid: bool) -> tuple[tuple[
         "FSIZE": limits.file_size_max,
         "MEMLOCK": _MEMLOCK,
         "SIGPENDING": _SIGPENDING,
+        "MSGQUEUE": _MSGQUEUE,
     }
     if "tasks" in weaker:
         rlimits["NPROC"] = limits.tasks_max

@@ -1,8 +1,9 @@
 """Replace the memory limit of a cgroup on a host without one: look, and kill.
 
 Best effort, and named so in every receipt: between two looks a jail can take more than its limit
-(at most RLIMIT_DATA per process). Files in /tmp, in /dev/shm and of memfd_create count. System V
-segments that no process has attached, and files on their way through a socket, do not count.
+(at most RLIMIT_DATA per process). Files in /tmp, in /dev/shm and of memfd_create count, System V
+segments, message queues and semaphores, and the queues of sockets. Where a jail has a memfd whose
+size no process shows, the growth of all such memory of the host counts: see `HiddenGrowth`.
 
 The watcher also limits pipes and epoll instances of jails with the uid of the host user. Linux
 counts the pages of pipes and the watches of epoll per user, and has no limit for a process:
@@ -17,12 +18,14 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from sbx.errors import SbxError
+from sbx.isolation.broker.jail import KernelAccounts
 from sbx.kernels.kernel import Kernel
-from sbx.linux import procfs
+from sbx.linux import hidden_files, procfs
 from sbx.protocol.runs import Cause
 from sbx.telemetry.background import background_context
 
@@ -31,10 +34,43 @@ _PERIOD_S = 0.05  # at 2 GB/s, one process can touch 100 MB in this time
 _IDLE_PERIOD_S = 1.0  # between runs, only processes and files of earlier runs can grow
 _TMPFS = ("/tmp", "/dev/shm")  # noqa: S108  # the jail's
 _PIPES_MAX = 512  # half of the pages of a user
+_SEARCH_S = 1.0
+_SOCKET_MAX = 16 << 20  # tcp_rmem, tcp_wmem, and twice rmem_max and wmem_max of 4 MiB
 _EPOLLS_MAX = 1024  # each watches at most the files of one process
 # Linux before 6.2 does not count the descriptors of a process that hides them. One such process,
 # an agent for keys, is legitimate.
 _PIPES_IF_HIDDEN = 256
+
+
+class HiddenGrowth:
+    """Measures the holdings of a jail that no process shows: a file in flight through a socket, or
+    mapped and closed, or of a process that hides its files.
+
+    Their size cannot be read. So the growth of the whole host since the last look without such a
+    place counts, less the measured growth of the jail. An honest program passes a descriptor in a
+    moment, so only two looks in a row with such a place count. A program that keeps one pays for
+    the growth of others, too.
+    """
+
+    def __init__(self) -> None:
+        self._base: int | None = None
+        self.hiding = False
+
+    def possible(self, host: int, measured: int) -> int:
+        """Return the bytes that are hidden if the jail caused all unmeasured growth."""
+        return 0 if self._base is None else max(0, host - measured - self._base)
+
+    def charge(self, places: int, host: int, measured: int) -> int:
+        """Return the bytes to charge after a look that found so many hiding places."""
+        confirmed, self.hiding = self.hiding and places > 0, places > 0
+        if not places or self._base is None:
+            self._base = host - measured
+        return self.possible(host, measured) if confirmed else 0
+
+    def skip(self, drift: int) -> None:
+        """Leave out a growth of the host while the jail did nothing."""
+        if self._base is not None:
+            self._base += drift
 
 
 class Watcher:
@@ -52,6 +88,9 @@ class Watcher:
         self._task: asyncio.Task[None] | None = None
         self._busy = asyncio.Event()
         self._suspects: set[Kernel] = set()  # too many descriptors at the last look
+        self._hidden = HiddenGrowth()
+        self._search_due = 0.0
+        self._accounts: dict[Kernel, KernelAccounts | None] = {}
 
     def watch(self, kernel: Kernel) -> None:
         """Watch another kernel. A kernel that has ended is removed automatically."""
@@ -65,8 +104,15 @@ class Watcher:
             self._task.cancel()
 
     async def _look(self) -> None:
+        try:
+            await self._look_until_all_have_ended()
+        finally:
+            self._close_accounts(self._accounts)
+
+    async def _look_until_all_have_ended(self) -> None:
         while self._kernels:
             self._kernels = {kernel for kernel in self._kernels if kernel.alive}
+            self._close_accounts(self._accounts.keys() - self._kernels)
             if self._descriptors:
                 greedy = await asyncio.to_thread(self._find_greedy)
                 # A process that ends hides its files, and each then counts as a pipe. With a single
@@ -76,6 +122,7 @@ class Watcher:
                     await _kill(kernel, Cause.DESCRIPTORS)
                 self._suspects = greedy
             if self._memory_max < math.inf:
+                await self._open_accounts()
                 used = await asyncio.to_thread(self._measure)
                 total = sum(used.values())
                 if total > self._memory_max:
@@ -101,25 +148,99 @@ class Watcher:
         """Return the kernels whose jails hold too many pipes or epoll instances."""
         return {kernel for kernel in self._kernels if _is_greedy(kernel.jail.processes())}
 
+    async def _open_accounts(self) -> None:
+        """Open the accounts of kernels whose first run lasts longer than a look."""
+        for kernel in [kernel for kernel in self._kernels - self._accounts.keys() if kernel.busy]:
+            self._accounts[kernel] = None
+            try:
+                self._accounts[kernel] = await kernel.jail.accounts()
+            except (OSError, SbxError) as error:
+                _log.debug("sockets and System V memory of a jail do not count: %s", error)
+
+    def _close_accounts(self, kernels: Iterable[Kernel]) -> None:
+        for kernel in list(kernels):
+            if (accounts := self._accounts.pop(kernel, None)) is not None:
+                accounts.close()
+
     def _measure(self) -> Mapping[Any, int]:
         """Return the bytes of each kernel's jail.
 
         Use cheap counts first, which count a shared page once for each process. Separate the shared
-        pages only if the cheap counts are beyond the limit.
+        pages only if the cheap counts are beyond the limit. Read the queues of sockets only if as
+        many sockets could hold the rest of the limit.
         """
         pids = {kernel: kernel.jail.processes() for kernel in self._kernels}
-        files = {kernel: _in_files(inside) for kernel, inside in pids.items()}
+        held = {kernel: self._held(kernel, inside) for kernel, inside in pids.items()}
+        files = {kernel: size for kernel, (size, _, _) in held.items()}
         used = {
             kernel: files[kernel] + sum(procfs.resident(pid) for pid in inside)
             for kernel, inside in pids.items()
         }
-        if sum(used.values()) <= self._memory_max:
+        sockets = {kernel: self._sockets(kernel, used[kernel], pids[kernel]) for kernel in pids}
+        hidden = self._in_hiding(pids, held, sum(used.values()) + sum(sockets.values()))
+        extra = {kernel: sockets[kernel] + hidden.get(kernel, 0) for kernel in pids}
+        if sum(used.values()) + sum(extra.values()) <= self._memory_max:
             return used
         return {
             kernel: sum(procfs.proportional(pid) for pid in inside)
             + max(0, files[kernel] - sum(procfs.shared(pid) for pid in inside))
+            + extra[kernel]
             for kernel, inside in pids.items()
         }
+
+    def _held(self, kernel: Kernel, inside: list[int]) -> "_Held":
+        """Return the bytes of a jail's memory that lie in files, mapped or not, or in System V."""
+        if not inside:
+            return _Held(0, 0, frozenset())
+        memfds: dict[int, int] = {}
+        places = 0
+        for pid in inside:
+            try:
+                descriptors = procfs.descriptors(pid)
+            except PermissionError:  # Linux also answers so while a process ends
+                places += hidden_files.is_hidden(pid)
+                continue
+            memfds |= descriptors.memfds
+            places += descriptors.in_flight
+        size = sum(memfds.values()) + sum(procfs.tmpfs_used(inside[0], top) for top in _TMPFS)
+        if (accounts := self._accounts.get(kernel)) is not None:
+            size += accounts.system_v()
+        return _Held(size, places, memfds.keys())
+
+    def _sockets(self, kernel: Kernel, used: int, inside: list[int]) -> int:
+        accounts = self._accounts.get(kernel)
+        if accounts is None or not inside:
+            return 0
+        try:
+            if procfs.sockets(inside[0]) * _SOCKET_MAX + used <= self._memory_max:
+                return 0
+            return accounts.sockets()
+        except OSError:
+            return 0
+
+    def _in_hiding(
+        self, pids: Mapping[Kernel, list[int]], held: Mapping[Kernel, "_Held"], used: int
+    ) -> Mapping[Kernel, int]:
+        """Return the bytes to charge to the kernel with most hiding places. Their mappings are read
+        once in a second, or if they may matter."""
+        host, measured = procfs.shared_of_host(), sum(one.size for one in held.values())
+        places = {kernel: one.places for kernel, one in held.items()}
+        possible, now = self._hidden.possible(host, measured), time.monotonic()
+        if used + possible <= self._memory_max and now < self._search_due:
+            return {}
+        self._search_due = now + _SEARCH_S
+        for kernel, inside in pids.items():
+            places[kernel] += sum(
+                hidden_files.maps_memfd(pid, held[kernel].memfds) for pid in inside
+            )
+        charge = self._hidden.charge(sum(places.values()), host, measured)
+        return {max(places, key=lambda kernel: places[kernel]): charge} if charge else {}
+
+
+class _Held(NamedTuple):
+    size: int
+    places: int
+    memfds: Collection[int]
 
 
 async def _kill(kernel: Kernel, cause: Cause) -> None:
@@ -153,18 +274,3 @@ def _is_greedy(inside: list[int]) -> bool:
 def _count(pid: int) -> int:
     count = procfs.count_descriptors(pid)
     return _PIPES_IF_HIDDEN if count is None else count
-
-
-def _memfds(pid: int) -> Mapping[int, int]:
-    try:
-        return procfs.descriptors(pid).memfds
-    except PermissionError:
-        return {}
-
-
-def _in_files(inside: list[int]) -> int:
-    """Return the bytes of a jail's memory that lie in files, mapped or not."""
-    if not inside:
-        return 0
-    memfds = {inode: size for pid in inside for inode, size in _memfds(pid).items()}
-    return sum(memfds.values()) + sum(procfs.tmpfs_used(inside[0], top) for top in _TMPFS)

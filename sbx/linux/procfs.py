@@ -2,16 +2,14 @@
 
 import errno
 import functools
-import itertools
 import os
 import re
-import stat
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
 _KIB = 1024
+_INODE = 1024  # of a tmpfs, as Linux charges for it: BOGO_INODE_SIZE
 
 
 def status(pid: int) -> dict[str, str]:
@@ -164,6 +162,17 @@ def traffic(pid: int) -> dict[str, tuple[int, int]]:
     return {name: (int(counters[0]), int(counters[8])) for name, counters in numbers.items()}
 
 
+def sockets(pid: int) -> int:
+    """Return the number of sockets in the network namespace of a process. Raise OSError."""
+    return int(_fields(f"/proc/{pid}/net/sockstat")["sockets"].removeprefix("used "))
+
+
+def written(pid: int) -> int:
+    """Return the bytes that a process, and its children that it waited for, wrote to disks. Raise
+    OSError if the process has ended, PermissionError if it hides this."""
+    return int(_fields(f"/proc/{pid}/io")["write_bytes"])
+
+
 def resident(pid: int) -> int:
     """Return the bytes of anonymous and shared memory of a process in RAM or swap.
 
@@ -199,26 +208,34 @@ def shared(pid: int) -> int:
 def tmpfs_used(pid: int, path: str) -> int:
     """Return the used bytes of the file system at `path` in the view of a process.
 
-    Return 0 if the process has ended.
+    A name, also of an empty file, counts as `_INODE` bytes. Return 0 if the process has ended.
     """
     try:
         usage = os.statvfs(f"/proc/{pid}/root{path}")
     except OSError:
         return 0
-    return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+    names = usage.f_files - usage.f_ffree
+    return (usage.f_blocks - usage.f_bfree) * usage.f_frsize + names * _INODE
+
+
+def shared_of_host() -> int:
+    """Return the bytes of all tmpfs files, memfds and System V segments of the machine."""
+    return _bytes(_fields("/proc/meminfo")["Shmem"])
 
 
 class Descriptors(NamedTuple):
     """Some of the open files of a process.
 
     `memfds` maps the inode number of each memfd_create(2) file to its bytes, `pipes` has the names
-    of pipes, and `epolls` is the number of epoll instances. A count of resident pages does not
-    include a memfd unless it is also mapped.
+    of pipes, `epolls` is the number of epoll instances, and `in_flight` the number of descriptors
+    that wait in its Unix sockets. A count of resident pages does not include a memfd unless it is
+    also mapped.
     """
 
     memfds: Mapping[int, int]
     pipes: frozenset[str]
     epolls: int
+    in_flight: int = 0
 
 
 def descriptors(pid: int) -> Descriptors:
@@ -228,7 +245,7 @@ def descriptors(pid: int) -> Descriptors:
     """
     memfds: dict[int, int] = {}
     pipes: set[str] = set()
-    epolls = 0
+    epolls = in_flight = 0
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except (FileNotFoundError, ProcessLookupError):
@@ -239,12 +256,24 @@ def descriptors(pid: int) -> Descriptors:
             target = os.readlink(link)
             if target.startswith("pipe:"):
                 pipes.add(target)
+            elif target.startswith("socket:"):
+                in_flight += count_in_flight(pid, name)
             elif target == "anon_inode:[eventpoll]":
                 epolls += 1
             elif target.startswith("/memfd:"):
                 file = os.stat(link)
                 memfds[file.st_ino] = file.st_blocks * 512
-    return Descriptors(memfds, frozenset(pipes), epolls)
+    return Descriptors(memfds, frozenset(pipes), epolls, in_flight)
+
+
+_SCM_FDS = re.compile(rb"^scm_fds:\s*(\d+)", re.MULTILINE)
+
+
+def count_in_flight(pid: int, fd: str) -> int:
+    """Return the number of descriptors that wait in a Unix socket (Linux 5.6), else 0."""
+    with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as file:
+        match = _SCM_FDS.search(file.read(4096))
+    return int(match[1]) if match is not None else 0
 
 
 def count_descriptors(pid: int) -> int | None:
@@ -266,61 +295,6 @@ def count_descriptors(pid: int) -> int | None:
 def reports_descriptors() -> bool:
     """Return whether Linux reports the number of descriptors of a process (since 6.2)."""
     return os.stat("/proc/self/fd").st_size > 0
-
-
-def unlinked(pid: int, device: int, deadline: float) -> dict[int, int]:
-    """Return the bytes of each open or mapped regular file without a name, by inode number.
-
-    Only files of the file system `device` count. Such files occupy disk space, and no walk of the
-    directories finds them. The search stops at `deadline` (time.monotonic). Files that are mapped
-    but not open are visible to root alone. Raise PermissionError if the process hides its files
-    from the caller.
-    """
-    sizes: dict[int, int] = {}
-    try:
-        paths = [f"fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
-    except (FileNotFoundError, ProcessLookupError):
-        return sizes
-    for path in itertools.chain(paths, _deleted_maps(pid, deadline)):
-        if time.monotonic() > deadline:
-            break
-        with suppress(OSError):
-            file = os.stat(f"/proc/{pid}/{path}")
-            if not file.st_nlink and file.st_dev == device and stat.S_ISREG(file.st_mode):
-                sizes[file.st_ino] = file.st_blocks * 512
-    return sizes
-
-
-def _deleted_maps(pid: int, deadline: float) -> Iterator[str]:
-    """Yield the entries of `map_files` whose file has lost its name, until the deadline.
-
-    Linux marks their paths in `maps`. To read that takes 0.9 ms for 560 mappings of a process with
-    pandas; a stat(2) of each mapping took 2.3 ms.
-    """
-    with suppress(OSError), open(f"/proc/{pid}/maps", "rb", buffering=1 << 16) as lines:
-        for line in lines:
-            if time.monotonic() > deadline:
-                return
-            if line.endswith(b" (deleted)\n"):
-                start, end = line.partition(b" ")[0].split(b"-")
-                yield f"map_files/{int(start, 16):x}-{int(end, 16):x}"
-
-
-def unlinked_of(pids: Sequence[int], device: int, at_most_s: float) -> tuple[int, int]:
-    """Return the bytes and the number of the `unlinked` files of many processes.
-
-    The search starts at a random process, so that repeated calls examine different processes if
-    there are too many for the time limit. Raise PermissionError if one of them hides its files from
-    the caller.
-    """
-    deadline = time.monotonic() + at_most_s
-    begin = int.from_bytes(os.urandom(2)) % max(1, len(pids))
-    sizes: dict[int, int] = {}
-    for pid in (*pids[begin:], *pids[:begin]):
-        if time.monotonic() > deadline:
-            break
-        sizes |= unlinked(pid, device, deadline)
-    return sum(sizes.values()), len(sizes)
 
 
 def heap() -> Iterator[tuple[int, int]]:

@@ -33,6 +33,9 @@ class DiskUsage(Struct, frozen=True):
         """Return the inodes as a quota counts them, except that each hard link counts here."""
         return self.files + self.directories
 
+    def plus(self, size: int, inodes: int, *, complete: bool = True) -> "DiskUsage":
+        return DiskUsage(self.bytes + size, self.inodes + inodes, self.complete and complete)
+
 
 class DirLevel(Struct):
     """A directory on the way down. `lifted` is its mode before the walk made it readable."""
@@ -95,9 +98,15 @@ class _Walk:
     """
 
     def __init__(
-        self, opener: Opener, max_entries: int, deadline_s: float, enough: EarlyStop | None
+        self,
+        opener: Opener,
+        max_entries: int,
+        deadline_s: float,
+        enough: EarlyStop | None,
+        since: float,
     ) -> None:
         self._open = opener
+        self._since = since
         self._entries_left = max_entries
         self._enough = enough
         self._end = time.monotonic() + deadline_s
@@ -173,8 +182,11 @@ class _Walk:
             if self._entries_left < 0 or time.monotonic() > self._end:
                 raise _BoundsError
             if stat.S_ISDIR(status.st_mode):
-                self.directories += 1  # here, for a tenth of the cost of entering it
                 level.below.append(name)
+            if status.st_ctime < self._since:
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                self.directories += 1  # here, for a tenth of the cost of entering it
             else:
                 self.files += 1
                 if status.st_nlink > 1:
@@ -196,9 +208,11 @@ def measure(
     max_entries: int,
     deadline_s: float,
     enough: EarlyStop | None = None,
+    since: float = -math.inf,
 ) -> DiskUsage:
-    """Measure the tree at the directory fd `root`. Never raises for a tree of user code."""
-    walk = _Walk(opener, max_entries, deadline_s, enough)
+    """Measure the tree at the directory fd `root`: its entries that changed at the time `since` or
+    later (ctime). Never raises for a tree of user code."""
+    walk = _Walk(opener, max_entries, deadline_s, enough, since)
     try:
         walk.run(root)
     except (_BoundsError, OSError):

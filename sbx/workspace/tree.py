@@ -5,6 +5,7 @@ the host. It keeps no fd of a subdirectory after a call, because a rename could 
 It never relies on an earlier check. Each call has a limit for bytes, entries or time.
 """
 
+import math
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -222,14 +223,17 @@ class Tree(OwnedDescriptor):
         max_entries: int = 1_000_000,
         deadline_s: float = 5.0,
         enough: EarlyStop | None = None,
+        since: float = -math.inf,
     ) -> DiskUsage:
-        """Return the disk usage of the tree; see `DiskUsage` for incomplete results."""
+        """Return the disk usage of the tree, or of its entries that changed since a time; see
+        `DiskUsage` for incomplete results."""
         return measure(
             self.opener,
             self.fd,
             max_entries=max_entries,
             deadline_s=deadline_s,
             enough=enough,
+            since=since,
         )
 
     def shown(self, relative: Relative) -> str:

@@ -440,6 +440,7 @@ async def gone(box: AsyncSandbox) -> None:
         ("FSIZE", {"file_size_max": "8MiB"}, 8 * MIB),
         ("MEMLOCK", {}, 8 * MIB),
         ("SIGPENDING", {}, 1024),
+        ("MSGQUEUE", {}, 800 << 10),
     ],
 )
 @pytest.mark.unprivileged

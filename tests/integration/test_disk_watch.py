@@ -1,14 +1,19 @@
 """The files of a jail are looked at while it does something, and only then."""
 
 import asyncio
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sbx import Runtime
-from sbx.linux import procfs
-from sbx.runtime.files import disk_limit
+from sbx.errors import Conflict
+from sbx.linux import hidden_files
+from sbx.policy.tables import LimitsPolicy
+from sbx.runtime.files import disk_limit, free_space
+from sbx.workspace.host_directory import HostDirectory
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -46,7 +51,7 @@ async def test_an_idle_jail_is_asked_and_its_files_are_not_looked_at(
 ) -> None:
     looks: list[Any] = []
     asked: list[disk_limit.IdleProbe] = []
-    measured, lasts = disk_limit._measured, disk_limit.IdleProbe.lasts
+    measured, lasts = disk_limit.DiskLimit._measured, disk_limit.IdleProbe.lasts
 
     def look(*at: Any) -> Any:
         looks.append(at)
@@ -56,7 +61,7 @@ async def test_an_idle_jail_is_asked_and_its_files_are_not_looked_at(
         asked.append(quiet)
         return lasts(quiet)
 
-    monkeypatch.setattr(disk_limit, "_measured", look)
+    monkeypatch.setattr(disk_limit.DiskLimit, "_measured", look)
     monkeypatch.setattr(disk_limit.IdleProbe, "lasts", ask)
     async with await runtime.create() as box:
         await box.run("1")
@@ -76,7 +81,7 @@ async def test_where_only_the_broker_may_look_it_counts_files_without_a_name(
         asked.append(1)
         raise PermissionError
 
-    monkeypatch.setattr(procfs, "unlinked_of", refused)
+    monkeypatch.setattr(hidden_files, "unlinked_of", refused)
     hoard = """
 import os, time
 file = open("f", "wb", 0)
@@ -101,3 +106,53 @@ async def test_a_run_after_a_kill_is_left_alone_unless_it_grows_again(runtime: R
         assert str((await box.run(fill.format(20, 24) + hold.format(50))).cause) == "disk"
         cleared = "import glob, os\nfor path in glob.glob('f*')[:-2]: os.unlink(path)"
         assert (await box.run(cleared)).ok
+
+
+async def test_no_kernel_starts_over_files_far_above_the_limit(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A workspace of 49.5 GB under a limit of 1 GiB stayed usable: its size was tolerated."""
+    monkeypatch.setattr(disk_limit, "_OVERSHOOT", 0)
+    fill = (
+        "for n in range(20): open(f'f{n}', 'wb').write(bytes(1 << 20))\nimport time; time.sleep(50)"
+    )
+    async with await runtime.create(narrower={"limits": {"workspace_max": "4MiB"}}) as box:
+        assert str((await box.run(fill)).cause) == "disk"
+        with pytest.raises(Conflict) as raised:
+            await box.run("1")
+        assert (raised.value.code, raised.value.details["limit"]) == ("workspace_full", 4 << 20)
+        for number in range(18):
+            await box.files.delete(f"f{number}")
+        assert (await box.run("1")).ok
+
+
+@pytest.mark.unprivileged
+async def test_growth_of_a_host_directory_ends_the_kernel(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """13 GiB passed. Files that were there before do not count, and many of them cost nothing."""
+    monkeypatch.setattr(free_space, "_STEP", 1 << 20)
+    (tmp_path / "before").write_bytes(bytes(64 << 20))
+    fill = """
+import os, time
+for n in range({}):
+    with open('grown', 'ab') as file:
+        file.write(bytes(1 << 20))
+        os.fsync(file.fileno())
+time.sleep({})
+"""
+    narrower = {"limits": {"workspace_max": "32MiB"}}
+    async with await runtime.create(workspace=tmp_path, narrower=narrower) as box:
+        assert (await box.run(fill.format(8, 0.5))).ok
+        done = await box.run(fill.format(400, 50))
+        assert (str(done.status), str(done.cause)) == ("killed", "disk")
+        assert (await box.run("1")).ok
+
+
+async def test_growth_by_the_user_of_a_host_directory_is_tolerated(tmp_path: Path) -> None:
+    directory = HostDirectory.open(tmp_path, jail_uid=os.getuid())
+    growth = free_space.HostGrowth(directory, LimitsPolicy(workspace_max=96 << 20))
+    (tmp_path / "build").write_bytes(bytes(200 << 20))
+    os.sync()
+    assert growth.measure([], 10)[0] <= 96 << 20
+    directory.close()

@@ -163,7 +163,7 @@ async def test_jail_without_a_sandbox_has_no_plan_and_ends_once(far: Far) -> Non
         jail.set_ended(end)
     assert await jail.counters() == await jail.kill() == first
     assert jail.processes() == []
-    assert await jail.unlinked(0) == (0, 0)
+    assert await jail.unlinked(0) == (0, 0, 0)
     jail.close()
 
 

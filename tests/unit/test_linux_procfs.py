@@ -5,13 +5,14 @@ import ctypes
 import errno
 import mmap
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
-from sbx.linux import mountinfo, namespaces, procfs
+from sbx.linux import hidden_files, mountinfo, namespaces, procfs
 from tests.unit.in_child import in_child
 
 GONE = 1 << 23  # beyond all numbers of processes
@@ -42,7 +43,7 @@ def test_process_that_is_gone_uses_nothing() -> None:
     assert procfs.activity(GONE) == ()
     assert procfs.resident(GONE) == procfs.proportional(GONE) == procfs.shared(GONE) == 0
     assert procfs.tmpfs_used(GONE, "/tmp") == 0
-    assert procfs.unlinked(GONE, 0, time.monotonic() + 60) == {}
+    assert hidden_files.unlinked(GONE, 0, time.monotonic() + 60) == ({}, 0)
 
 
 def test_removed_file_that_is_open_is_found_in_its_file_system(tmp_path: Path) -> None:
@@ -52,12 +53,12 @@ def test_removed_file_that_is_open_is_found_in_its_file_system(tmp_path: Path) -
         os.fsync(file.fileno())
         status = os.fstat(file.fileno())
         soon = time.monotonic() + 60
-        assert status.st_ino not in procfs.unlinked(os.getpid(), status.st_dev, soon)
+        assert status.st_ino not in hidden_files.unlinked(os.getpid(), status.st_dev, soon)[0]
         (tmp_path / "file").unlink()
-        found = procfs.unlinked(os.getpid(), status.st_dev, soon)
+        found, _ = hidden_files.unlinked(os.getpid(), status.st_dev, soon)
         assert found[status.st_ino] == os.fstat(file.fileno()).st_blocks * 512
-        assert status.st_ino not in procfs.unlinked(os.getpid(), status.st_dev + 1, soon)
-        assert procfs.unlinked(os.getpid(), status.st_dev, 0.0) == {}
+        assert status.st_ino not in hidden_files.unlinked(os.getpid(), status.st_dev + 1, soon)[0]
+        assert hidden_files.unlinked(os.getpid(), status.st_dev, 0.0) == ({}, 0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="Linux shows map_files to root alone")
@@ -74,12 +75,27 @@ def test_removed_file_that_is_mapped_and_not_open_is_found_by_root(tmp_path: Pat
     assert address not in (None, ctypes.c_void_p(-1).value)
     try:
         soon = time.monotonic() + 60
-        assert status.st_ino not in procfs.unlinked(os.getpid(), status.st_dev, soon)
+        assert status.st_ino not in hidden_files.unlinked(os.getpid(), status.st_dev, soon)[0]
         path.unlink()
-        assert procfs.unlinked(os.getpid(), status.st_dev, soon)[status.st_ino] == 8192
-        assert procfs.unlinked(os.getpid(), status.st_dev, 0.0) == {}
+        found, _ = hidden_files.unlinked(os.getpid(), status.st_dev, soon)
+        assert found[status.st_ino] == 8192
+        assert hidden_files.unlinked(os.getpid(), status.st_dev, 0.0) == ({}, 0)
     finally:
         libc.munmap(address, PAGE)
+
+
+def test_descriptors_in_flight_count_as_hiding_places(tmp_path: Path) -> None:
+    """Files in flight through a socket were nobody's: 480 MiB passed a limit of 64 MiB."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open(tmp_path / "file", "wb") as file:
+        device, soon = os.fstat(file.fileno()).st_dev, time.monotonic() + 60
+        before = hidden_files.unlinked(os.getpid(), device, soon)[1]
+        socket.send_fds(ours, [b"x"], [file.fileno(), file.fileno()])
+        assert hidden_files.unlinked(os.getpid(), device, soon)[1] == before + 2
+        assert procfs.descriptors(os.getpid()).in_flight >= 2
+        for fd in socket.recv_fds(theirs, 1, 2)[1]:
+            os.close(fd)
+        assert hidden_files.unlinked(os.getpid(), device, soon)[1] == before
 
 
 def test_process_that_hides_its_files_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +104,7 @@ def test_process_that_hides_its_files_is_an_error(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "listdir", hidden)
     with pytest.raises(PermissionError):
-        procfs.unlinked(os.getpid(), 0, time.monotonic() + 60)
+        hidden_files.unlinked(os.getpid(), 0, time.monotonic() + 60)
 
 
 def test_process_that_hides_its_mappings_has_no_mapped_files(
@@ -102,7 +118,7 @@ def test_process_that_hides_its_mappings_has_no_mapped_files(
         return real(path, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "open", opened)
-    assert procfs.unlinked(os.getpid(), 0, time.monotonic() + 60) == {}
+    assert hidden_files.unlinked(os.getpid(), 0, time.monotonic() + 60) == ({}, 0)
 
 
 def test_path_above_all_mounts_has_no_source() -> None:

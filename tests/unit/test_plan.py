@@ -249,6 +249,7 @@ def test_rlimits_stand_in_for_the_groups_that_a_host_lacks() -> None:
         "FSIZE": 512 * MIB,
         "MEMLOCK": 8 * MIB,
         "SIGPENDING": 1024,
+        "MSGQUEUE": 800 << 10,
     }
     assert dict(planned().seal.rlimits) == always
     bare = planned(host=without("memory", "tasks", "cpu"))

@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -16,12 +17,14 @@ from sbx.isolation import process_state
 from sbx.isolation.launch_plan import LaunchPlan, ZygotePlan
 from sbx.isolation.masking import Masks
 from sbx.isolation.receipt import Receipt, make_receipt
-from sbx.linux import procfs
+from sbx.linux import hidden_files, procfs, sock_diag
 
 _END_S = 5.0
 # All tasks of a fork bomb have to run once more to end: with 40 others ready to run on two cores
 # 5 s were not enough.
 _KILLED_S = 30.0
+# Of Linux, for each message and for each semaphore
+_MESSAGE, _SEMAPHORE = 64, 128
 
 Order = Callable[..., Awaitable[dict[str, Any]]]
 Fork = Callable[["ZygoteHandle", bool], Awaitable["Jail"]]
@@ -33,6 +36,41 @@ class JailExit(Struct, frozen=True):
     stderr: str = ""
     oom_kills: int = 0
     pids_max_hits: int = 0
+
+
+class KernelAccounts:
+    """The memory that Linux holds for a jail in no process: see `live_orders`."""
+
+    def __init__(self, fds: list[int]) -> None:
+        self._diag = socket.socket(fileno=fds[0])
+        self._files = fds[1:]
+
+    def sockets(self) -> int:
+        """Return the bytes in the queues of sockets. Raise OSError."""
+        return sock_diag.queued(self._diag)
+
+    def system_v(self) -> int:
+        """Return the bytes of all segments, message queues and semaphores."""
+        segments, queues, semaphores = map(_table, self._files)
+        return (
+            sum(int(row["rss"]) + int(row["swap"]) for row in segments)
+            + sum(int(row["cbytes"]) + int(row["qnum"]) * _MESSAGE for row in queues)
+            + sum(int(row["nsems"]) * _SEMAPHORE for row in semaphores)
+        )
+
+    def close(self) -> None:
+        self._diag.close()
+        for fd in self._files:
+            os.close(fd)
+
+
+def _table(fd: int) -> list[dict[str, str]]:
+    os.lseek(fd, 0, os.SEEK_SET)
+    text = b""
+    while piece := os.read(fd, 1 << 16):
+        text += piece
+    names, *rows = (line.split() for line in text.decode().splitlines())
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 class Jail:
@@ -130,16 +168,29 @@ class Jail:
         """Return a connection to a TCP port of the loopback inside.
 
         Raise Unavailable `port_not_open`, `live_mount_unavailable`, Broken `jail_gone`."""
+        (fd,) = await self._from_inside("connect", 1, port=port)
+        connection = socket.socket(fileno=fd)
+        connection.setblocking(False)
+        return connection
+
+    async def accounts(self) -> "KernelAccounts":
+        """Return the memory accounts of its namespaces.
+
+        Raise Unavailable `layer_unavailable`, `live_mount_unavailable`, Broken `jail_gone`."""
+        return KernelAccounts(await self._from_inside("accounts", 4))
+
+    async def _from_inside(self, do: str, count: int, **fields: Any) -> list[int]:
+        """Return the files that the broker opens in the namespaces of the jail."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, its:
             ours.setblocking(False)
-            await self._order("connect", jail=self.name, port=port, fds=[its.fileno()])
-            _, fds, _, _ = socket.recv_fds(ours, 1, 1)  # it was sent before the order ended
-        if not fds:
-            raise errors.Broken("the broker sent no connection")  # no descriptor was free
-        connection = socket.socket(fileno=fds[0])
-        connection.setblocking(False)
-        return connection
+            await self._order(do, jail=self.name, fds=[its.fileno()], **fields)
+            _, fds, _, _ = socket.recv_fds(ours, 1, count)  # it was sent before the order ended
+        if len(fds) != count:
+            for fd in fds:
+                os.close(fd)
+            raise errors.Broken("the broker sent no file")  # no descriptor was free
+        return fds
 
     async def mask(self, places: Sequence[str]) -> Masks:
         """Cover the host's sockets and FIFOs in these directories, before any user's code runs.
@@ -171,13 +222,12 @@ class Jail:
     async def detach(self, target: str) -> None:
         await self._order("detach", jail=self.name, target=target)
 
-    async def unlinked(self, device: int) -> tuple[int, int]:
-        """Return the bytes and the number of open files without a name on a file system, as far as
-        the broker can count them in a few milliseconds."""
+    async def unlinked(self, device: int) -> hidden_files.Unlinked:
+        """Return the files without a name that its processes hold on a file system, as far as the
+        broker can count them in a few milliseconds."""
         if self.gone:
-            return 0, 0
-        reply = await self._order("unlinked", jail=self.name, device=device)
-        return reply["bytes"], reply["files"]
+            return hidden_files.Unlinked(0, 0)
+        return hidden_files.Unlinked(**await self._order("unlinked", jail=self.name, device=device))
 
     async def counters(self) -> JailExit:
         """Return the cgroup's counters so far; after its end, the last ones."""

@@ -19,7 +19,7 @@ from sbx.isolation import cgroups, process_state
 from sbx.isolation.broker import bind_staging, spawn
 from sbx.isolation.broker.loop import BrokerLoop, log
 from sbx.isolation.broker.sandboxes import REMOVE_S, BrokerSandbox, BrokerSandboxes, Group
-from sbx.linux import procfs
+from sbx.linux import hidden_files, procfs
 
 _STDERR_MAX = 4096
 _DIES_BY_ITSELF_S = 0.03
@@ -85,12 +85,7 @@ class BrokerJail:
         files are looked at each time."""
         roots = [pid for pid in (self.pid1, self.kernel) if pid is not None]
         pids = [pid for root in roots for pid in procfs.descendants(root)]
-        try:
-            size, files = procfs.unlinked_of(pids, device, _UNLINKED_S)
-        except PermissionError as error:
-            log(f"a jail hides its open files: {error}")
-            size = files = 0
-        return {"bytes": size, "files": files}
+        return hidden_files.unlinked_of(pids, device, _UNLINKED_S, count_hidden=True)._asdict()
 
 
 class BrokerJails:

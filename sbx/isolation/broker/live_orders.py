@@ -6,18 +6,21 @@ the child's end.
                             network namespace by the pidfd of PID 1, connects there, and sends the
                             socket over the one that came with the order. The jail gets no network:
                             only this connection crosses its border, and the host opened it
+    accounts                files that show the memory that Linux holds for the jail's network and
+                            IPC namespaces: a socket of sock_diag(7), and those of /proc/sysvipc
 """
 
 import os
 import signal
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from sbx.errors import Broken, Unavailable
 from sbx.isolation.broker import live_mounts
 from sbx.isolation.broker.jails import BrokerJail, BrokerJails
 from sbx.isolation.broker.loop import BrokerLoop
-from sbx.linux import namespaces
+from sbx.linux import namespaces, sock_diag
 
 _CONNECT_S = 2.0
 _LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
@@ -124,7 +127,49 @@ class MountOrders:
 
 def connect(loop: BrokerLoop, jails: BrokerJails, order: dict[str, Any], fds: list[int]) -> None:
     """Start the child, and answer at its end. Raise Broken, Unavailable."""
-    jail, port = jails.get(order["jail"]), int(order["port"])
+    port = int(order["port"])
+    _send_from_inside(
+        loop,
+        jails,
+        order,
+        fds,
+        namespaces.Namespace.NET,
+        lambda: [_connected(port).detach()],
+        closed(port),
+    )
+
+
+def accounts(loop: BrokerLoop, jails: BrokerJails, order: dict[str, Any], fds: list[int]) -> None:
+    """Start the child, and answer at its end. Raise Broken, Unavailable."""
+    _send_from_inside(
+        loop,
+        jails,
+        order,
+        fds,
+        namespaces.Namespace.NET | namespaces.Namespace.IPC,
+        _accounts,
+        Unavailable("this Linux does not show the sockets of a jail", code="layer_unavailable"),
+    )
+
+
+def _accounts() -> list[int]:
+    return [
+        sock_diag.open_diag().detach(),
+        *(os.open(f"/proc/sysvipc/{name}", os.O_RDONLY) for name in ("shm", "msg", "sem")),
+    ]
+
+
+def _send_from_inside(
+    loop: BrokerLoop,
+    jails: BrokerJails,
+    order: dict[str, Any],
+    fds: list[int],
+    where: namespaces.Namespace,
+    make: Callable[[], list[int]],
+    failure: Unavailable,
+) -> None:
+    """Start a child that joins namespaces of the jail, and sends the files that it makes there."""
+    jail = jails.get(order["jail"])
     if jail.pid1_fd is None or len(fds) != 1:
         raise Broken("the jail is in no sandbox yet")
     if not jails.own_namespaces:
@@ -132,9 +177,9 @@ def connect(loop: BrokerLoop, jails: BrokerJails, order: dict[str, Any], fds: li
     pid1, target = jail.pid1_fd, fds[0]
 
     def act(_report: socket.socket) -> None:
-        namespaces.join(pid1, namespaces.Namespace.NET)
-        with _connected(port) as connection, socket.socket(fileno=os.dup(target)) as reply:
-            socket.send_fds(reply, [b"c"], [connection.fileno()])
+        namespaces.join(pid1, where)
+        with socket.socket(fileno=os.dup(target)) as reply:
+            socket.send_fds(reply, [b"c"], make())
 
     child = live_mounts.start_child(act)
     loop.children.add(child.pid)
@@ -148,7 +193,7 @@ def connect(loop: BrokerLoop, jails: BrokerJails, order: dict[str, Any], fds: li
         if os.waitstatus_to_exitcode(status) == 0:
             loop.send({"seq": order["seq"], "ok": {}})
         else:
-            loop.send({"seq": order["seq"], "error": closed(port)})
+            loop.send({"seq": order["seq"], "error": failure})
 
     loop.watch(child.pidfd, ended)
 

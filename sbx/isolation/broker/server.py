@@ -37,13 +37,15 @@ Its fd 0 is a SOCK_SEQPACKET socket: one JSON object per packet.
                             ← {"pid1": facts, "kernel": facts, "limits": {…}, "in_group": bool|null}
     → {"seq": n, "do": "connect", "jail": id, "port": n}     ← {}; the socket comes over the fd that
                                               the order has, see live_orders
+    → {"seq": n, "do": "accounts", "jail": id}                   ← {}; four files come the same way
     → {"seq": n, "do": "ping"}                                            ← {}
     → {"seq": n, "do": "attach", "jail": id, "source", "target", "read_only": bool,
        "expected": [dev, ino]|null, "mask": bool, "partly": bool}
                                                 ← {"masked": n}, once it can be seen inside
     → {"seq": n, "do": "mask", "jail": id, "places": [path, …]}  ← {"masked": n, "complete": bool}
     → {"seq": n, "do": "detach", "jail": id, "target"}                    ← {}
-    → {"seq": n, "do": "unlinked", "jail": id, "device": st_dev}          ← {"bytes", "files"}
+    → {"seq": n, "do": "unlinked", "jail": id, "device": st_dev}          ← {"bytes", "files",
+      "hidden"}
     → {"seq": n, "do": "counters", "jail": id}  ← {"oom_kills", "pids_max_hits"}
     → {"seq": n, "do": "kill", "jail": id}      ← {}; the event `gone` follows at its end
     ← {"seq": n, "ok": {…}}  or  {"seq": n, "error": {"code", "message", "hint", "details"}}
@@ -208,6 +210,11 @@ class BrokerServer:
 
                 live_orders.connect(self._loop, jails, order, fds)
                 return None
+            case "accounts":
+                from sbx.isolation.broker import live_orders
+
+                live_orders.accounts(self._loop, jails, order, fds)
+                return None
             case "unlinked":
                 return jails.get(order["jail"]).unlinked(order["device"])
             case "ping":
@@ -353,6 +360,8 @@ def _layers(hierarchy: cgroups.Hierarchy) -> list[probe.Layer]:
             detail = f"cgroup v{capabilities.version}"
             if name == "io" and capabilities.version == 1:
                 detail += ": direct and synchronous writes only, not those through the page cache"
+            elif name == "memory" and capabilities.version == 1:
+                detail += ": the queues of TCP and UDP sockets apart, at most a quarter as much"
             layers.append(probe.Layer(name, True, detail))
         else:
             missing = capabilities.missing[name]

@@ -6,23 +6,22 @@
 
 A measurement walks the files, and asks the processes of the jail for unlinked files. It happens
 every half second, and earlier if the file system lost as much space as the files had left: so a
-fast writer is found quickly. Two things are not seen: unlinked files on their way through a socket,
-and for an unprivileged runtime files that are mapped and not open.
+fast writer is found quickly. A file without a name can be in flight through a socket, or, for an
+unprivileged runtime, mapped and not open. Then the loss of the file system counts: see
+`HiddenGrowth`.
 
-The quarantine of a directory of the host is measured too. It has no quota, and its content counts
-with the files.
+Of a directory of the host the growth counts: see `HostGrowth`. Its quarantine is measured too. It
+has no quota, and its content counts with the files.
 """
 
 import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 from weakref import WeakKeyDictionary
-
-from msgspec.structs import replace
 
 from sbx import errors
 from sbx.aio import run_to_completion
@@ -30,10 +29,12 @@ from sbx.errors import CannotEnforce
 from sbx.isolation.launch_plan import Wall
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.kernels.kernel import Kernel
-from sbx.linux import procfs
+from sbx.kernels.memory_watcher import HiddenGrowth
+from sbx.linux import hidden_files, procfs
 from sbx.policy import Policy
 from sbx.policy.tables import LimitsPolicy
 from sbx.protocol.runs import Cause
+from sbx.runtime.files import free_space
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.resources import RuntimeResources
 from sbx.telemetry.background import background_context
@@ -42,11 +43,10 @@ from sbx.workspace.tree import Tree
 
 _log = logging.getLogger(__name__)
 _PERIOD_S = 0.5
-_TICK_S = 0.1  # each is a call of a thread and of statvfs(2), 60 µs
-_SHARED_S = 0.02  # for which watches share its result
-_SHORT_CELL_S = 0.02  # its writes show at the next measurement
 _STEP = 64 << 20  # may be written before the first look of a kernel: it knows nothing yet
 _STEP_FILES = 5_000
+# A kernel leaves less than this beyond the limit, see WATCHED.
+_OVERSHOOT, _OVERSHOOT_FILES = 2 << 30, 100_000
 _HELD_S = 0.1
 _NAMES = 5  # of a workspace, which are there before anything is put into it
 _ROUND_S = 10.0
@@ -62,9 +62,16 @@ _SCAN_MAX_S = 3.2  # of a tree so deep, or so wide, that 0.4 s did not do
 WATCHED = (
     "watched: looked at every 0.5 s of a run, sooner when the disk fills, and the kernel killed;"
     " until then a writer of 1 GB/s may leave about 0.3 GB too much, and another 1 GB where walking"
-    " its files takes as long as it may; the host's own disk is what ends many such kernels"
+    " its files takes as long as it may; a file of hidden size, as one in flight, counts by the"
+    f" space that the disk lost, below {free_space.UNKNOWN_FACTOR} times the limit at most the"
+    " jail's writes; the host's own disk is what ends many such kernels"
 )
-_FOREIGN = "nothing: a directory of the host is the workspace"
+_FOREIGN = "no quota: a directory of the host is the workspace"
+_GROWTH = (
+    "watched: the growth of the directory of the host since the first kernel, by the files that"
+    " changed, when its file system has lost as much; the kernel killed, at once if the jail wrote"
+    f" half of it, else at {free_space.UNKNOWN_FACTOR} times the limit"
+)
 _OLD = "this workspace is older than the quota of its file system, and its files do not count there"
 
 
@@ -79,7 +86,7 @@ def refused(setting: str, capabilities: Capabilities) -> CannotEnforce | None:
 def wall(setting: str, layer: Layer, *, charged: bool, ours: bool, policy: Policy) -> Wall:
     demanded = "hard" if setting == "required" else "best-effort"
     if not ours:
-        return Wall("disk", demanded, _FOREIGN, weaker=True)
+        return Wall("disk", demanded, _GROWTH, weaker=True)
     if not charged:
         return Wall("disk", demanded, WATCHED, weaker=True)
     limits = policy.limits
@@ -131,6 +138,7 @@ class DiskLimitState:
         self.tolerated = (0, 0)
         self.stir: set[DiskLimit] = set()
         self.suspects: set[DiskLimit] = set()
+        self.growth: free_space.HostGrowth | None = None
         self.looking = asyncio.Lock()  # so that growth ends one kernel, not two
 
     def forget(self, watch: "DiskLimit") -> None:
@@ -143,6 +151,7 @@ class DiskLimit:
     between two measurements.
 
     A size above the limit is tolerated as long as it does not grow: the next run may delete files.
+    But no kernel starts over files that are far above it: see `check`.
     Between runs there is no measurement while the jail does nothing. Of several kernels over the
     same files, each one ends that was active between its last measurement and the one that exceeded
     the limit: the writer is not known.
@@ -155,9 +164,30 @@ class DiskLimit:
         self._active = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    async def check(self, opened: OpenFiles) -> None:
+        """Raise Conflict `workspace_full` if a kernel was ended over these files, and left more
+        than any kernel leaves between two measurements."""
+        limits, shared = self._limits, self._shared
+        most = limits.workspace_max + max(limits.workspace_max, _OVERSHOOT)
+        most_files = limits.workspace_files + max(limits.workspace_files, _OVERSHOOT_FILES)
+        if shared.tolerated[0] <= most and shared.tolerated[1] <= most_files:
+            return
+        used = await opened.call(lambda: _size_of(_limited(opened), _SCAN_MAX_S, None))
+        shared.tolerated = (used.bytes, used.inodes)
+        if used.bytes > most or used.inodes > most_files:
+            raise errors.Conflict(
+                f"the workspace has {used.bytes} bytes in {used.inodes} files and directories, far"
+                f" above its limits of {limits.workspace_max} bytes and {limits.workspace_files}",
+                code="workspace_full",
+                hint="delete files by the file API, or delete the conversation or the sandbox",
+                details={"limit": limits.workspace_max, "bytes": used.bytes, "files": used.inodes},
+            )
+
     def watch(self, kernel: Kernel, opened: OpenFiles) -> None:
         """Watch this kernel until `close`. Do nothing if Linux limits the files."""
-        if _limited(opened) or opened.quarantine is not None:
+        self._hidden = HiddenGrowth()
+        self._writes, self._hidden_writes = free_space.WriteCounter(), HiddenGrowth()
+        if _limited(opened) or opened.host_directory is not None:
             looking = self._look(kernel, opened)
             self._task = asyncio.create_task(looking, context=background_context())
 
@@ -188,8 +218,12 @@ class DiskLimit:
     async def _look(self, kernel: Kernel, opened: OpenFiles) -> None:
         limits, shared = self._limits, self._shared
         rounds = ProbeScheduler.for_running_loop()
-        room, scan_s = FreeSpaceProbe(_STEP, _STEP_FILES), _SCAN_S
+        fd, scan_s = _fd(opened), _SCAN_S
+        room = free_space.FreeSpaceProbe(fd, _STEP, _STEP_FILES, period_s=_PERIOD_S)
         await self._active.wait()
+        if opened.measured is None and opened.host_directory is not None and shared.growth is None:
+            directory = opened.host_directory
+            shared.growth = await opened.call(lambda: free_space.HostGrowth(directory, limits))
         while True:
             self._active.clear()
             shared.stir.add(self)
@@ -199,7 +233,7 @@ class DiskLimit:
                 most = max(limits.workspace_max, shared.tolerated[0])
                 most_files = max(limits.workspace_files + _NAMES, shared.tolerated[1])
                 enough = EarlyStop(most, most_files)
-                used, quiet = await _measured(kernel, opened, scan_s, enough)
+                used, quiet = await self._measured(kernel, opened, scan_s, enough)
                 if used.bytes > most or used.inodes > most_files:
                     shared.suspects |= shared.stir
                 if self in shared.suspects:
@@ -211,79 +245,77 @@ class DiskLimit:
                 if within and used.bytes <= limits.workspace_max:
                     shared.tolerated = (0, 0)
                 left = most - used.bytes, most_files - used.inodes
-                room = FreeSpaceProbe(*left, taking_s=time.monotonic() - began)
+                if shared.growth is not None:
+                    left = shared.growth.left()
+                taking_s = time.monotonic() - began
+                room = free_space.FreeSpaceProbe(fd, *left, period_s=_PERIOD_S, taking_s=taking_s)
             if not self._busy and not self._active.is_set():
                 shared.stir.discard(self)
             if not self._busy:
+                hiding = self._hidden.hiding
+                before = await free_space.current(opened, fd) if hiding else (0, 0)
                 with rounds.asking(quiet, self._active.set):
                     await self._active.wait()
+                if hiding:
+                    self._hidden.skip(before[0] - (await free_space.current(opened, fd))[0])
 
     async def _end(self, kernel: Kernel, opened: OpenFiles) -> None:
         """End the kernel at once, then measure the size to tolerate: a measurement that exceeded
         the limit stopped early."""
         await kernel.kill(Cause.DISK)
-        used, _ = await _measured(kernel, opened, _SCAN_MAX_S, None)
+        used, _ = await self._measured(kernel, opened, _SCAN_MAX_S, None)
         self._shared.tolerated = (used.bytes, used.inodes)
 
-
-class FreeSpaceProbe:
-    """The space that the file system may lose before the next measurement, whatever takes it: as
-    much as the files had left at the last one, which took `taking_s`."""
-
-    def __init__(self, left: int, files_left: int, *, taking_s: float = 0.0) -> None:
-        self._left = left
-        self._files_left = files_left
-        self._tick_s = max(_TICK_S, min(_PERIOD_S, taking_s))  # a slow tree is not walked all day
-        self._at_first: tuple[int, int] | None = None
-
-    async def last(self, opened: OpenFiles) -> None:
-        """Return when it is time to look. Not at once is anything asked: most cells are over soon,
-        and should not share the interpreter with a thread that is of no use to them."""
-        loop = asyncio.get_running_loop()
-        due = loop.time() + _PERIOD_S
-        await asyncio.sleep(_SHORT_CELL_S)
-        while (wait_s := due - loop.time()) > 0:
-            if await self._is_taken(opened):
-                return
-            await asyncio.sleep(min(self._tick_s, wait_s))
-
-    async def _is_taken(self, opened: OpenFiles) -> bool:
+    async def _measured(
+        self, kernel: Kernel, opened: OpenFiles, scan_s: float, enough: EarlyStop | None
+    ) -> tuple[DiskUsage, "IdleProbe"]:
+        """Return the size of the files, and the parts that are quiet as long as it is right: they
+        were recorded before, so that the next measurement covers later writes. If the files cannot
+        be measured, return 0: the next measurement may succeed."""
         try:
-            free = await _free_space(opened)
-        except OSError:
-            return False
-        if self._at_first is None:
-            self._at_first = free
-        taken, files_taken = (a - b for a, b in zip(self._at_first, free, strict=True))
-        return taken > self._left or files_taken > self._files_left
+            quiet, used, host, written, unlinked = await opened.call(
+                lambda: self._look_at(kernel, opened, scan_s, enough)
+            )
+            if unlinked is None:
+                unlinked = await kernel.jail.unlinked(os.fstat(_fd(opened)).st_dev)
+        except (OSError, errors.SbxError) as error:
+            _log.warning("a workspace could not be measured: %s", error)
+            return DiskUsage(0, 0, complete=False), IdleProbe(kernel)
+        used = used.plus(unlinked.bytes, unlinked.files)
+        if used.complete:
+            hidden = self._hidden.charge(unlinked.hidden, host, used.bytes)
+            by_jail = self._hidden_writes.charge(unlinked.hidden, written, used.bytes)
+            if (
+                written < free_space.UNKNOWN_WRITES
+                and hidden <= free_space.UNKNOWN_FACTOR * self._limits.workspace_max
+            ):
+                hidden = min(hidden, by_jail)  # the others may have caused the rest
+            used = used.plus(hidden, 0)
+        return used, quiet
 
-
-# The last reply of statvfs(2) for each file system, by its device, and when it was asked for.
-_replies: WeakKeyDictionary[
-    asyncio.AbstractEventLoop, dict[int, tuple[float, asyncio.Future[tuple[int, int]]]]
-] = WeakKeyDictionary()
-
-
-async def _free_space(opened: OpenFiles) -> tuple[int, int]:
-    """Return the free bytes and inodes of the file system with these files. Raise OSError.
-
-    All watches of an event loop share a reply for a moment: with one call for each, those of 100
-    busy kernels took a tenth of a core.
-    """
-    trees, loop = _limited(opened), asyncio.get_running_loop()
-    fd = trees[0].fd if trees else _quarantine(opened).fd
-    replies = _replies.setdefault(loop, {})
-    device, now = os.fstat(fd).st_dev, loop.time()
-    at, reply = replies.get(device, (0.0, None))
-    if reply is None or now - at > _SHARED_S:
-        reply = asyncio.ensure_future(opened.call(lambda: _free(fd)))
-        replies[device] = now, reply
-    return await asyncio.shield(reply)
-
-
-def _free(fd: int) -> tuple[int, int]:
-    status = os.fstatvfs(fd)
-    return status.f_bfree * status.f_frsize, status.f_ffree
+    def _look_at(
+        self, kernel: Kernel, opened: OpenFiles, scan_s: float, enough: EarlyStop | None
+    ) -> tuple["IdleProbe", DiskUsage, int, int, hidden_files.Unlinked | None]:
+        """Measure the files, the used bytes of their file system (plus a constant), the bytes that
+        the jail wrote, and the files without a name; None if only the broker may look."""
+        quiet = IdleProbe(kernel)
+        trees = _limited(opened)
+        used = _size_of(trees, scan_s, enough)
+        if opened.quarantine is not None:
+            aside = _size_of([opened.quarantine.tree], scan_s, enough)
+            used = used.plus(aside.bytes, aside.inodes, complete=aside.complete)
+        pids = kernel.jail.processes()
+        if (growth := self._shared.growth) is not None:
+            used = used.plus(*growth.measure(pids, _SCAN_MAX_S))
+        fd = _fd(opened)
+        host, written = -free_space.free(fd)[0], self._writes.note(pids)
+        if not trees:  # files without a name in a directory of the host are part of its growth
+            return quiet, used, host, written, hidden_files.Unlinked(0, 0)
+        try:
+            unlinked = hidden_files.unlinked_of(pids, os.fstat(fd).st_dev, _HELD_S)
+        except PermissionError:
+            return quiet, used, host, written, None
+        return quiet, used, host, written, unlinked
 
 
 class IdleProbe:
@@ -342,47 +374,14 @@ class ProbeScheduler:
             self._arm()
 
 
-async def _measured(
-    kernel: Kernel, opened: OpenFiles, scan_s: float, enough: EarlyStop | None
-) -> tuple[DiskUsage, IdleProbe]:
-    """Return the size of the files, and the parts that are quiet as long as it is right. If the
-    files cannot be measured, return 0: the next measurement may succeed."""
-    try:
-        used, quiet, unlinked = await opened.call(lambda: _look(kernel, opened, scan_s, enough))
-        if unlinked is None:
-            unlinked = await kernel.jail.unlinked(os.fstat(_limited(opened)[0].fd).st_dev)
-    except (OSError, errors.SbxError) as error:
-        _log.warning("a workspace could not be measured: %s", error)
-        return DiskUsage(0, 0, complete=False), IdleProbe(kernel)
-    return replace(used, bytes=used.bytes + unlinked[0], files=used.files + unlinked[1]), quiet
-
-
-def _look(
-    kernel: Kernel, opened: OpenFiles, scan_s: float, enough: EarlyStop | None
-) -> tuple[DiskUsage, IdleProbe, tuple[int, int] | None]:
-    """Return the larger size of this conversation and of all conversations; the quiet parts, which
-    were recorded before, so that the next measurement covers later writes; and the bytes and the
-    number of unlinked files, None if only the broker may look."""
-    quiet = IdleProbe(kernel)
-    trees = _limited(opened)
-    aside = [] if opened.quarantine is None else [opened.quarantine.tree]
-    looks, extra = (
-        [tree.measure(max_entries=_ENTRIES, deadline_s=scan_s, enough=enough) for tree in some]
-        for some in (trees, aside)
+def _size_of(trees: Sequence[Tree], scan_s: float, enough: EarlyStop | None) -> DiskUsage:
+    """Return the larger size of this conversation and of all conversations."""
+    looks = [tree.measure(max_entries=_ENTRIES, deadline_s=scan_s, enough=enough) for tree in trees]
+    return DiskUsage(
+        max((look.bytes for look in looks), default=0),
+        max((look.inodes for look in looks), default=0),
+        complete=all(look.complete for look in looks),
     )
-    used = DiskUsage(
-        max((look.bytes for look in looks), default=0) + sum(look.bytes for look in extra),
-        max((look.inodes for look in looks), default=0) + sum(look.inodes for look in extra),
-        complete=all(look.complete for look in (*looks, *extra)),
-    )
-    if not trees:  # files without a name may be of the directory, which has no limit
-        return used, quiet, (0, 0)
-    try:
-        device = os.fstat(trees[0].fd).st_dev
-        unlinked = procfs.unlinked_of(kernel.jail.processes(), device, _HELD_S)
-    except PermissionError:
-        return used, quiet, None
-    return used, quiet, unlinked
 
 
 def _limited(opened: OpenFiles) -> list[Tree]:
@@ -392,6 +391,9 @@ def _limited(opened: OpenFiles) -> list[Tree]:
     return [opened.measured] if opened.shared is None else [opened.measured, opened.shared]
 
 
-def _quarantine(opened: OpenFiles) -> Tree:
-    assert opened.quarantine is not None
-    return opened.quarantine.tree
+def _fd(opened: OpenFiles) -> int:
+    """Return a descriptor on the file system of the watched files."""
+    if trees := _limited(opened):
+        return trees[0].fd
+    assert opened.host_directory is not None
+    return opened.host_directory.fd

@@ -156,6 +156,7 @@ class ContextKernel:
                 return self._kernel, False
             await self._drop_kernel()
             opened = await self.opened()
+            await self.disk.check(opened)
             lost = self.state_is_kept
             self._quarantine = opened.quarantine
             self._kernel = await self._started(opened)

@@ -46,7 +46,7 @@ _NOT_HANDED_ON = frozenset(
 # Only the limits of time and output hold. The policy has no file, so that no request can name it.
 POLICY = Policy(name=HOST_POLICY, limits=LimitsPolicy(run_timeout=120.0, output_max=16 << 20))
 # sbx keeps no files for such a session, and watches none.
-_NO_FILES = cast("OpenFiles", SimpleNamespace(quarantine=None, measured=None))
+_NO_FILES = cast("OpenFiles", SimpleNamespace(quarantine=None, measured=None, host_directory=None))
 _GONE = ClosedReason("the session of the project", "its variables are gone")
 
 
