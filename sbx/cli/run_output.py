@@ -44,7 +44,8 @@ _KILLED = {
     ),
     Cause.DISK: (
         "the workspace grew beyond limits.workspace_max or workspace_files of the policy",
-        "write less, or use a policy that allows more",
+        "write less, or use a policy that allows more; of a directory of the host only the growth"
+        " counts",
     ),
     Cause.CPU: ("it used more CPU than the policy allows", None),
     Cause.HONEYTOKEN: (

@@ -19,8 +19,8 @@ class Unlinked(NamedTuple):
     directories finds them.
 
     `hidden` is the number of places that may hold more, of a size that the caller cannot read:
-    descriptors in flight, mappings of removed files (Linux shows their size to root alone), and
-    processes that hide their files.
+    descriptors in flight, mappings of removed files (Linux shows their size to root alone), files
+    that may be in another subvolume of btrfs, and processes that hide their files.
     """
 
     bytes: int
@@ -48,8 +48,11 @@ def unlinked(pid: int, device: int, deadline: float) -> tuple[dict[int, int], in
             file = os.stat(f"/proc/{pid}/{path}")
             if stat.S_ISSOCK(file.st_mode):
                 hidden += procfs.count_in_flight(pid, path[3:])
-            elif not file.st_nlink and file.st_dev == device and stat.S_ISREG(file.st_mode):
-                sizes[file.st_ino] = file.st_blocks * 512
+            elif not file.st_nlink and stat.S_ISREG(file.st_mode):
+                if file.st_dev == device:
+                    sizes[file.st_ino] = file.st_blocks * 512
+                elif os.major(file.st_dev) == os.major(device) == 0:  # or a subvolume of btrfs
+                    hidden += 1
     for path, inode in _deleted_maps(pid, device, deadline):
         try:
             file = os.stat(f"/proc/{pid}/{path}")

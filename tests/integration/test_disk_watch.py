@@ -154,5 +154,5 @@ async def test_growth_by_the_user_of_a_host_directory_is_tolerated(tmp_path: Pat
     growth = free_space.HostGrowth(directory, LimitsPolicy(workspace_max=96 << 20))
     (tmp_path / "build").write_bytes(bytes(200 << 20))
     os.sync()
-    assert growth.measure([], 10)[0] <= 96 << 20
+    assert growth.measure(directory, [], 10)[0] <= 96 << 20
     directory.close()

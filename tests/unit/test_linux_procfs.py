@@ -98,6 +98,16 @@ def test_descriptors_in_flight_count_as_hiding_places(tmp_path: Path) -> None:
         assert hidden_files.unlinked(os.getpid(), device, soon)[1] == before
 
 
+def test_file_of_another_unnamed_device_may_be_in_a_subvolume() -> None:
+    """Each subvolume of btrfs has a device of its own: 300 MiB passed a limit of 64 MiB."""
+    soon, unnamed = time.monotonic() + 60, os.makedev(0, 1 << 18)
+    before = hidden_files.unlinked(os.getpid(), unnamed, soon)[1]
+    fd = os.memfd_create("as in a subvolume")
+    assert hidden_files.unlinked(os.getpid(), unnamed, soon)[1] == before + 1
+    assert hidden_files.unlinked(os.getpid(), os.makedev(254, 0), soon)[1] < before + 1
+    os.close(fd)
+
+
 def test_process_that_hides_its_files_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def hidden(path: str) -> list[str]:
         raise PermissionError(errno.EACCES, "hidden", path)

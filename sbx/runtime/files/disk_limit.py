@@ -305,8 +305,8 @@ class DiskLimit:
             aside = _size_of([opened.quarantine.tree], scan_s, enough)
             used = used.plus(aside.bytes, aside.inodes, complete=aside.complete)
         pids = kernel.jail.processes()
-        if (growth := self._shared.growth) is not None:
-            used = used.plus(*growth.measure(pids, _SCAN_MAX_S))
+        if (growth := self._shared.growth) is not None and opened.host_directory is not None:
+            used = used.plus(*growth.measure(opened.host_directory, pids, _SCAN_MAX_S))
         fd = _fd(opened)
         host, written = -free_space.free(fd)[0], self._writes.note(pids)
         if not trees:  # files without a name in a directory of the host are part of its growth

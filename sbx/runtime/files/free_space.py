@@ -123,7 +123,6 @@ class HostGrowth:
     """
 
     def __init__(self, directory: HostDirectory, limits: LimitsPolicy) -> None:
-        self._directory = directory
         self._most = limits.workspace_max, limits.workspace_files
         self._since = time.time()
         self._free = self._free_at_walk = free(directory.fd)
@@ -135,10 +134,12 @@ class HostGrowth:
         (most, most_names), (size, names) = self._most, self._grown
         return max(_STEP, most - size), max(_STEP_NAMES, most_names - names)
 
-    def measure(self, pids: Sequence[int], deadline_s: float) -> tuple[int, int]:
+    def measure(
+        self, directory: HostDirectory, pids: Sequence[int], deadline_s: float
+    ) -> tuple[int, int]:
         """Return the bytes and the entries to count. Raise OSError."""
         written = self._writes.note(pids)
-        now = free(self._directory.fd)
+        now = free(directory.fd)
         left = self.left()
         peaks = (max(pair) for pair in zip(self._free_at_walk, now, strict=True))
         self._free_at_walk = next(peaks), next(peaks)
@@ -146,7 +147,7 @@ class HostGrowth:
             was - is_now > most
             for was, is_now, most in zip(self._free_at_walk, now, left, strict=True)
         ):
-            with self._directory.tree() as tree:
+            with directory.tree() as tree:
                 changed = tree.measure(
                     max_entries=_ENTRIES, deadline_s=deadline_s, since=self._since
                 )

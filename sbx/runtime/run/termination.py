@@ -226,7 +226,8 @@ def explanation(ending: Ending, limits: LimitsPolicy, what: str = "the run") -> 
             text = f"{what} started more processes than the limit of {limits.tasks_max}"
             return RunError("ProcessLimit", text, "")
         case Status.KILLED, Cause.DISK:
-            text = f"the workspace grew beyond its limit of {limits.workspace_max} bytes"
+            sizes = f"{limits.workspace_max} bytes or {limits.workspace_files} files"
+            text = f"the workspace grew beyond its limit of {sizes}"
             return RunError("DiskLimit", text, "")
         case Status.KILLED, Cause.HONEYTOKEN:
             text = "a planted credential was used, and the sandbox is frozen"
