@@ -225,9 +225,10 @@ class LimitsPolicy(Table):
     Files in /tmp and /dev/shm count as memory. `run_timeout` is the time-out of a run that requests
     none; it is never more than `wall_time`, the maximum that a run may request. `output_max` limits
     the output of one run, and `file_size_max` a single file. `workspace_max` and `workspace_files`
-    limit the files of a conversation; directories count as files. The files that conversations
-    share have the same limits again. `io_read_max` and `io_write_max` are bytes per second of all
-    jails of a sandbox together, on the disk of the workspace.
+    limit the files of a conversation; directories count as files. They limit the growth of a
+    directory of the host. The files that conversations share have the same limits again.
+    `io_read_max` and `io_write_max` are bytes per second of all jails of a sandbox together, on the
+    disk of the workspace.
     """
 
     memory_max: Annotated[

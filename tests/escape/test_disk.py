@@ -32,6 +32,11 @@ file = open('f', 'ab', 0)
 def more(n):
     file.write(bytes(1 << 20))
 """,
+    "reserved": """
+def more(n):
+    with open(f'f{n}', 'wb') as file:
+        os.posix_fallocate(file.fileno(), 0, 1 << 20)
+""",
     "no name": """
 held = []
 def more(n):
