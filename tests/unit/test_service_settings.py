@@ -432,3 +432,16 @@ def test_a_file_that_this_process_cannot_read_is_left_out(
         own = Settings().own_paths
     assert Path("/srv/x") not in own.private
     assert Path("/srv/x") in Settings().own_paths.private
+
+
+def test_no_workspace_may_contain_the_bubblewrap_that_a_setting_names(tmp_path: Path) -> None:
+    """Code inside could replace the program that starts the next sandbox."""
+    program = tmp_path / "bin" / "bwrap"
+    program.parent.mkdir()
+    program.touch()
+    own = Settings(bwrap=program, data_dir=tmp_path / "data").own_paths
+    assert program in own.code
+    assert program in own_paths_of({"bwrap": str(program)}).code
+    with pytest.raises(Denied) as refused:
+        allowed_paths.check(tmp_path, own)
+    assert refused.value.code == "directory_forbidden"

@@ -6,13 +6,13 @@ Of these sources, the first one with a value decides:
         → .env, then sbx.toml of the working directory → default
 
 The user's `sbx.toml` is in the user's configuration directory (/etc/sbx for root). `--config` or
-SBX_CONFIG names another file, which replaces both. Only the service reads these files: a program
-that embeds sbx does not depend on its working directory. (`Settings.own_paths` is the exception.)
+SBX_CONFIG names another file, which replaces both. Only the service reads these files (except for
+`Settings.own_paths`): a program that embeds sbx does not depend on its working directory.
 
-The working directory may be a project: code in a sandbox, or the author of a cloned repository, can
-write its files. As root this includes files that belong to root, since a project of root may be
-mapped. So these files come last, and may set only `IN_WORKING_DIRECTORY`. They may raise a limit,
-but only one that the user does not set. With `--env-file`, which may set all, `.env` is not read.
+The working directory may be a project: code in a sandbox, or the author of a repository, can write
+its files, also those of root, since a project of root may be mapped. So these files come last, and
+may set only `IN_WORKING_DIRECTORY`. They raise only limits that the user does not set. With
+`--env-file`, which may set all, `.env` is not read.
 """
 
 import json
@@ -62,7 +62,7 @@ IN_WORKING_DIRECTORY = frozenset(
         *("sessions_upload_count", "sessions_upload_types"),
     }
 )
-# The decision that the author of such a file would make by another setting.
+# The decisions that the author of such a file would make by the others.
 _DECISIONS: Mapping[str, str] = {
     "bwrap": "which program the service executes on the host",
     "environments": "which interpreters sbx executes and mounts",
@@ -129,8 +129,7 @@ class ServiceSettings(ConsoleSettings):
 
     Durations in seconds, sizes in bytes. `user`: as root, the account (or `uid`, `uid:gid`) of the
     process that parses HTTP; None is the account `sbx` if it exists, else the uid below
-    `uid_range`. `connections_max`: at once over TCP, and as many on the Unix socket; fewer if few
-    files may be open.
+    `uid_range`. `connections_max`: at once over TCP, and as many on the Unix socket, or fewer.
     `*_per_owner`: at once, for the key and all tokens of one owner. `sessions_*`: the defaults of a
     session of /api/v1, which a request may narrow. `templates`: the policy of each image or
     template of the SDK of another product, by name or pattern; `*` is every other one.
