@@ -297,19 +297,24 @@ def test_cp_leaves_out_the_files_that_programs_of_the_host_obey(
     service: Service, box: str, tmp_path: Path
 ) -> None:
     """`git status` in the fetched directory ran a command that code in the sandbox had chosen."""
-    planted = service.quick("exec", box, "--shell", "-c", f"rm -rf out; {PLANTED}")
+    planted = service.quick(
+        "exec", box, "--shell", "-c", f"rm -rf out; {PLANTED} && touch .gitignore .new"
+    )
     assert planted.returncode == 0, planted.stderr
     got = service.quick("cp", "-r", f"{box}:out", tmp_path)
     assert got.returncode == 3
     assert got.stderr.splitlines() == [
         "left out: out/.envrc (direnv would obey it on the host)",
         "left out: out/.git (git would obey it on the host)",
+        "left out: out/.new (its name is new and begins with a dot, so a program may obey it on the"
+        " host)",
         "left out: out/env (python would obey it on the host)",
         "left out: out/lib (git would obey it on the host)",
         "hint: look at them first; --with-host-executables copies them too",
     ]
     assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == [
         "out",
+        "out/.gitignore",
         "out/src",
         "out/src/a.txt",
     ]
