@@ -89,7 +89,7 @@ def test_the_named_directory_is_attacked_and_left_as_it_was(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host_executables, "subdirectory", seeing)
         answer = ask(capfd, as_json=True, directory=own_temporary_directory)
-    assert answer.exit_code == Exit.OK
+    assert answer.exit_code == Exit.OK, answer.printed
     assert seen == {own_temporary_directory}
     assert list(own_temporary_directory.glob("sbx-*")) == []
 
