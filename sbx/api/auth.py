@@ -26,6 +26,45 @@ from sbx.service.caller import Caller
 from sbx.service.console import ConsoleLogin
 from sbx.service.service import Service
 
+_BOX = "/v1/sandboxes/{sandbox_id}"
+_TALK = f"{_BOX}/conversations/{{conversation}}"
+_CHAT, _SESSION = "/api/v1/conversations/{conversation_id}", "/api/v1/sessions/{session_id}"
+# Each way in and out of an approval, a file or a run: the scopes of which a token needs one (none:
+# no token may), and the methods and paths, as a pattern. The first row that matches a route counts.
+# A test compares the rows with the routes, and calls each route with tokens of other scopes.
+WAYS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("approval", ("execute",), rf".* (/api/v1/approvals.*|{_CHAT}/commands)"),
+    ("approval", ("execute",), rf"GET {_TALK}/grants"),
+    ("approval", (), rf".* ({_TALK}/grants.*|/api/v1/quarantine/.*)"),
+    ("file", ("execute",), rf".* {_TALK}/archive"),
+    (
+        "file",
+        ("files:read",),
+        rf"GET {_TALK}/(files|stat|list|find|grep|watch|uploads.*|partials.*)",
+    ),
+    ("file", ("files:read",), rf"GET ({_BOX}/filesystem/.*|{_SESSION}/(files|conversations).*)"),
+    ("file", ("files:write",), rf".* {_TALK}/(files|replace|chmod|directories|move|copy)"),
+    ("file", ("files:write",), rf".* {_TALK}/(uploads|partials|checkpoints).*"),
+    ("file", ("files:write",), rf".* ({_BOX}/filesystem/.*|{_SESSION}/files.*)"),
+    ("file", ("files:write", "execute"), rf"DELETE ({_SESSION}/conversations/.*|{_CHAT})"),
+    ("file", ("admin",), rf"DELETE ({_BOX}|{_SESSION})"),
+    ("run", ("execute",), rf".* {_TALK}/(runs|interrupt|dry_runs|start|stop|receipt|usage|mcp).*"),
+    ("run", ("execute",), rf".* {_TALK}/(contexts|commands|terminals).*"),
+    (
+        "run",
+        ("execute",),
+        rf".* {_BOX}/(runs|python|shell|interrupt|resume|stop|network|history).*",
+    ),
+    ("run", ("execute",), rf".* {_BOX}/port(s/|-links|-tunnels/).*"),
+    (
+        "run",
+        ("execute",),
+        rf".* ({_SESSION}/(execute|interrupt|stop)|/api/v1/runs/{{run_id}}/events)",
+    ),
+    ("run", ("execute",), rf"(POST|PATCH) (/api/v1/(tasks|tools/{{name}}/invoke).*|{_CHAT}.*)"),
+    ("run", ("execute",), r".* /api/v1/chat.*"),
+    ("run", ("execute", "files:read"), r"GET /api/v1/((runs|conversations).*|tasks(/{task_id})?)"),
+)
 COOKIE = "sbx_token"
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 

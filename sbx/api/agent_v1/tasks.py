@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from sbx.agent.chats import ChatRun
 from sbx.agent.task import INPUTS_MAX, FilledTask, TaskParameter
 from sbx.api.agent_v1.chat import begin
-from sbx.api.agent_v1.dependencies import AgentsDep, session_of
+from sbx.api.agent_v1.dependencies import AgentsDep, check_lists, session_of
 from sbx.api.agent_v1.models import Aborted, Json, Limit, Name, NewChat
 from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.bodies import RequestBody
@@ -164,6 +164,7 @@ async def list_(
     caller: CallerDep, agents: AgentsDep, limit: Annotated[Limit, Query()] = 50
 ) -> TaskList:
     """List the tasks of the caller, the newest first."""
+    check_lists(caller)
     rows = await agents.tasks.list(caller.owner, limit)
     visible = [row for row in rows if caller.sees(row.user_id, row.agent_id, row.id)]
     return TaskList(items=[TaskSummary(**TaskSummary.fields_of(row)) for row in visible])
