@@ -215,17 +215,19 @@ def _untrusted(path: str) -> str | None:
     """
     place = os.path.realpath(path)
     status = os.stat(place)
+    # The broker of an unprivileged user has a user namespace, in which root's files are nobody's.
+    root = os.stat("/")
     if status.st_mode & (stat.S_ISUID | stat.S_ISGID) or "security.capability" in os.listxattr(
         place
     ):
         return f"{path} has rights of root (set-uid, set-gid or a file capability)"
     while True:
         writable = status.st_mode & stat.S_IWOTH or (
-            status.st_mode & stat.S_IWGRP and status.st_gid not in (0, os.getegid())
+            status.st_mode & stat.S_IWGRP and status.st_gid not in (0, root.st_gid, os.getegid())
         )
         if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
             writable = False  # nobody else can replace a file that is not theirs
-        if writable or status.st_uid not in (0, os.geteuid()):
+        if writable or status.st_uid not in (0, root.st_uid, os.geteuid()):
             return f"other users can write {place}"
         if place == "/":
             return None
