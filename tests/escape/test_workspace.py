@@ -5,6 +5,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from attacking import Fresh, Without, altered, attack, attack_by_shell, by, one_
 
 from sbx.policy import Policy, load
 from sbx.runtime.sandbox import AsyncSandbox
+from tests.tiers import rows
 
 pytestmark = pytest.mark.core
 PINNED = ("EBUSY", "EXDEV")
@@ -213,8 +215,13 @@ async def test_a_file_of_another_sandbox_has_no_path(fresh: Fresh) -> None:
 
 
 @one_path()
-@pytest.mark.parametrize("start", ["cold", "fork"])
-@pytest.mark.parametrize("name", ["uploads", "uploads/temparea", "uploads/generated", "shared"])
+@pytest.mark.parametrize(
+    ("name", "start"),
+    rows(
+        product(("uploads", "uploads/temparea", "uploads/generated", "shared"), ("cold", "fork")),
+        ci_tier=[("uploads", "cold"), ("uploads/temparea", "fork"), ("shared", "cold")],
+    ),
+)
 async def test_a_link_at_a_mount_point_makes_nothing_on_the_host(
     fresh: Fresh, tmp_path: Path, name: str, start: str
 ) -> None:

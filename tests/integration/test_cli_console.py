@@ -16,6 +16,8 @@ import pytest
 from places import short_directory
 from serving import Service
 
+from tests.tiers import rows
+
 
 @contextmanager
 def running(
@@ -142,7 +144,10 @@ def test_the_doctor_names_a_missing_listener(service: Service, tmp_path: Path) -
     assert "has no listener for browsers" in doctor(alone).stderr
 
 
-@pytest.mark.parametrize("planted", ["sbx/__init__.py", "msgspec.py", "sitecustomize.py"])
+@pytest.mark.parametrize(
+    "planted",
+    rows(["sbx/__init__.py", "msgspec.py", "sitecustomize.py"], ci_tier=["sbx/__init__.py"]),
+)
 def test_a_service_that_it_starts_imports_nothing_of_the_working_directory(planted: str) -> None:
     """`python -m sbx` in a workspace imported the package `sbx` that code inside had planted there,
     outside of each sandbox; so did an empty entry of PYTHONPATH. (holes 1.2)"""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from sbx.isolation.seccomp import load_filters
 from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy, load
 from sbx.runtime.settings import Settings
+from tests.tiers import rows
 
 _BY_PIP = ("--installer", "pip")
 _BY_UV = ("--installer", "uv")
@@ -277,8 +279,13 @@ def _evil_source(directory: Path) -> tuple[Path, Path]:
     return Path(packed), ran
 
 
-@pytest.mark.parametrize("installer", ["pip", "uv"])
-@pytest.mark.parametrize("target", ["archive", "directory", "wheel", "repository"])
+@pytest.mark.parametrize(
+    ("installer", "target"),
+    rows(
+        product(["pip", "uv"], ["archive", "directory", "wheel", "repository"]),
+        ci_tier=[("pip", "archive"), ("uv", "archive"), ("pip", "wheel")],
+    ),
+)
 def test_metadata_of_a_wheel_cannot_demand_a_build(
     wheels_host: WheelsHost, tmp_path: Path, installer: str, target: str
 ) -> None:
@@ -315,6 +322,7 @@ def test_metadata_of_a_wheel_cannot_demand_a_build(
     assert "lured" not in wheels_host.there
 
 
+@pytest.mark.full_tier
 def test_with_build_the_code_of_a_source_distribution_runs(
     wheels_host: WheelsHost, tmp_path: Path
 ) -> None:

@@ -44,24 +44,29 @@ def sources() -> dict[str, ast.Module]:
     }
 
 
-def calls(tree: ast.AST, within: str = "") -> Iterator[tuple[str, str, ast.Call]]:
-    """Each call, with the innermost function that makes it and the text of its callee."""
+def is_start(call: ast.Call) -> bool:
+    """Whether a call starts a program. The last name decides for most calls, which is faster."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    if not re.search("exec|spawn|open|system|startfile|Popen|run|call|check|output|process", name):
+        return False
+    return START.fullmatch(ast.unparse(call.func)) is not None
+
+
+def calls(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.Call]]:
+    """Each call that starts a program, with the innermost function that makes it."""
     for node in ast.iter_child_nodes(tree):
         inner = within
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             inner = node.name
-        if isinstance(node, ast.Call):
-            yield within, ast.unparse(node.func), node
+        if isinstance(node, ast.Call) and is_start(node):
+            yield within, node
         yield from calls(node, inner)
 
 
 @cache
 def starts() -> dict[str, ast.Call]:
     return {
-        f"{name} {within}": call
-        for name, tree in sources().items()
-        for within, callee, call in calls(tree)
-        if START.fullmatch(callee)
+        f"{name} {within}": call for name, tree in sources().items() for within, call in calls(tree)
     }
 
 
@@ -73,13 +78,15 @@ def unsafe_pythons(tree: ast.AST) -> list[str]:
         if isinstance(node, ast.List | ast.Tuple):
             words = node.elts
         elif isinstance(node, ast.Call):
-            callee = ast.unparse(node.func)
-            words = node.args if callee.endswith("steps.run") or START.fullmatch(callee) else []
+            is_step = getattr(node.func, "attr", "") == "run"
+            words = node.args if is_step or is_start(node) else []
         if not words or isinstance(words[0], ast.Constant):
             continue  # the name of another program, or an option of one
         for word, option in pairwise(words):
             if isinstance(option, ast.Starred) and isinstance(option.value, ast.Tuple):
                 option = option.value.elts[0]  # noqa: PLW2901
+            if not isinstance(word, ast.Attribute | ast.Call):
+                continue
             is_safe = isinstance(option, ast.Constant) and option.value in ISOLATED
             if PYTHON.fullmatch(ast.unparse(word)) and not is_safe:
                 found.append(ast.unparse(node))
@@ -166,8 +173,11 @@ def unsafe_readers(tree: ast.AST) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             found += [node.module or ""] if (node.module or "").split(".")[0] in UNPICKLERS else []
         elif isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            is_pickle = any(word.arg == "allow_pickle" for word in node.keywords)
+            if not is_pickle and not re.match("read_pickle|eval|exec|load|unsafe_|full_", name):
+                continue
             callee, text = ast.unparse(node.func), ast.unparse(node)
-            name = callee.rpartition(".")[2]
             if (
                 (
                     name in ("read_pickle", "eval", "exec")
@@ -228,7 +238,8 @@ def test_temporary_files_have_random_names() -> None:
     found = {}
     for name, tree in sources().items():
         for node in ast.walk(tree):
-            text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            is_attribute = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+            text = ast.unparse(node) if is_attribute else ""
             allowed = {*RANDOM, "tempdir", *(("gettempdir",) if name in FIXED else ())}
             if text.startswith("tempfile.") and text.removeprefix("tempfile.") not in allowed:
                 found[name] = text
