@@ -15,7 +15,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
@@ -144,36 +144,26 @@ class AgentToolCalls:
         return results
 
     async def check(self, command: str) -> ToolResult:
-        """Run the check of a task; events show it as a call. Raise the errors of `start_shell`, and
-        Denied `check_denied` if the check may not run: the model cannot change that.
-
-        It has the permissions of every command. In a project it runs on a copy, and its changes
-        are dropped. Where that is impossible, a person must approve it first.
-        """
+        """Run the check of a task; events show it as a call. It has the permissions of a command.
+        In a project it runs on a copy, and its changes are dropped; where that is impossible, a
+        person must approve it. Raise the errors of `start_shell`, and Denied `check_denied`."""
         call = _Call(ToolCall(f"check-{secrets.token_hex(8)}", CHECK, ""), of=1)
         call.arguments = {"command": command}
         self._calls[:] = [call]
         try:
             result = await self._checked(call, await self._ruling_of(call, EXECUTE_COMMAND))
-        except BaseException:
+            self._events.end(call, result)
+            return result
+        finally:
             await run_to_completion(self._ended([]))
-            raise
-        self._events.end(call, result)
-        return result
 
     async def _checked(self, call: "_Call", ruling: Ruling) -> ToolResult:
         if ruling == "deny":
             raise _check_denied("this check may not run here")
-        if (kept := self._trial_of(call, ruling, EXECUTE_COMMAND)) is not None:
+        if (kept := _trial_of(self._sandbox, call, ruling, EXECUTE_COMMAND)) is not None:
             async with self._trying:
-                changes = None
-                with suppress(TooLarge, Unavailable):
-                    changes = await kept[0]("command")
-                if changes is not None:
-                    try:
-                        return await self._run_check(call, changes.sandbox)
-                    finally:
-                        await run_to_completion(changes.rollback())
+                if (result := await _check_copy(self._events, call, kept[0])) is not None:
+                    return result
         if ruling != "allow":
             if self._approvals is None:
                 raise _check_denied("a person must approve this check, and none can be asked")
@@ -181,16 +171,7 @@ class AgentToolCalls:
             call.decision = await self._await_decision(call, await self._ask(call))
             if not call.decision.approved:
                 raise _check_denied("the check was denied")
-        return await self._run_check(call, self._sandbox)
-
-    async def _run_check(self, call: "_Call", sandbox: ToolSandbox) -> ToolResult:
-        if not call.open:
-            self._events.start(call)
-        live = ToolCallRequest(call.call.id, sandbox, partial(self._events.output, call))
-        with call.timed():
-            output = await EXECUTE_COMMAND.act(live, call.arguments)
-        result = output if isinstance(output, ToolResult) else ToolResult(output)
-        return replace(result, text=carried(cut(result.text, RESULT_MAX)))
+        return await _run_check(self._events, call, self._sandbox)
 
     async def _ended(self, tasks: Sequence["asyncio.Task[None]"]) -> None:
         """Cancel the tasks. A cancelled call denies its pending approval and interrupts its run."""
@@ -218,7 +199,7 @@ class AgentToolCalls:
             if ruling == "deny":
                 return self._events.started(call, lambda: _now(FORBIDDEN))
             tool = self._tools.get(call.call.name)
-            if (kept := self._trial_of(call, ruling, tool)) is not None:
+            if (kept := _trial_of(self._sandbox, call, ruling, tool)) is not None:
                 return partial(self._make_after_trial, call, ruling, *kept)
             if ruling == "allow":
                 return self._events.started(call, partial(self._make, call))
@@ -243,7 +224,7 @@ class AgentToolCalls:
         ruling = self._permissions.of(tool, call.arguments)
         # "Always" has a meaning for commands, and for calls that are approved as a call. Others are
         # approved by their changes, which may differ the next time.
-        as_call = ruling == "ask" and self._trial_of(call, ruling, tool) is None
+        as_call = ruling == "ask" and _trial_of(self._sandbox, call, ruling, tool) is None
         as_command = tool.name == COMMAND_TOOL and ruling in ("ask", "changes")
         call.remember_as = AS_RULE if as_call or as_command else ()
         if call.remember_as and self._approvals is not None:
@@ -251,24 +232,6 @@ class AgentToolCalls:
             if await self._approvals.remembers(self._place, tool.name, text):
                 return "allow"
         return ruling
-
-    def _trial_of(
-        self, call: "_Call", ruling: Ruling, tool: Tool
-    ) -> tuple[_Begin, _TrialKind] | None:
-        """Return the function that starts a trial of this call on a copy, and its kind. Return None
-        for a call that only reads, a command that is allowed or needs the network, and a call that
-        may act outside the sandbox and must be approved before it runs."""
-        begin = getattr(self._sandbox, "begin", None)
-        effect = tool.effect(call.arguments)
-        if effect == "read" or begin is None or not self._sandboxed:
-            return None
-        if commands_allowed(self._sandbox):
-            return None
-        if effect == "command" and (ruling == "allow" or reaches_out(call.arguments)):
-            return None
-        if ruling == "ask" and not tool.confined:
-            return None
-        return begin, effect
 
     async def _run_action(self, call: "_Call", action: _Action) -> ToolResult:
         with spans.span("sbx.tool", tool=call.call.name, tool_call=call.call.id):
@@ -491,6 +454,44 @@ class _CallEvents:
         self._emit(
             ToolEnd(call.call.id, result.text, result.is_error, took_ms, outputs, error, cached)
         )
+
+
+def _trial_of(
+    sandbox: ToolSandbox, call: _Call, ruling: Ruling, tool: Tool
+) -> tuple[_Begin, _TrialKind] | None:
+    """Return the function that starts a trial of this call on a copy, and its kind. Return None
+    for a call that only reads, a command that is allowed or needs the network, and a call that
+    may act outside the sandbox and must be approved before it runs."""
+    begin, effect = getattr(sandbox, "begin", None), tool.effect(call.arguments)
+    if effect == "read" or begin is None or not is_sandboxed(sandbox) or commands_allowed(sandbox):
+        return None
+    if effect == "command" and (ruling == "allow" or reaches_out(call.arguments)):
+        return None
+    if ruling == "ask" and not tool.confined:
+        return None
+    return begin, effect
+
+
+async def _run_check(events: _CallEvents, call: _Call, sandbox: ToolSandbox) -> ToolResult:
+    if not call.open:
+        events.start(call)
+    live = ToolCallRequest(call.call.id, sandbox, partial(events.output, call))
+    with call.timed():
+        output = await EXECUTE_COMMAND.act(live, call.arguments)
+    result = output if isinstance(output, ToolResult) else ToolResult(output)
+    return replace(result, text=carried(cut(result.text, RESULT_MAX)))
+
+
+async def _check_copy(events: _CallEvents, call: _Call, begin: _Begin) -> ToolResult | None:
+    """Run a check on a copy, and drop its changes. Return None if there can be no copy."""
+    try:
+        changes = await begin("command")
+    except (TooLarge, Unavailable):
+        return None
+    try:
+        return await _run_check(events, call, changes.sandbox)
+    finally:
+        await run_to_completion(changes.rollback())
 
 
 async def _all(tasks: Sequence["asyncio.Task[None]"]) -> None:

@@ -13,13 +13,12 @@ import logging
 import math
 import secrets
 import sqlite3
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cachetools import TTLCache
+from cachetools import LRUCache, TTLCache
 from msgspec.structs import replace
 
 from sbx.aio import Clock, run_to_completion
@@ -73,7 +72,7 @@ class Authenticator:
         self._service_uid = service_uid
         self._shared_uid = shared_uid
         self._secret: bytes | None = None
-        self._known: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()
+        self._known: LRUCache[bytes, tuple[Caller, float]] = LRUCache(_CACHED_MAX)
         self._ends: TTLCache[str, float] = TTLCache(_CACHED_MAX, _CACHED_S, timer=clock.now)
         self._revocations = 0
 
@@ -112,7 +111,7 @@ class Authenticator:
         revocations = self._revocations
         caller, until = await self._of_key(digest.hex(), now) or await self._of_token(bearer, now)
         if revocations == self._revocations:  # else it may have been revoked while we looked
-            self._remember(digest, caller, min(until, now + _CACHED_S))
+            self._known[digest] = caller, min(until, now + _CACHED_S)
         return caller
 
     async def _of_key(self, digest: str, now: float) -> tuple[Caller, float] | None:
@@ -136,12 +135,9 @@ class Authenticator:
         return _caller_of(token), until
 
     async def valid_until(self, via_id: str) -> float:
-        """Return the end of a key, token or login: its own, or that of the key or token that made
-        it, whichever is first. Return 0 if it was revoked or does not exist.
-
-        Nothing else decides whether a credential is alive: a copy of this rule would forget a case,
-        as that of links did with the end of a token.
-        """
+        """Return the end of a key, token or login, or of the key or token that made it, if that is
+        earlier. Return 0 if it was revoked or does not exist. Nothing else decides about that: a
+        copy of this rule would forget a case, as that of links did with the end of a token."""
         if (end := self._ends.get(via_id)) is None:
             revocations = self._revocations
             end = await self._end_of(via_id)
@@ -150,28 +146,13 @@ class Authenticator:
         return end
 
     async def _end_of(self, via_id: str) -> float:
-        record: KeyRecord | TokenRecord | ConsoleSessionRow | None
-        parent: str | None = None
         if via_id in self._revoked:
             return 0.0
-        if via_id.startswith(console_table.PREFIX):
-            record = login = await console_table.get(self._store, via_id)
-            parent = None if login is None else login.token_id or login.key_id
-        elif via_id.startswith("key-"):
-            record = await keys.get(self._store, via_id)
-        else:
-            record = token = await tokens.get(self._store, via_id)
-            parent = None if token is None else token.key_id
+        record, parent = await _record_and_maker(self._store, via_id)
         if record is None or getattr(record, "revoked_at", None) is not None:
             return 0.0
         end: float = getattr(record, "expires_at", math.inf)
         return end if parent is None else min(end, await self.valid_until(parent))
-
-    def _remember(self, digest: bytes, caller: Caller, until: float) -> None:
-        self._known[digest] = (caller, until)
-        self._known.move_to_end(digest)
-        while len(self._known) > _CACHED_MAX:
-            self._known.popitem(last=False)
 
     def forget(self) -> None:
         """Forget who is alive: a key, a token or a login has ended."""
@@ -316,8 +297,7 @@ class Authenticator:
                 details={"field": "ttl", "limit": TOKEN_TTL_MAX_S},
             )
         if via_id is not None and via_id.startswith(console_table.PREFIX):
-            login = await console_table.get(self._store, via_id)
-            via_id = None if login is None else login.key_id
+            _, via_id = await _record_and_maker(self._store, via_id)
         now = self._clock.now()
         token = TokenRecord(
             f"tok-{secrets.token_hex(8)}",
@@ -365,6 +345,19 @@ class Authenticator:
         if self._secret is None:
             self._secret = await asyncio.to_thread(secret_at, self._secret_file)
         return self._secret
+
+
+async def _record_and_maker(
+    store: Store, via_id: str
+) -> tuple[KeyRecord | TokenRecord | ConsoleSessionRow | None, str | None]:
+    """Return the record of a key, token or login, and the key or token that made it."""
+    if via_id.startswith("key-"):
+        return await keys.get(store, via_id), None
+    if via_id.startswith(console_table.PREFIX):
+        login = await console_table.get(store, via_id)
+        return login, None if login is None else login.token_id or login.key_id
+    token = await tokens.get(store, via_id)
+    return token, None if token is None else token.key_id
 
 
 def _caller_of(token: TokenRecord) -> Caller:

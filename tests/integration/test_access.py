@@ -177,9 +177,10 @@ async def test_a_known_bearer_is_not_looked_up_again_for_a_moment(
 
 
 async def test_what_is_remembered_is_bounded(
-    access: Authenticator, monkeypatch: pytest.MonkeyPatch
+    store: Store, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_CACHED_MAX", 3)
+    access = Authenticator(store, clock, tmp_path / "secret", SERVICE)
     texts = [(await access.make_key(f"owner{n}"))[1] for n in range(6)]
     for _ in range(2):
         assert [(await access.from_bearer(text)).owner for text in texts] == [
