@@ -45,7 +45,8 @@ async def served(
 ) -> AsyncIterator[Client]:
     """A client of it, over its Unix socket; with `listen` it is also on this address of TCP, where
     KEY opens it, and with `console` on that one, for browsers. `top` has its files, or else they go
-    with it; `limits` are further variables, and `module` is its program. Raise NotMeasured if it does not come to serve."""
+    with it; `limits` are further variables, and `module` is its program. Raise NotMeasured if it
+    does not come to serve."""
     with ExitStack() as stack:
         directory = str(top or stack.enter_context(temporary_directory()))
         socket = Path(directory, "run", "sbx.sock")

@@ -44,7 +44,8 @@ def serve(port, first, again):
     threading.Thread(target=run, daemon=True).start()
 def upgraded(data):
     import base64, hashlib
-    key = [l.split(b": ")[1] for l in data.split(b"\\r\\n") if l.lower().startswith(b"sec-websocket-key")][0]
+    lines = data.split(b"\\r\\n")
+    key = [l for l in lines if l.lower().startswith(b"sec-websocket-key")][0].split(b": ")[1]
     accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
     return (b"HTTP/1.1 101 S\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\n"
             b"Sec-WebSocket-Accept: " + accept + b"\\r\\n\\r\\n")
@@ -64,6 +65,7 @@ class Place(NamedTuple):
     box: str
     opensandbox: str
     e2b: str
+    session: str
 
     async def run(self, code: str, *, conversation: str = "default", **more: Any) -> Any:
         path = f"/v1/sandboxes/{self.box}/conversations/{conversation}/runs"
@@ -131,58 +133,31 @@ _post(
 _post("a message of 2 MiB", "/api/v1/chat", lambda: {
     "user_id": "u", "agent_id": "a", "conversation_id": "long", "message": "x" * 2_000_000
 })  # fmt: skip
-_post("200,000 arguments of a tool", "/api/v1/tools/{name}/invoke", lambda: {
-    "session_id": "x", "arguments": {"code": "1", "more": [[1, 2, "a"]] * 39_000}
-})  # fmt: skip
 
 
-@case("input of 2 MiB", "POST /e2b/49983/process.Process/Start")
-async def _start(place: Place) -> None:
-    content = json.dumps({"process": {"cmd": "/bin/true", "args": ["x" * 100_000] * 10}}).encode()
-    head = b"\0" + len(content).to_bytes(4, "big")
-    await place.http.post(
-        "/e2b/49983/process.Process/Start",
-        content=head + content,
-        headers={"content-type": "application/connect+json", **place.headers("/e2b/")},
-    )
-
-
-@case("messages of 4 MiB", "POST /e2b/49983/process.Process/StreamInput")
-async def _stream_input(place: Place) -> None:
-    content = b'{"x":[' + b"[]," * 1_300_000 + b"[]]}"
-    head = b"\0" + len(content).to_bytes(4, "big")
-    await place.http.post(
-        "/e2b/49983/process.Process/StreamInput",
-        content=(head + content) * 3,
-        headers={"content-type": "application/connect+json", **place.headers("/e2b/")},
-    )
-
-
-async def _pieces(data: bytes, times: int) -> AsyncIterator[bytes]:
-    for _ in range(times):
-        yield data
-
-
-@case("a form of tiny parts", "POST /e2b/49983/files", f"POST {BOX}/filesystem/upload")
-async def _form(place: Place) -> None:
-    part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n'
-    kind = {"content-type": "multipart/form-data; boundary=b", **place.headers("/e2b/")}
-    for path in ("/e2b/49983/files", f"/v1/sandboxes/{place.box}/filesystem/upload"):
-        await place.http.post(path, content=_pieces(part * 1000, 4), headers=kind)
-        text = b"\r\n--a" * 16_000  # almost boundaries
-        await place.http.post(path, content=_pieces(part[:-3] + text, 64), headers=kind)
-
-
-@case("16 MiB that look like boundaries", f"PUT {TALK}/files", f"PUT {TALK}/archive")
-async def _upload(place: Place) -> None:
-    for name in ("files", "archive"):
-        path = f"/v1/sandboxes/{place.box}/conversations/default/{name}?path=big"
-        await place.http.put(path, content=_pieces(b"x\n" * 32_768, 256))
-
-
-@case("a conversation of 5,000 messages", "POST /api/v1/conversations/{conversation_id}/import",
-      "POST /api/v1/chat", "GET /api/v1/conversations/{conversation_id}/export",
-      "GET /api/v1/conversations/{conversation_id}/messages")  # fmt: skip
+@case(
+    "49,000 values for a tool, and 15 MiB",
+    "POST /api/v1/tools/{name}/invoke") async def _invoke(place: Place) -> None:     for arguments in (         {"code": "1",
+    "x": [[1, 2,
+    "a"]] * 9_800},         {"code": "#" + "x\t" * (5 * _MIB)},     ):         body = {             "sandbox_session_id": place.session,
+    "conversation_id": "tools",
+    "arguments": arguments,         }         await place.http.post("/api/v1/tools/run_code/invoke", json=body)   @case("input of 2 MiB",
+    "POST /e2b/49983/process.Process/Start") async def _start(place: Place) -> None:     content = json.dumps({"process": {"cmd": "/bin/true",
+    "args": ["x" * 100_000] * 10}}).encode()     head = b"\0" + len(content).to_bytes(4,
+    "big")     await place.http.post(         "/e2b/49983/process.Process/Start",         content=head + content,         headers={"content-type": "application/connect+json", **place.headers("/e2b/")},     )   @case("messages of 4 MiB",
+    "POST /e2b/49983/process.Process/StreamInput") async def _stream_input(place: Place) -> None:     content = b'{"x":[' + b"[]," * 1_300_000 + b"[]]}"     head = b"\0" + len(content).to_bytes(4,
+    "big")     await place.http.post(         "/e2b/49983/process.Process/StreamInput",         content=(head + content) * 3,         headers={"content-type": "application/connect+json", **place.headers("/e2b/")},     )   async def _pieces(data: bytes, times: int) -> AsyncIterator[bytes]:     for _ in range(times):         yield data   @case("a form of tiny parts",
+    "POST /e2b/49983/files",
+    f"POST {BOX}/filesystem/upload") async def _form(place: Place) -> None:     part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n'     kind = {"content-type": "multipart/form-data; boundary=b", **place.headers("/e2b/")}     for path in ("/e2b/49983/files",
+    f"/v1/sandboxes/{place.box}/filesystem/upload"):         await place.http.post(path, content=_pieces(part * 1000, 4), headers=kind)         text = b"\r\n--a" * 16_000  # almost boundaries         await place.http.post(path, content=_pieces(part[:-3] + text, 64), headers=kind)   @case("16 MiB that look like boundaries",
+    f"PUT {TALK}/files",
+    f"PUT {TALK}/archive") async def _upload(place: Place) -> None:     for name in ("files",
+    "archive"):         path = f"/v1/sandboxes/{place.box}/conversations/default/{name}?path=big"         await place.http.put(path, content=_pieces(b"x\n" * 32_768, 256))   @case("a conversation of 5,000 messages",
+    "POST /api/v1/conversations/{conversation_id}/import",
+    "POST /api/v1/chat",
+    "GET /api/v1/conversations/{conversation_id}/export",
+    "GET /api/v1/conversations/{conversation_id}/messages",
+)
 async def _import(place: Place) -> None:
     who = {"user_id": "u", "agent_id": "a"}
     messages = [{"role": "user", "content": "a" * 300 + str(i)} for i in range(5000)]
@@ -194,8 +169,11 @@ async def _import(place: Place) -> None:
         await place.http.get(f"{path}/{name}", params={**who, "limit": 200})
 
 
-@case("a history of 240,000 messages", "POST /api/v1/conversations/{conversation_id}/import",
-      "POST /api/v1/chat")  # fmt: skip
+@case(
+    "a history of 240,000 messages",
+    "POST /api/v1/conversations/{conversation_id}/import",
+    "POST /api/v1/chat",
+)
 async def _import_many(place: Place) -> None:
     who = {"user_id": "u", "agent_id": "a"}
     messages = [{"role": "user", "content": "a"}] * 240_000
@@ -204,8 +182,13 @@ async def _import_many(place: Place) -> None:
     await place.http.post("/api/v1/chat", json={**who, "conversation_id": "huge", "message": "b"})
 
 
-@case("metadata of 60 KiB, again and again", "PATCH /opensandbox/v1/sandboxes/{sandbox_id}/metadata",
-      "GET /opensandbox/v1/sandboxes", "GET /e2b/v2/sandboxes", "GET /v1/sandboxes")  # fmt: skip
+@case(
+    "metadata of 60 KiB, again and again",
+    "PATCH /opensandbox/v1/sandboxes/{sandbox_id}/metadata",
+    "GET /opensandbox/v1/sandboxes",
+    "GET /e2b/v2/sandboxes",
+    "GET /v1/sandboxes",
+)
 async def _metadata(place: Place) -> None:
     path = f"/opensandbox/v1/sandboxes/{place.opensandbox}/metadata"
     for turn in range(4):
@@ -214,81 +197,38 @@ async def _metadata(place: Place) -> None:
         await place.http.get(path)
 
 
-@case("1 MiB of variables in a file", f"POST {EXECD}/command", f"POST {EXECD}/session")
-async def _env_file(place: Place) -> None:
-    code = "open('/workspace/.opensandbox_env','w').write('A=1\\n'*%d)"
-    for lines in (262_144, 16_384):
-        base = f"/opensandbox/v1/sandboxes/{place.opensandbox}/proxy/44772"
-        await place.http.post(f"{base}/code", json={"code": code % lines})
-        await place.http.post(f"{base}/command", json={"command": "true"})
-
-
-@case("a wrong signature", "GET /e2b/49983/files", "POST /e2b/49983/files")
-async def _signature(place: Place) -> None:
-    for _ in range(50):
-        await place.http.get("/e2b/49983/files", params={"path": "x" * 8000, "signature": "v1_x"})
-
-
-# -- output of code --------------------------------------------------------------------------------
-
-
-def _code(name: str, code: str, *routes: str, **more: Any) -> None:
-    """Add the case of one run, whose output a native client, Bay and an SDK receive."""
-
-    async def act(place: Place) -> None:
-        await place.run(code, **more)
-        if more:
-            return
-        bay = {"code": code, "include_code": False}
-        await place.http.post(f"/v1/sandboxes/{place.box}/python/exec", json=bay)
-        await place.http.post(
-            "/e2b/49999/execute", json={"code": code}, headers=place.headers("/e2b/")
-        )
-
-    CASES.append(Case(name, (f"POST {TALK}/runs", *routes), act))
-
-
-_BAY = (f"POST {BOX}/python/exec", "POST /e2b/49999/execute")
-_code(
-    "6 MiB and 3,000 images",
-    "print('z'*(6<<20))\nfor i in range(3000): display({'image/png': 'aa', 'text/plain': 'z'*30+'q%d' % i}, raw=True)",
-    *_BAY,
+@case(
+    "1 MiB of variables in a file",
+    f"POST {EXECD}/command",
+    f"POST {EXECD}/session") async def _env_file(place: Place) -> None:     code = "open('/workspace/.opensandbox_env','w').write('A=1\\n'*%d)"     for lines in (262_144, 16_384):         base = f"/opensandbox/v1/sandboxes/{place.opensandbox}/proxy/44772"         await place.http.post(f"{base}/code", json={"code": code % lines})         await place.http.post(f"{base}/command", json={"command": "true"})   @case("a wrong signature",
+    "GET /e2b/49983/files",
+    "POST /e2b/49983/files") async def _signature(place: Place) -> None:     for _ in range(50):         await place.http.get("/e2b/49983/files", params={"path": "x" * 8000,
+    "signature": "v1_x"})   # -- output of code --------------------------------------------------------------------------------   def _code(name: str, code: str, *routes: str, **more: Any) -> None:     """Add the case of one run, whose output a native client, Bay and an SDK receive."""      async def act(place: Place) -> None:         await place.run(code, **more)         if more:             return         bay = {"code": code,
+    "include_code": False}         await place.http.post(f"/v1/sandboxes/{place.box}/python/exec", json=bay)         await place.http.post(             "/e2b/49999/execute", json={"code": code}, headers=place.headers("/e2b/")         )      CASES.append(Case(name, (f"POST {TALK}/runs", *routes), act))   _BAY = (f"POST {BOX}/python/exec",
+    "POST /e2b/49999/execute") _code(     "6 MiB and 3,000 images",
+    "print('z'*(6<<20))\n"     "for i in range(3000):\n"     "    display({'image/png': 'aa', 'text/plain': 'z'*30+'q%d' % i}, raw=True)",     *_BAY, ) _code("15 MiB of one line",
+    "print('z'*(15<<20))", *_BAY) _code("15 MiB of short lines",
+    "import sys; sys.stdout.write('x\\n'*(7<<20))", *_BAY) _code("15 MiB of carriage returns",
+    "import sys; sys.stdout.write('\\r\\n'*(7<<20))", *_BAY) _code("15 MiB of overwritten lines",
+    "import sys; sys.stdout.write('a\\rb\\n'*(7<<19))", *_BAY) _code("15 MiB that JSON escapes",
+    "import sys; sys.stdout.write('\\x01'*(15<<20))", *_BAY) _code("15 MiB in UTF-8",
+    "import sys; sys.stdout.write('中'*(5<<20))", *_BAY) _code("40,000 outputs",
+    "for i in range(40000): print(i, flush=True)", *_BAY) _code(     "5,000 displays",
+    "for i in range(5000): display({'text/plain': str(i), 'application/json': [i]*9}, raw=True)",     *_BAY, ) _code(     "a bundle of 300,000 values",
+    "display({'application/json': [[]]*300000, 'text/plain': ''}, raw=True)",     *_BAY, ) _code("15 MiB by a command",
+    "yes | head -c 15000000",
+    f"POST {BOX}/shell/exec", kind="shell") _code(     "15 MiB of escapes by a command",
+    "yes $'\\r\\x1b[1m\\u4e2d' | head -c 15000000", kind="shell" ) _code("an error of 4 MiB",
+    "raise ValueError('x\\n'*(2<<20))", *_BAY)   @case("15 MiB as events",
+    f"POST {TALK}/runs",
+    f"GET {BOX}/runs/{{run_id}}/events") async def _streamed(place: Place) -> None:     for code in ("print('x\\n'*(7<<20))",
+    "for i in range(20000): print(i, flush=True)"):         path = f"/v1/sandboxes/{place.box}/conversations/default/runs"         async with place.http.stream("POST", path, json={"code": code,
+    "stream": True}) as reply:             async for _ in reply.aiter_bytes():                 pass   @case("a background command of 16 MiB",
+    f"POST {TALK}/commands",
+    f"GET {TALK}/commands/{{command_id}}/logs",
+    f"GET {TALK}/commands/{{command_id}}/follow",
+    f"GET {EXECD}/command/{{command_id}}/logs",
 )
-_code("15 MiB of one line", "print('z'*(15<<20))", *_BAY)
-_code("15 MiB of short lines", "import sys; sys.stdout.write('x\\n'*(7<<20))", *_BAY)
-_code("15 MiB of carriage returns", "import sys; sys.stdout.write('\\r\\n'*(7<<20))", *_BAY)
-_code("15 MiB of overwritten lines", "import sys; sys.stdout.write('a\\rb\\n'*(7<<19))", *_BAY)
-_code("15 MiB that JSON escapes", "import sys; sys.stdout.write('\\x01'*(15<<20))", *_BAY)
-_code("15 MiB in UTF-8", "import sys; sys.stdout.write('中'*(5<<20))", *_BAY)
-_code("40,000 outputs", "for i in range(40000): print(i, flush=True)", *_BAY)
-_code(
-    "5,000 displays",
-    "for i in range(5000): display({'text/plain': str(i), 'application/json': [i]*9}, raw=True)",
-    *_BAY,
-)
-_code(
-    "a bundle of 300,000 values",
-    "display({'application/json': [[]]*300000, 'text/plain': ''}, raw=True)",
-    *_BAY,
-)
-_code("15 MiB by a command", "yes | head -c 15000000", f"POST {BOX}/shell/exec", kind="shell")
-_code(
-    "15 MiB of escapes by a command", "yes $'\\r\\x1b[1m\\u4e2d' | head -c 15000000", kind="shell"
-)
-_code("an error of 4 MiB", "raise ValueError('x\\n'*(2<<20))", *_BAY)
-
-
-@case("15 MiB as events", f"POST {TALK}/runs", f"GET {BOX}/runs/{{run_id}}/events")
-async def _streamed(place: Place) -> None:
-    for code in ("print('x\\n'*(7<<20))", "for i in range(20000): print(i, flush=True)"):
-        path = f"/v1/sandboxes/{place.box}/conversations/default/runs"
-        async with place.http.stream("POST", path, json={"code": code, "stream": True}) as reply:
-            async for _ in reply.aiter_bytes():
-                pass
-
-
-@case("a background command of 16 MiB", f"POST {TALK}/commands", f"GET {TALK}/commands/{{command_id}}/logs",
-      f"GET {TALK}/commands/{{command_id}}/follow", f"GET {EXECD}/command/{{command_id}}/logs")  # fmt: skip
 async def _command_log(place: Place) -> None:
     path = f"/v1/sandboxes/{place.box}/conversations/default/commands"
     reply = await place.http.post(
@@ -305,8 +245,12 @@ async def _command_log(place: Place) -> None:
                 pass
 
 
-@case("a terminal that floods", f"POST {TALK}/terminals", f"GET {TALK}/terminals/{{terminal}}/screen",
-      f"WS {TALK}/terminals/{{terminal}}/attach")  # fmt: skip
+@case(
+    "a terminal that floods",
+    f"POST {TALK}/terminals",
+    f"GET {TALK}/terminals/{{terminal}}/screen",
+    f"WS {TALK}/terminals/{{terminal}}/attach",
+)
 async def _terminal(place: Place) -> None:
     path = f"/v1/sandboxes/{place.box}/conversations/default/terminals"
     reply = await place.http.post(path, json={"rows": 200, "columns": 500})
@@ -322,11 +266,23 @@ async def _terminal(place: Place) -> None:
     await place.http.delete(f"{path}/{name}")
 
 
-@case("10,000 files", f"GET {TALK}/list", f"GET {TALK}/find", f"GET {TALK}/grep",
-      f"GET {BOX}/filesystem/directories", f"GET {TALK}/archive", "POST /e2b/49983/filesystem.Filesystem/ListDir",
-      f"GET {EXECD}/directories/list", f"GET {EXECD}/files/search", f"GET {TALK}/files")  # fmt: skip
+@case(
+    "10,000 files",
+    f"GET {TALK}/list",
+    f"GET {TALK}/find",
+    f"GET {TALK}/grep",
+    f"GET {BOX}/filesystem/directories",
+    f"GET {TALK}/archive",
+    "POST /e2b/49983/filesystem.Filesystem/ListDir",
+    f"GET {EXECD}/directories/list",
+    f"GET {EXECD}/files/search",
+    f"GET {TALK}/files",
+)
 async def _files(place: Place) -> None:
-    code = "import os\nos.makedirs('d', exist_ok=True)\nfor i in range(10000): open(f'd/{i}'+'x'*200, 'w').write('aa\\n'*10)"
+    code = (
+        "import os\nos.makedirs('d', exist_ok=True)\n"
+        "for i in range(10000): open(f'd/{i}'+'x'*200, 'w').write('aa\\n'*10)"
+    )
     await place.run(code)
     talk = f"/v1/sandboxes/{place.box}/conversations/default"
     for path in ("list", "find", "archive"):
@@ -346,7 +302,10 @@ async def _files(place: Place) -> None:
     "files that come and go", f"GET {TALK}/watch", "POST /e2b/49983/filesystem.Filesystem/WatchDir"
 )
 async def _watch(place: Place) -> None:
-    code = "import os, time\nend = time.time() + 2\nwhile time.time() < end:\n    open('w', 'w').close(); os.unlink('w')"
+    code = (
+        "import os, time\nend = time.time() + 2\n"
+        "while time.time() < end:\n    open('w', 'w').close(); os.unlink('w')"
+    )
     running = asyncio.create_task(place.run(code, conversation="watched"))
     path = f"/v1/sandboxes/{place.box}/conversations/watched/watch"
     with suppress(httpx2.HTTPError, TimeoutError):

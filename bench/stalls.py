@@ -139,7 +139,8 @@ async def measured(cases: Sequence[Case], rounds: int) -> list[Row]:
             FILE: file.name,
             "PYTHONPATH": os.getcwd(),
             "API_KEY": "key",
-            "MODEL": "model",
+            "MODEL_NAME": "model",
+            "MODEL_PROVIDER": "openai",
             "SBX_TEMPLATES": "*=default",
             "BASE_URL": f"http://127.0.0.1:{model.sockets[0].getsockname()[1]}/v1",
         }
@@ -154,7 +155,8 @@ async def measured(cases: Sequence[Case], rounds: int) -> list[Row]:
                     for row, each in zip(rows, cases, strict=True):
                         await _round(row, each, place, record)
                         print(
-                            f"{number + 1} {row.lags[-1]:7.1f} {row.busy[-1]:7.1f} {each.name}: {row.route}",
+                            f"{number + 1} {row.lags[-1]:7.1f} {row.busy[-1]:7.1f}",
+                            f"{each.name}: {row.route}",
                             file=sys.stderr,
                         )
         model.close()
@@ -198,7 +200,8 @@ async def _place(http: httpx2.AsyncClient, socket: Path) -> Place:
         http, "/opensandbox/v1/sandboxes", {"image": {"uri": "opensandbox/code-interpreter"}}
     )
     e2b = await _created(http, "/e2b/sandboxes", {"timeout": 3600})
-    place = Place(http, socket, box, opensandbox, e2b)
+    session = await _created(http, "/api/v1/sessions", {"user_id": "u", "agent_id": "a"})
+    place = Place(http, socket, box, opensandbox, e2b, session)
     await place.run("1")
     return place
 
@@ -206,7 +209,7 @@ async def _place(http: httpx2.AsyncClient, socket: Path) -> Place:
 async def _created(http: httpx2.AsyncClient, path: str, body: dict[str, object]) -> str:
     reply = await http.post(path, json=body)
     data = reply.json()
-    for name in ("id", "sandbox_id", "sandboxID"):
+    for name in ("id", "sandbox_id", "sandboxID", "session_id"):
         if name in data:
             return str(data[name])
     raise NotMeasured(f"{path}: {reply.status_code} {reply.text[:300]}")

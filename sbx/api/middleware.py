@@ -28,7 +28,6 @@ from sbx.telemetry.metrics import requested
 
 JSON_MAX = 2 << 20  # bytes
 CONTENT_MAX = 16 << 20  # bytes of a JSON body that carries the text of a file
-DATA_VALUES_MAX = 200_000  # values and keys in a history and for the arguments of a tool
 HEADERS_MAX = 100
 HEADER_BYTES_MAX = 64 << 10
 PATH_BYTES_MAX = 16 << 10  # of path and query together
@@ -62,9 +61,10 @@ _CONTENT = re.compile(
     r"|POST /api/v1/conversations/[^/]+/import|POST /api/v1/tools/[^/]+/invoke"
     r"|POST /e2b/49999/execute|POST /e2b/49983/process\.Process/SendInput"
 )
-_DATA = re.compile(
-    r"POST /api/v1/(conversations/[^/]+/import|tools/[^/]+/invoke|tasks)"
-)  # 1,000 inputs of a task have up to 100 parameters each
+_DATA = (  # values and keys in other bodies; 1,000 inputs of a task have 100 parameters each
+    (re.compile(r"POST /api/v1/(conversations/[^/]+/import|tasks)"), 200_000),
+    (re.compile(r"POST /api/v1/tools/[^/]+/invoke"), 50_000),
+)
 # Each message has a binary head; `connect.messages` counts its values.
 _ENVELOPED = re.compile(r"POST /e2b/49983/(process|filesystem)\.\w+/(Start|Connect|WatchDir)")
 _LOGINS = ("POST /api/v1/login", "POST /api/v1/console/login")
@@ -187,7 +187,9 @@ class LimitedBody:
         self._limit = limit = largest_body(called)  # None: streamed, unbounded
         if limit is not None and length is not None and length > limit:
             raise _too_large(limit)
-        self._values_max = DATA_VALUES_MAX if _DATA.fullmatch(called) else VALUES_MAX
+        self._values_max = next(
+            (most for pattern, most in _DATA if pattern.fullmatch(called)), VALUES_MAX
+        )
         self._values = None  # a shorter body cannot have more
         long = limit is not None and (length is None or length > self._values_max)
         if long and not _ENVELOPED.fullmatch(called):

@@ -115,6 +115,7 @@ async def copy(source: ProxyStream, sink: ProxyStream) -> None:
     try:
         while True:
             await sink.send(await source.receive(PIECE))
+            await asyncio.sleep(0)  # both may be ready each time
     except anyio.EndOfStream:
         await sink.send_eof()
 

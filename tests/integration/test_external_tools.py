@@ -614,6 +614,19 @@ async def test_an_answer_of_100_mb_ends_the_server_and_not_the_service(
     assert "cut out here" in text
 
 
+async def test_an_answer_of_many_parts_is_cut_or_ends_the_server(
+    http: httpx.AsyncClient, client: Client, tools: Path, place: Path
+) -> None:
+    """250,000 parts took 2.3 s of the event loop (holes 2.16)."""
+    (tools / "crowd.toml").write_text(mcp_file(place))
+    await until_ready(client, "crowd")
+    few = await invoke(http, "crowd_parts", {"count": 1005})
+    assert "[5 more parts are left out]" in few["result"]
+    many = await invoke(http, "crowd_parts", {"count": 60_000})
+    assert many["is_error"]
+    await until_ready(client, "crowd")
+
+
 async def test_a_call_that_hangs_ends_after_its_time(
     http: httpx.AsyncClient, client: Client, tools: Path, place: Path
 ) -> None:

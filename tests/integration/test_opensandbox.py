@@ -383,6 +383,20 @@ async def test_handlers_get_each_event_in_order(face: Face, box: Both) -> None:
     assert [name for name, _ in log] == ["on_init", "on_error"]
 
 
+async def test_a_large_file_of_variables_is_refused(box: Both) -> None:
+    """Code inside wrote 1 MiB there, and each later command took 3 s of the event loop
+    (holes 2.1c)."""
+    name = "/workspace/.opensandbox_env"
+    await box.files.write_file(name, "A=1\n" * 16_385)
+    with pytest.raises(SandboxApiException, match="64 KiB"):
+        await box.commands.run("true")
+    await box.files.write_file(name, "A=1\n" * 16_384)
+    for _ in range(2):
+        done = await box.commands.run("echo $A")
+        assert done.logs.stdout[0].text.strip() == "1"
+    await box.files.write_file(name, "")
+
+
 async def test_set_env_reaches_later_commands(box: Both) -> None:
     await box.commands.set_env("PLAIN", "one two")
     await box.commands.set_env("QUOTED", 'it\'s $HOME "x"')

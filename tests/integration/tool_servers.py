@@ -49,6 +49,11 @@ def huge(megabytes: int) -> str:
     return "x" * (megabytes << 20)
 
 @server.tool()
+def parts(count: int) -> list[str]:
+    """Answer with many parts."""
+    return ["a"] * count
+
+@server.tool()
 async def hang() -> str:
     """Never answer."""
     import anyio
