@@ -135,24 +135,64 @@ _post("a message of 2 MiB", "/api/v1/chat", lambda: {
 })  # fmt: skip
 
 
+@case("49,000 values for a tool, and 15 MiB", "POST /api/v1/tools/{name}/invoke")
+async def _invoke(place: Place) -> None:
+    values, text = [[1, 2, "a"]] * 9_800, "#" + "x\t" * (5 * _MIB)
+    for arguments in ({"code": "1", "x": values}, {"code": text}):
+        body = {
+            "sandbox_session_id": place.session,
+            "conversation_id": "tools",
+            "arguments": arguments,
+        }
+        await place.http.post("/api/v1/tools/run_code/invoke", json=body)
+
+
+@case("input of 2 MiB", "POST /e2b/49983/process.Process/Start")
+async def _start(place: Place) -> None:
+    content = json.dumps({"process": {"cmd": "/bin/true", "args": ["x" * 100_000] * 10}}).encode()
+    head = b"\0" + len(content).to_bytes(4, "big")
+    await place.http.post(
+        "/e2b/49983/process.Process/Start",
+        content=head + content,
+        headers={"content-type": "application/connect+json", **place.headers("/e2b/")},
+    )
+
+
+@case("messages of 4 MiB", "POST /e2b/49983/process.Process/StreamInput")
+async def _stream_input(place: Place) -> None:
+    content = b'{"x":[' + b"[]," * 1_300_000 + b"[]]}"
+    head = b"\0" + len(content).to_bytes(4, "big")
+    await place.http.post(
+        "/e2b/49983/process.Process/StreamInput",
+        content=(head + content) * 3,
+        headers={"content-type": "application/connect+json", **place.headers("/e2b/")},
+    )
+
+
+async def _pieces(data: bytes, times: int) -> AsyncIterator[bytes]:
+    for _ in range(times):
+        yield data
+
+
+@case("a form of tiny parts", "POST /e2b/49983/files", f"POST {BOX}/filesystem/upload")
+async def _form(place: Place) -> None:
+    part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n'
+    kind = {"content-type": "multipart/form-data; boundary=b", **place.headers("/e2b/")}
+    for path in ("/e2b/49983/files", f"/v1/sandboxes/{place.box}/filesystem/upload"):
+        await place.http.post(path, content=_pieces(part * 1000, 4), headers=kind)
+        text = b"\r\n--a" * 16_000  # almost boundaries
+        await place.http.post(path, content=_pieces(part[:-3] + text, 64), headers=kind)
+
+
+@case("16 MiB that look like boundaries", f"PUT {TALK}/files", f"PUT {TALK}/archive")
+async def _upload(place: Place) -> None:
+    for name in ("files", "archive"):
+        path = f"/v1/sandboxes/{place.box}/conversations/default/{name}?path=big"
+        await place.http.put(path, content=_pieces(b"x\n" * 32_768, 256))
+
+
 @case(
-    "49,000 values for a tool, and 15 MiB",
-    "POST /api/v1/tools/{name}/invoke") async def _invoke(place: Place) -> None:     for arguments in (         {"code": "1",
-    "x": [[1, 2,
-    "a"]] * 9_800},         {"code": "#" + "x\t" * (5 * _MIB)},     ):         body = {             "sandbox_session_id": place.session,
-    "conversation_id": "tools",
-    "arguments": arguments,         }         await place.http.post("/api/v1/tools/run_code/invoke", json=body)   @case("input of 2 MiB",
-    "POST /e2b/49983/process.Process/Start") async def _start(place: Place) -> None:     content = json.dumps({"process": {"cmd": "/bin/true",
-    "args": ["x" * 100_000] * 10}}).encode()     head = b"\0" + len(content).to_bytes(4,
-    "big")     await place.http.post(         "/e2b/49983/process.Process/Start",         content=head + content,         headers={"content-type": "application/connect+json", **place.headers("/e2b/")},     )   @case("messages of 4 MiB",
-    "POST /e2b/49983/process.Process/StreamInput") async def _stream_input(place: Place) -> None:     content = b'{"x":[' + b"[]," * 1_300_000 + b"[]]}"     head = b"\0" + len(content).to_bytes(4,
-    "big")     await place.http.post(         "/e2b/49983/process.Process/StreamInput",         content=(head + content) * 3,         headers={"content-type": "application/connect+json", **place.headers("/e2b/")},     )   async def _pieces(data: bytes, times: int) -> AsyncIterator[bytes]:     for _ in range(times):         yield data   @case("a form of tiny parts",
-    "POST /e2b/49983/files",
-    f"POST {BOX}/filesystem/upload") async def _form(place: Place) -> None:     part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n'     kind = {"content-type": "multipart/form-data; boundary=b", **place.headers("/e2b/")}     for path in ("/e2b/49983/files",
-    f"/v1/sandboxes/{place.box}/filesystem/upload"):         await place.http.post(path, content=_pieces(part * 1000, 4), headers=kind)         text = b"\r\n--a" * 16_000  # almost boundaries         await place.http.post(path, content=_pieces(part[:-3] + text, 64), headers=kind)   @case("16 MiB that look like boundaries",
-    f"PUT {TALK}/files",
-    f"PUT {TALK}/archive") async def _upload(place: Place) -> None:     for name in ("files",
-    "archive"):         path = f"/v1/sandboxes/{place.box}/conversations/default/{name}?path=big"         await place.http.put(path, content=_pieces(b"x\n" * 32_768, 256))   @case("a conversation of 5,000 messages",
+    "a conversation of 5,000 messages",
     "POST /api/v1/conversations/{conversation_id}/import",
     "POST /api/v1/chat",
     "GET /api/v1/conversations/{conversation_id}/export",
@@ -197,33 +237,83 @@ async def _metadata(place: Place) -> None:
         await place.http.get(path)
 
 
+@case("1 MiB of variables in a file", f"POST {EXECD}/command", f"POST {EXECD}/session")
+async def _env_file(place: Place) -> None:
+    code = "open('/workspace/.opensandbox_env','w').write('A=1\\n'*%d)"
+    for lines in (262_144, 16_384):
+        base = f"/opensandbox/v1/sandboxes/{place.opensandbox}/proxy/44772"
+        await place.http.post(f"{base}/code", json={"code": code % lines})
+        await place.http.post(f"{base}/command", json={"command": "true"})
+
+
+@case("a wrong signature", "GET /e2b/49983/files", "POST /e2b/49983/files")
+async def _signature(place: Place) -> None:
+    for _ in range(50):
+        await place.http.get("/e2b/49983/files", params={"path": "x" * 8000, "signature": "v1_x"})
+
+
+# -- output of code --------------------------------------------------------------------------------
+
+
+def _code(name: str, code: str, *routes: str, **more: Any) -> None:
+    """Add the case of one run, whose output a native client, Bay and an SDK receive."""
+
+    async def act(place: Place) -> None:
+        await place.run(code, **more)
+        if more:
+            return
+        bay = {"code": code, "include_code": False}
+        await place.http.post(f"/v1/sandboxes/{place.box}/python/exec", json=bay)
+        await place.http.post(
+            "/e2b/49999/execute", json={"code": code}, headers=place.headers("/e2b/")
+        )
+
+    CASES.append(Case(name, (f"POST {TALK}/runs", *routes), act))
+
+
+_BAY = (f"POST {BOX}/python/exec", "POST /e2b/49999/execute")
+_code(
+    "6 MiB and 3,000 images",
+    "print('z'*(6<<20))\n"
+    "for i in range(3000):\n"
+    "    display({'image/png': 'aa', 'text/plain': 'z'*30+'q%d' % i}, raw=True)",
+    *_BAY,
+)
+_code("15 MiB of one line", "print('z'*(15<<20))", *_BAY)
+_code("15 MiB of short lines", "import sys; sys.stdout.write('x\\n'*(7<<20))", *_BAY)
+_code("15 MiB of carriage returns", "import sys; sys.stdout.write('\\r\\n'*(7<<20))", *_BAY)
+_code("15 MiB of overwritten lines", "import sys; sys.stdout.write('a\\rb\\n'*(7<<19))", *_BAY)
+_code("15 MiB that JSON escapes", "import sys; sys.stdout.write('\\x01'*(15<<20))", *_BAY)
+_code("15 MiB in UTF-8", "import sys; sys.stdout.write('中'*(5<<20))", *_BAY)
+_code("40,000 outputs", "for i in range(40000): print(i, flush=True)", *_BAY)
+_code(
+    "5,000 displays",
+    "for i in range(5000): display({'text/plain': str(i), 'application/json': [i]*9}, raw=True)",
+    *_BAY,
+)
+_code(
+    "a bundle of 300,000 values",
+    "display({'application/json': [[]]*300000, 'text/plain': ''}, raw=True)",
+    *_BAY,
+)
+_code("15 MiB by a command", "yes | head -c 15000000", f"POST {BOX}/shell/exec", kind="shell")
+_code(
+    "15 MiB of escapes by a command", "yes $'\\r\\x1b[1m\\u4e2d' | head -c 15000000", kind="shell"
+)
+_code("an error of 4 MiB", "raise ValueError('x\\n'*(2<<20))", *_BAY)
+
+
+@case("15 MiB as events", f"POST {TALK}/runs", f"GET {BOX}/runs/{{run_id}}/events")
+async def _streamed(place: Place) -> None:
+    for code in ("print('x\\n'*(7<<20))", "for i in range(20000): print(i, flush=True)"):
+        path = f"/v1/sandboxes/{place.box}/conversations/default/runs"
+        async with place.http.stream("POST", path, json={"code": code, "stream": True}) as reply:
+            async for _ in reply.aiter_bytes():
+                pass
+
+
 @case(
-    "1 MiB of variables in a file",
-    f"POST {EXECD}/command",
-    f"POST {EXECD}/session") async def _env_file(place: Place) -> None:     code = "open('/workspace/.opensandbox_env','w').write('A=1\\n'*%d)"     for lines in (262_144, 16_384):         base = f"/opensandbox/v1/sandboxes/{place.opensandbox}/proxy/44772"         await place.http.post(f"{base}/code", json={"code": code % lines})         await place.http.post(f"{base}/command", json={"command": "true"})   @case("a wrong signature",
-    "GET /e2b/49983/files",
-    "POST /e2b/49983/files") async def _signature(place: Place) -> None:     for _ in range(50):         await place.http.get("/e2b/49983/files", params={"path": "x" * 8000,
-    "signature": "v1_x"})   # -- output of code --------------------------------------------------------------------------------   def _code(name: str, code: str, *routes: str, **more: Any) -> None:     """Add the case of one run, whose output a native client, Bay and an SDK receive."""      async def act(place: Place) -> None:         await place.run(code, **more)         if more:             return         bay = {"code": code,
-    "include_code": False}         await place.http.post(f"/v1/sandboxes/{place.box}/python/exec", json=bay)         await place.http.post(             "/e2b/49999/execute", json={"code": code}, headers=place.headers("/e2b/")         )      CASES.append(Case(name, (f"POST {TALK}/runs", *routes), act))   _BAY = (f"POST {BOX}/python/exec",
-    "POST /e2b/49999/execute") _code(     "6 MiB and 3,000 images",
-    "print('z'*(6<<20))\n"     "for i in range(3000):\n"     "    display({'image/png': 'aa', 'text/plain': 'z'*30+'q%d' % i}, raw=True)",     *_BAY, ) _code("15 MiB of one line",
-    "print('z'*(15<<20))", *_BAY) _code("15 MiB of short lines",
-    "import sys; sys.stdout.write('x\\n'*(7<<20))", *_BAY) _code("15 MiB of carriage returns",
-    "import sys; sys.stdout.write('\\r\\n'*(7<<20))", *_BAY) _code("15 MiB of overwritten lines",
-    "import sys; sys.stdout.write('a\\rb\\n'*(7<<19))", *_BAY) _code("15 MiB that JSON escapes",
-    "import sys; sys.stdout.write('\\x01'*(15<<20))", *_BAY) _code("15 MiB in UTF-8",
-    "import sys; sys.stdout.write('中'*(5<<20))", *_BAY) _code("40,000 outputs",
-    "for i in range(40000): print(i, flush=True)", *_BAY) _code(     "5,000 displays",
-    "for i in range(5000): display({'text/plain': str(i), 'application/json': [i]*9}, raw=True)",     *_BAY, ) _code(     "a bundle of 300,000 values",
-    "display({'application/json': [[]]*300000, 'text/plain': ''}, raw=True)",     *_BAY, ) _code("15 MiB by a command",
-    "yes | head -c 15000000",
-    f"POST {BOX}/shell/exec", kind="shell") _code(     "15 MiB of escapes by a command",
-    "yes $'\\r\\x1b[1m\\u4e2d' | head -c 15000000", kind="shell" ) _code("an error of 4 MiB",
-    "raise ValueError('x\\n'*(2<<20))", *_BAY)   @case("15 MiB as events",
-    f"POST {TALK}/runs",
-    f"GET {BOX}/runs/{{run_id}}/events") async def _streamed(place: Place) -> None:     for code in ("print('x\\n'*(7<<20))",
-    "for i in range(20000): print(i, flush=True)"):         path = f"/v1/sandboxes/{place.box}/conversations/default/runs"         async with place.http.stream("POST", path, json={"code": code,
-    "stream": True}) as reply:             async for _ in reply.aiter_bytes():                 pass   @case("a background command of 16 MiB",
+    "a background command of 16 MiB",
     f"POST {TALK}/commands",
     f"GET {TALK}/commands/{{command_id}}/logs",
     f"GET {TALK}/commands/{{command_id}}/follow",
