@@ -2,8 +2,7 @@
 
 Some work would leave something behind if its caller were cancelled. A thread cannot be stopped, and
 no caller owns the descriptors that it opens before it returns. An incomplete clean-up is worse than
-a late one. Therefore a cancelled caller of `run_to_completion` waits for the work, and is cancelled
-afterwards. All such work has a time limit.
+a late one. So a cancelled caller of `run_to_completion` waits for the work, which has a time limit.
 """
 
 import asyncio
@@ -23,10 +22,11 @@ from collections.abc import (
     Iterator,
 )
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 from sbx import errors
 
@@ -35,9 +35,8 @@ _END_S = 15.0
 _STACK_MAX = 40  # frames
 _READ_MIN, _READ_MAX = 512, 16 << 10  # bytes
 _SLOW_S = 0.0002  # for the messages of one read
-_LONG_CALLS = 3  # at once; asyncio has five worker threads at least
-_LONG_CALL_WAIT_S = 30.0
-_long_calls: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+_LONG_CALLS, _LONG_CALL_WAIT_S = 3, 30.0  # at once; asyncio has five worker threads at least
+CALLER: ContextVar[str] = ContextVar("caller", default="")  # the owner that a service works for
 
 
 async def run_to_completion(work: Awaitable[T]) -> T:
@@ -81,8 +80,7 @@ async def in_thread(act: Callable[..., T], *arguments: Any) -> T:
 
 
 async def joined(chunks: AsyncIterable[bytes], size: int) -> AsyncGenerator[bytes, None]:
-    """Yield the same bytes in pieces of at least `size`, because each call of a worker thread with
-    a piece costs the same. The last piece may be smaller."""
+    """Yield the bytes in pieces of at least `size`: each call of a thread costs the same."""
     pending, pending_size = list[bytes](), 0
     async for chunk in chunks:
         pending.append(chunk)
@@ -94,26 +92,34 @@ async def joined(chunks: AsyncIterable[bytes], size: int) -> AsyncGenerator[byte
         yield b"".join(pending)
 
 
+def kept_with(owner: object, make: Callable[..., T], *arguments: Any) -> T:
+    """Return the object that `make(*arguments)` created for `owner` at the first call. In a weak
+    dictionary neither would end if the object refers to its owner, as a lock to its loop."""
+    kept: dict[Callable[..., T], T] = vars(owner).setdefault("_kept_by_sbx", {})
+    return kept[make] if make in kept else kept.setdefault(make, make(*arguments))
+
+
 @asynccontextmanager
 async def long_call() -> AsyncIterator[None]:
-    """Limit the calls that take seconds in a worker thread: short calls need threads too. Raise
-    Unavailable `too_many_searches`."""
-    loop = asyncio.get_running_loop()
-    turn = _long_calls.setdefault(loop, asyncio.Semaphore(_LONG_CALLS))
-    try:
-        async with asyncio.timeout(_LONG_CALL_WAIT_S):
-            await turn.acquire()
-    except TimeoutError:
-        raise errors.Unavailable(
-            f"{_LONG_CALLS} searches, copies or similar calls run, and none of them has ended",
-            code="too_many_searches",
-            hint="try again, with a narrower path",
-            details={"retry_after_s": 5},
-        ) from None
-    try:
+    """Limit the calls that take seconds in a worker thread: short calls need threads too. One
+    CALLER leaves a turn to the others. Raise Unavailable `too_many_searches`."""
+    loop, owner = asyncio.get_running_loop(), CALLER.get()
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(_LONG_CALL_WAIT_S):
+                if owner:
+                    owners = kept_with(loop, WeakValueDictionary[str, asyncio.Semaphore])
+                    own = owners.setdefault(owner, asyncio.Semaphore(_LONG_CALLS - 1))
+                    await stack.enter_async_context(own)
+                await stack.enter_async_context(kept_with(loop, asyncio.Semaphore, _LONG_CALLS))
+        except TimeoutError:
+            text = (
+                f"{_LONG_CALLS} searches, copies or similar calls run, and none of them has ended"
+            )
+            hint, details = "try again, with a narrower path", {"retry_after_s": 5}
+            code = "too_many_searches"
+            raise errors.Unavailable(text, code=code, hint=hint, details=details) from None
         yield
-    finally:
-        turn.release()
 
 
 @dataclass(slots=True, eq=False)
@@ -305,7 +311,6 @@ class Loop:
 
     @property
     def running(self) -> bool:
-        """Whether it is this process's, and not ended."""
         return self.pid == os.getpid() and not self._loop.is_closed()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:

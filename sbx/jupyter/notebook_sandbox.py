@@ -13,11 +13,10 @@ import hashlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 from msgspec import Struct, field
 
-from sbx.aio import in_thread
+from sbx.aio import in_thread, kept_with
 from sbx.errors import Denied
 from sbx.jupyter.directory import resolve
 from sbx.policy import Policy, directories, reference
@@ -144,9 +143,6 @@ class NotebookSandboxes(Struct, eq=False):
             yield policy_or_path.absolute()
 
 
-_of_runtime: WeakKeyDictionary[Runtime, NotebookSandboxes] = WeakKeyDictionary()
-
-
 def seats_of(runtime: Runtime) -> NotebookSandboxes:
     """Return the seats of this runtime: the same object as long as it runs."""
-    return _of_runtime.setdefault(runtime, NotebookSandboxes(runtime))
+    return kept_with(runtime, NotebookSandboxes, runtime)

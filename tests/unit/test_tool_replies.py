@@ -253,6 +253,14 @@ async def test_an_edit_replaces_one_or_all() -> None:
     assert (text, after) == ("replaced 2 times in a, at lines 1, 2 of the old text", "\n\n")
 
 
+async def test_an_edit_computes_its_size_before_it_replaces() -> None:
+    """A model asked for 2^40 bytes by a file and a text of 1 MiB each (holes 2.2a)."""
+    asked = {"old_string": "a", "new_string": "b" * (1 << 20), "replace_all": True}
+    text, after = await edited("a" * (1 << 20), **asked)
+    assert "larger than the limit of 16777216 bytes" in text
+    assert len(after) == 1 << 20
+
+
 async def test_edits_of_one_answer_do_not_lose_each_other() -> None:
     box = FakeToolbox()
     await box.files.write("a", "0123456789")

@@ -6,14 +6,16 @@ import mimetypes
 import posixpath
 import re
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.tools import paths
 from sbx.agent.tools.results import RESULT_MAX, cut
 from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolDefinition
+from sbx.aio import in_thread, kept_with
 from sbx.errors import BadRequest, Conflict
 from sbx.protocol.files import FileEntry
+from sbx.workspace.edit import SIZE_MAX, replaced_bytes
+from sbx.workspace.errors import too_large
 
 _TEXT_MAX = RESULT_MAX - 1024  # characters of a file in one result
 _LINES = 2000  # the default limit
@@ -173,12 +175,24 @@ WRITE_FILE = Tool(
 async def _edit_file(call: ToolCallRequest, arguments: Arguments) -> str:
     path, old, new = arguments["path"], arguments["old_string"], arguments["new_string"]
     async with _changing(call.sandbox):
-        text = _text(path, await paths.read(call.sandbox, path))
-        times = text.count(old)
-        _check_edit(path, text, old, new, times, every=arguments.get("replace_all", False))
-        await paths.write(call.sandbox, path, text.replace(old, new).encode())
-    places = _lines_of(text, old)
-    return f"replaced {_times(times)} in {path}, at {places} of the old text"
+        content, every = await paths.read(call.sandbox, path), arguments.get("replace_all", False)
+        replaced, report = await in_thread(_edited, path, content, old, new, every)
+        await paths.write(call.sandbox, path, replaced)
+    return report
+
+
+def _edited(path: str, content: bytes, old: str, new: str, every: bool) -> tuple[bytes, str]:
+    """Return the new content and the report. Raise as `_check_edit`, and TooLarge before the
+    content exists: the model chooses both factors of its size."""
+    text = _text(path, content)
+    _check_edit(path, text, old, new, text.count(old), every=every)
+    replaced, times = replaced_bytes(content, old, new)
+    if replaced is None:
+        raise too_large(path, SIZE_MAX)
+    return (
+        replaced,
+        f"replaced {_times(times)} in {path}, at {_lines_of(text, old)} of the old text",
+    )
 
 
 def _check_edit(path: str, text: str, old: str, new: str, times: int, *, every: bool) -> None:
@@ -301,10 +315,8 @@ LIST_FILES = Tool(
 
 # -- one change at a time --------------------------------------------------------------------------
 
-_locks: WeakKeyDictionary[ToolSandbox, asyncio.Lock] = WeakKeyDictionary()
-
 
 def _changing(sandbox: ToolSandbox) -> asyncio.Lock:
     """Return the lock for changes: the calls of one answer run in parallel, and one of two edits of
     a file would be lost."""
-    return _locks.setdefault(sandbox, asyncio.Lock())
+    return kept_with(sandbox, asyncio.Lock)

@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Request, Response
 
+from sbx.aio import kept_with
 from sbx.api import sse
 from sbx.api.bodies import ForeignBody, body_of
 from sbx.api.e2b import paths
@@ -25,7 +25,6 @@ from sbx.api.line_events import LineBuffer, with_pauses
 from sbx.api.surfaces import CODE_PORT
 from sbx.errors import BadRequest, NotFound
 from sbx.isolation.launch_plan import GUEST
-from sbx.kernels.kernel import Kernel
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.events import encode
 from sbx.protocol.languages import check_language, full_name
@@ -44,7 +43,6 @@ _NAMES = {
     "e2b/data": "data", "e2b/chart": "chart",
 }  # fmt: skip
 _RICH_RESULTS = f"__import__('runpy').run_path('{GUEST}/sbx/guest/tools/rich_results.py');"
-_cells: WeakKeyDictionary[Kernel, "HiddenCells"] = WeakKeyDictionary()
 _Line = dict[str, Any]
 _Contexts = dict[str, dict[str, str]]
 
@@ -65,6 +63,7 @@ class NewContext(ForeignBody):
 async def execute(request: Request, target: TargetDep) -> Response:
     """Run code in a context, and stream its lines. If the client disconnects, interrupt it."""
     new = await body_of(request, ExecuteBody)
+    sse.reserve(request)
     if new.context_id and new.language:
         raise BadRequest("only one of context_id and language may be given")
     language, context, cwd = await _place(target, new)
@@ -93,8 +92,7 @@ async def _started_cell(
     many hidden cells its kernel had before it."""
     async with target.use() as conversation:
         kernel, _ = await conversation.contexts.find(context).ready()
-        if (cells := _cells.get(kernel)) is None:
-            cells = _cells[kernel] = HiddenCells()
+        cells = kept_with(kernel, HiddenCells)
         async with cells.turn:  # no other cell may come between these
             if not cells.count:
                 await cells.start(target, context, _RICH_RESULTS)

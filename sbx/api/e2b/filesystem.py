@@ -4,6 +4,7 @@ A program inside does the work (sbx/api/inner_files.py). A watch sees the worksp
 """
 
 import asyncio
+import json
 import posixpath
 import secrets
 import stat
@@ -11,11 +12,11 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Annotated, Any
-from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from sbx.aio import kept_with
 from sbx.api.auth import StackDep
 from sbx.api.e2b import connect, paths
 from sbx.api.e2b.connect import Message
@@ -23,10 +24,12 @@ from sbx.api.e2b.processes import check_user
 from sbx.api.e2b.target import TargetDep
 from sbx.api.errors import iso
 from sbx.api.inner_files import InnerEntry, InnerFiles, is_in_workspace
+from sbx.api.slots import take_slot
 from sbx.api.surfaces import ENVD_PORT
 from sbx.errors import Conflict, InvalidPath, NotFound, SbxError, Unavailable
 from sbx.protocol.files import FileEvent
 from sbx.runtime.conversation import Conversation
+from sbx.service.limits import Slot
 
 router = APIRouter(prefix=f"/e2b/{ENVD_PORT}/filesystem.Filesystem", include_in_schema=False)
 
@@ -37,7 +40,8 @@ _CHANGES = {
     "deleted": "EVENT_TYPE_REMOVE",
 }
 _WATCHERS_MAX = 16  # of one conversation
-_UNREAD_MAX = 10_000  # events of one watcher
+UNREAD_MAX = 1 << 20  # bytes of the unread events of one watcher
+_EVENT_SIZE = 100  # bytes, the approximate overhead of one event
 _KEEPALIVE: dict[str, Any] = {"keepalive": {}}
 
 
@@ -177,11 +181,14 @@ def _permissions(entry: InnerEntry) -> str:
 
 
 class Watcher:
-    """A watch whose events a client fetches from time to time."""
+    """A watch whose events a client fetches from time to time. The unread ones are JSON, which
+    takes a tenth of the memory; beyond the limit the oldest are dropped."""
 
-    def __init__(self, events: AsyncGenerator[dict[str, Any], None]) -> None:
-        self.unread: deque[dict[str, Any]] = deque(maxlen=_UNREAD_MAX)
+    def __init__(self, events: AsyncGenerator[dict[str, Any], None], slot: Slot | None) -> None:
         self._events = events
+        self._slot = slot
+        self._unread: deque[bytes] = deque()
+        self._size = 0
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
@@ -190,10 +197,27 @@ class Watcher:
         self._task = asyncio.create_task(self._follow())
 
     async def _follow(self) -> None:
-        async with aclosing(self._events) as events:
-            with suppress(SbxError):
-                async for event in events:
-                    self.unread.append(event)
+        try:
+            async with aclosing(self._events) as events:
+                with suppress(SbxError):
+                    async for event in events:
+                        self._append(json.dumps(event, separators=(",", ":")).encode("ascii"))
+        finally:
+            if self._slot is not None:
+                self._slot.end()
+
+    def _append(self, event: bytes) -> None:
+        self._unread.append(event)
+        self._size += len(event) + _EVENT_SIZE
+        while self._size > UNREAD_MAX:
+            self._size -= len(self._unread.popleft()) + _EVENT_SIZE
+
+    def take(self) -> bytes:
+        """Return the unread events as the body of a reply, and forget them."""
+        body = b'{"events":[%b]}' % b",".join(self._unread)
+        self._unread.clear()
+        self._size = 0
+        return body
 
     async def end(self) -> None:
         if self._task is not None:
@@ -201,18 +225,20 @@ class Watcher:
             await asyncio.wait([self._task])
 
 
-_watchers: WeakKeyDictionary[Conversation, dict[str, Watcher]] = WeakKeyDictionary()
+class _Watchers(dict[str, Watcher]):
+    """The watchers of a conversation, by id."""
 
 
 @router.post("/CreateWatcher")
 async def create_watcher(request: Request, target: TargetDep) -> dict[str, str]:
+    """Create a watcher, which counts among the followers of its owner until it is removed."""
     check_user(request)
     message = await connect.unary(request, WatchRequest)
     async with target.use() as conversation:
-        watchers = _watchers.setdefault(conversation, {})
+        watchers = kept_with(conversation, _Watchers)
         if len(watchers) >= _WATCHERS_MAX:
             raise Unavailable("too many watchers; remove one", code="too_many_watches")
-        watcher = Watcher(_changes(conversation, message))
+        watcher = Watcher(_changes(conversation, message), take_slot(request, "followers"))
         await watcher.begin()
         watcher_id = secrets.token_hex(8)
         watchers[watcher_id] = watcher
@@ -220,13 +246,11 @@ async def create_watcher(request: Request, target: TargetDep) -> dict[str, str]:
 
 
 @router.post("/GetWatcherEvents")
-async def get_watcher_events(request: Request, target: TargetDep) -> dict[str, Any]:
+async def get_watcher_events(request: Request, target: TargetDep) -> Response:
     message = await connect.unary(request, WatcherRequest)
     async with target.use(starts=False) as conversation:
-        watcher = _watcher(conversation, message.watcher_id)
-        events = list(watcher.unread)
-        watcher.unread.clear()
-    return {"events": events}
+        events = _watcher(conversation, message.watcher_id).take()
+    return Response(events, media_type="application/json")
 
 
 @router.post("/RemoveWatcher")
@@ -234,13 +258,13 @@ async def remove_watcher(request: Request, target: TargetDep) -> dict[str, Any]:
     message = await connect.unary(request, WatcherRequest)
     async with target.use(starts=False) as conversation:
         watcher = _watcher(conversation, message.watcher_id)
-        del _watchers[conversation][message.watcher_id]
+        del kept_with(conversation, _Watchers)[message.watcher_id]
         await watcher.end()
     return {}
 
 
 def _watcher(conversation: Conversation, watcher_id: str) -> Watcher:
-    watcher = _watchers.get(conversation, {}).get(watcher_id)
+    watcher = kept_with(conversation, _Watchers).get(watcher_id)
     if watcher is None:
         raise NotFound(f"the watcher {watcher_id[:80]} does not exist")
     return watcher

@@ -1,16 +1,15 @@
 """The execd plane: what OpenSandbox serves inside each sandbox, at the endpoint of port 44772."""
 
 from typing import Annotated, Any
-from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from sbx.aio import kept_with
 from sbx.api.auth import CallerDep, ServiceDep, StackDep
 from sbx.api.ports import relay_http
 from sbx.api.sdk_target import SdkTarget, labels_of
 from sbx.api.surfaces import EGRESS_PORT, EXECD_PORT
 from sbx.errors import Conflict, NotFound, Unavailable
-from sbx.runtime.conversation import Conversation
 from sbx.runtime.processes.commands import BackgroundCommand
 from sbx.service.caller import Caller
 from sbx.service.sandbox import ServiceSandbox
@@ -37,7 +36,10 @@ _INTERPRETER_PORT = (
     "    while True:\n"
     "        port.accept()[0].close()'"
 )
-_ports: WeakKeyDictionary[Conversation, BackgroundCommand] = WeakKeyDictionary()
+
+
+class _InterpreterPort:
+    command: BackgroundCommand | None = None
 
 
 class ExecdTarget(SdkTarget):
@@ -48,9 +50,9 @@ class ExecdTarget(SdkTarget):
         if not any(_INTERPRETER in word for word in self.labels.get("entrypoint", ())):
             return
         async with self.use() as conversation:
-            command = _ports.get(conversation)
-            if command is None or not (await command.status()).running:
-                _ports[conversation] = await conversation.commands.start(_INTERPRETER_PORT)
+            port = kept_with(conversation, _InterpreterPort)
+            if port.command is None or not (await port.command.status()).running:
+                port.command = await conversation.commands.start(_INTERPRETER_PORT)
 
 
 def find(

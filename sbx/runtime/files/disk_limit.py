@@ -20,11 +20,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar
-from weakref import WeakKeyDictionary
 
 from sbx import errors
-from sbx.aio import run_to_completion
+from sbx.aio import kept_with, run_to_completion
 from sbx.errors import CannotEnforce
 from sbx.isolation.launch_plan import Wall
 from sbx.isolation.probe import Capabilities, Layer
@@ -339,17 +337,13 @@ class ProbeScheduler:
     """Asks every idle jail of one event loop now and then whether it still is: one timer for all
     of them, 15 µs each."""
 
-    _of: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, "ProbeScheduler"]] = (
-        WeakKeyDictionary()
-    )
-
     def __init__(self) -> None:
         self._asked: dict[IdleProbe, Callable[[], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
     def for_running_loop(cls) -> "ProbeScheduler":
-        return cls._of.setdefault(asyncio.get_running_loop(), cls())
+        return kept_with(asyncio.get_running_loop(), cls)
 
     @contextmanager
     def asking(self, quiet: IdleProbe, stirred: Callable[[], None]) -> Iterator[None]:

@@ -8,9 +8,8 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
-from sbx.aio import WorkerThreads
+from sbx.aio import WorkerThreads, kept_with
 from sbx.linux import procfs
 from sbx.policy.tables import LimitsPolicy
 from sbx.workspace.host_directory import HostDirectory
@@ -62,10 +61,9 @@ class FreeSpaceProbe:
         return taken > self._left or files_taken > self._files_left
 
 
-# The last reply of statvfs(2) for each file system, by its device, and when it was asked for.
-_replies: WeakKeyDictionary[
-    asyncio.AbstractEventLoop, dict[int, tuple[float, asyncio.Future[tuple[int, int]]]]
-] = WeakKeyDictionary()
+class _Replies(dict[int, tuple[float, "asyncio.Future[tuple[int, int]]"]]):
+    """The last reply of statvfs(2) for each file system, by its device, and when it was asked
+    for."""
 
 
 async def current(threads: WorkerThreads, fd: int) -> tuple[int, int]:
@@ -75,7 +73,7 @@ async def current(threads: WorkerThreads, fd: int) -> tuple[int, int]:
     busy kernels took a tenth of a core.
     """
     loop = asyncio.get_running_loop()
-    replies = _replies.setdefault(loop, {})
+    replies = kept_with(loop, _Replies)
     device, now = os.fstat(fd).st_dev, loop.time()
     at, reply = replies.get(device, (0.0, None))
     if reply is None or now - at > _SHARED_S:
