@@ -12,6 +12,7 @@ the run and for a minute after its end.
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from typing import TYPE_CHECKING, Any
@@ -220,7 +221,9 @@ class Chats:
     manager, which is entered for the duration of the run. When it exits, the `end` of the run is
     known.
 
-    `most` is the limit of concurrent runs, and `per_owner` the limit for one owner. Ended runs are
+    `most` is the limit of runs that work, and `per_owner`, a tenth of it, the limit for one owner.
+    An owner may have as many that wait for an approval, which keep no agent of others from work.
+    Ended runs are
     replayed for `replay_s` seconds, within `ended_bytes` in total and `run_bytes` each. `on_change`
     is called at the start and at the end of a run.
     """
@@ -230,7 +233,7 @@ class Chats:
         open: "Callable[[ChatRun], AbstractAsyncContextManager[Agent]]",
         clock: Clock,
         *,
-        most: int = 200,
+        most: int = 1000,
         per_owner: int = 100,
         replay_s: float = RETENTION_S,
         run_bytes: int = 8 << 20,
@@ -318,11 +321,17 @@ class Chats:
                 hint="follow it, wait for its end, or abort it",
                 details={"run_id": run.run_id},
             )
-        mine = sum(key[0] == ask.owner for key in self._running)
-        for there, limit in ((len(self._running), self._most), (mine, self._per_owner)):
+        working, waiting = Counter[str](), Counter[str]()
+        for key, run in self._running.items():
+            (waiting if run.progress.waiting else working)[key[0]] += 1
+        for there, limit, what in (
+            (working.total(), self._most, "agents already work"),
+            (working[ask.owner], self._per_owner, "agents already work"),
+            (waiting[ask.owner], self._per_owner, "agents wait for an approval"),
+        ):
             if there >= limit:
                 raise Unavailable(
-                    f"{limit} agents already run",
+                    f"{limit} {what}",
                     code="too_many_chats",
                     hint="wait until one of them ends, or abort one",
                     details={"limit": limit, "retry_after_s": _RETRY_AFTER_S},

@@ -15,6 +15,7 @@ from sbx.protocol.agent import (
     AgentRunStart,
     Json,
     StepEnd,
+    ToolApproval,
     ToolEnd,
     ToolStart,
 )
@@ -26,13 +27,15 @@ OTHER = "other"
 
 
 class RunProgress(Struct):
-    """`step` is the current one, from 1; `calls` have begun and not ended, by id; `usage` is that
-    of the steps that have ended; `plan` has the steps of the last call of the tool `plan`."""
+    """`step` is the current one, from 1; `calls` have begun and not ended, by id; `waiting` are the
+    ids of those that wait for an approval; `usage` is that of the steps that have ended; `plan` has
+    the steps of the last call of the tool `plan`."""
 
     price: Price | None = None
     model: str = ""
     step: int = 1
     calls: dict[str, ToolStart] = field(default_factory=dict)
+    waiting: set[str] = field(default_factory=set)
     usage: Counter[str] = field(default_factory=Counter)
     plan: list[dict[str, str]] = field(default_factory=list)
     _steps: list[list[float]] = field(default_factory=list)
@@ -46,8 +49,13 @@ class RunProgress(Struct):
                 self.model = event.model
             case ToolStart():
                 self.calls[event.tool_call_id] = event
+                if event.approval_required:
+                    self.waiting.add(event.tool_call_id)
                 self.plan = plan_steps(event.tool_name, event.tool_args) or self.plan
+            case ToolApproval():
+                self.waiting.discard(event.tool_call_id)
             case ToolEnd():
+                self.waiting.discard(event.tool_call_id)
                 self._count(self.calls.pop(event.tool_call_id, None), event)
             case StepEnd():
                 self.step = event.step + 1
@@ -58,6 +66,7 @@ class RunProgress(Struct):
                 self._step_began = now
             case AgentRunEnd():
                 self.calls.clear()
+                self.waiting.clear()
 
     @property
     def cost(self) -> float | None:

@@ -5,7 +5,9 @@ other. A TCP connection is unauthenticated until a request on it carries a valid
 again after a request without one. If the places of these are taken when a new connection comes, the
 oldest of them is closed in any case: a client with a key needs such a place only until its request
 is authenticated, and an attacker cannot keep one. When all places are taken by clients with a key,
-the one that has made no request for longest is closed. Of the Unix socket's places some are for the
+the one that has made no request for longest is closed. An owner has at most a quarter of the places
+over TCP, for all its keys and tokens: beyond it, its own idle connections are closed, and then its
+requests are refused. So no owner shuts out the others. Of the Unix socket's places some are for the
 operator (root and the user of the service), and no other user has more than half.
 """
 
@@ -14,14 +16,17 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 from uvicorn.server import ServerState
 
+from sbx.aio import kept_with
+from sbx.errors import SbxError, Unavailable
+
 # In the extensions of a scope: the place of the connection, and a function that closes it after
 # the data that was sent.
 PLACE, CLOSE = "sbx.place", "sbx.close"
+OWNER_SHARE = 4  # an owner has at most one of so many places over TCP
 _FOR_OPERATORS = 16
 _PREFIX = 64  # bits of an IPv6 address: one client chooses the others as it likes
 
@@ -82,7 +87,7 @@ def decide(counts: TcpOpen | UnixOpen, limit: int) -> AdmissionDecision:
 class AdmissionPlace:
     """The place of one connection. `refused`: it stays open only until it has its 503."""
 
-    __slots__ = ("_admission", "_authenticated", "address", "close", "refused", "user")
+    __slots__ = ("_admission", "_authenticated", "address", "close", "owner", "refused", "user")
 
     def __init__(
         self,
@@ -97,6 +102,7 @@ class AdmissionPlace:
         self._authenticated = False
         self.address = address  # to count by
         self.close = close
+        self.owner: str | None = None  # of the last request over TCP with a valid key or token
         self.user = user
         self.refused = refused
 
@@ -105,8 +111,10 @@ class AdmissionPlace:
         self._authenticated = False
         self._admission.remove_idle(self)
 
-    def authenticated(self) -> None:
-        """Record that the request has a valid key or token."""
+    def authenticated(self, owner: str) -> None:
+        """Record that the request has a valid key or token of this owner. Raise Unavailable
+        `too_many_connections`."""
+        self._admission.count_for(self, owner)
         self._authenticated = True
         self._admission.remove_unauthenticated(self)
 
@@ -137,6 +145,7 @@ class Admission:
         self._unauthenticated: _Queue = OrderedDict()
         self._addresses: dict[str, _Queue] = {}
         self._idle: _Queue = OrderedDict()
+        self._owners: Counter[str] = Counter()
         self._operators = frozenset({0, os.geteuid()})
 
     def enter_unix(self, user: int, close: Callable[[], None]) -> AdmissionPlace | None:
@@ -174,6 +183,28 @@ class Admission:
         place = self._admit(AdmissionPlace(self, close, address=address))
         self.add_unauthenticated(place)
         return place
+
+    def count_for(self, place: AdmissionPlace, owner: str) -> None:
+        """Count a TCP connection for this owner. Raise Unavailable `too_many_connections` beyond
+        its share, if none of its other connections is idle."""
+        if place.owner == owner or place.user is not None or place not in self._open:
+            return
+        self._count_for_none(place)
+        if self._limit is not None and self._owners[owner] >= max(1, self._limit // OWNER_SHARE):
+            idle = next((each for each in self._idle if each.owner == owner), None)
+            if idle is None:
+                raise too_many_connections()
+            self.remove(idle)
+            idle.close()
+        place.owner = owner
+        self._owners[owner] += 1
+
+    def _count_for_none(self, place: AdmissionPlace) -> None:
+        if place.owner is not None:
+            self._owners[place.owner] -= 1
+            if not self._owners[place.owner]:
+                del self._owners[place.owner]
+            place.owner = None
 
     def _decided(self, counts: TcpOpen | UnixOpen) -> AdmissionDecision:
         return AdmissionDecision.ADMIT if self._limit is None else decide(counts, self._limit)
@@ -219,6 +250,7 @@ class Admission:
 
     def remove(self, place: AdmissionPlace) -> None:
         self._refused.discard(place)
+        self._count_for_none(place)
         self.remove_unauthenticated(place)
         self.remove_idle(place)
         if place in self._open:
@@ -229,11 +261,18 @@ class Admission:
                     del self._users[place.user]
 
 
+def too_many_connections() -> SbxError:
+    return Unavailable(
+        "too many connections are open",
+        code="too_many_connections",
+        hint="close connections that are not in use, and try again",
+        details={"retry_after_s": 1},
+    )
+
+
 def admission_of(server: ServerState, limit: int | None) -> Admission:
     """Return the admission of a server, created by its first connection."""
-    if server not in _admissions:
-        _admissions[server] = Admission(limit)
-    return _admissions[server]
+    return kept_with(server, Admission, limit)
 
 
 def _bounded_address(host: str) -> str | None:
@@ -246,6 +285,3 @@ def _bounded_address(host: str) -> str | None:
     if isinstance(address, IPv6Address):
         return str(IPv6Address(int(address) >> _PREFIX << _PREFIX))
     return str(address)
-
-
-_admissions: WeakKeyDictionary[ServerState, Admission] = WeakKeyDictionary()

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
+from sbx.aio import CALLER
 from sbx.api.admission import PLACE, AdmissionPlace
 from sbx.api.console.listener import cookie_of, site_of
 from sbx.api.server.peer_credentials import PEER
@@ -90,6 +91,7 @@ async def caller(request: HTTPConnection) -> Caller:
         if request.scope.get("method") == "GET" and request.query_params.get("peek") == "true":
             caller = replace(caller, peeks=True)
         request.state.caller = caller
+        CALLER.set(caller.owner)
     return caller
 
 
@@ -143,10 +145,11 @@ def _peer(request: HTTPConnection) -> Caller:
 
 
 def _with_place(caller: Caller, request: HTTPConnection) -> Caller:
-    """Return the caller, and keep the place of the connection for it."""
+    """Return the caller, and keep the place of the connection for it. Raise Unavailable
+    `too_many_connections`."""
     place: AdmissionPlace | None = request.scope.get("extensions", {}).get(PLACE)
     if place is not None:
-        place.authenticated()
+        place.authenticated(caller.owner)
     return caller
 
 

@@ -1,15 +1,17 @@
 """The limits per owner and in all: kernels, downloads, followers and uploads at once.
 
-    KernelLimit    the least recently used idle kernel makes room. Its event has the cause, and its
-                   next run reports `state_lost`
+    KernelLimit    an idle kernel of the owner that has most makes room, never one of an owner below
+                   an equal share. Its event has the cause, and its next run reports `state_lost`
     OwnerSlots     one request too many is refused at once
+    OwnerBytes     the same for bytes in memory
     UploadSlots    an upload waits a moment for its slot
 
-Each download, follower and upload occupies a file, memory and the work of others.
+Each download, follower, stream and upload occupies a file, memory and the work of others.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Container, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal
 from weakref import WeakSet, WeakValueDictionary
@@ -20,7 +22,7 @@ from sbx.service.sandbox import ServiceSandbox
 
 _RETRY_AFTER_S = 5.0
 _WAIT_S = 30.0  # longer than a slow upload can keep a slot while others wait
-SlotKind = Literal["downloads", "followers"]
+SlotKind = Literal["downloads", "followers", "streams"]
 
 
 class KernelLimit:
@@ -38,38 +40,51 @@ class KernelLimit:
 
         Raises Unavailable `too_many_kernels` if every other kernel is busy.
         """
-        while self._count(owner) > self._per_owner:
-            if not await self.evict_one("kernels_max", owner):
+        while self._counts()[owner] > self._per_owner:
+            if not await self.evict_one("kernels_max", {owner}):
                 raise _full(self._per_owner)
-        while self._count() > self._limit:
-            if not await self.evict_one("kernels_max"):
+        while (counts := self._counts()).total() > self._limit:
+            if not await self.evict_one("kernels_max", over_share(counts, self._limit)):
                 raise _full(self._limit)
 
-    async def evict_one(self, cause: str, owner: str | None = None) -> bool:
-        """End the least recently used idle kernel, of this owner if given. Return False if all are
-        busy."""
-        for sandbox, context in self._idle(owner):
+    async def evict_one(self, cause: str, owners: Container[str] | None = None) -> bool:
+        """End an idle kernel, of these owners if given: the least recently used one of the owner
+        that has most. Return False if all are busy."""
+        counts = self._counts()
+        for sandbox, context in self._idle(counts.keys() if owners is None else owners, counts):
             if await context.end_if_idle():
                 sandbox.evicted(context, cause)
                 return True
         return False
 
-    def _count(self, owner: str | None = None) -> int:
-        return sum(
-            sandbox.kernels for sandbox in self._every() if owner in (None, sandbox.row.owner)
-        )
+    def _counts(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for sandbox in self._every():
+            if kernels := sandbox.kernels:
+                counts[sandbox.row.owner] += kernels
+        return counts
 
-    def _idle(self, owner: str | None) -> list[tuple[ServiceSandbox, Context]]:
-        """Return the idle kernels; those of sandboxes that are leased now come last."""
+    def _idle(
+        self, owners: Container[str], counts: Counter[str]
+    ) -> list[tuple[ServiceSandbox, Context]]:
+        """Return the idle kernels in the order in which they end; of one owner, those of sandboxes
+        that are leased now come last."""
         idle = [
-            (sandbox.users > 0, context.used_at, sandbox, context)
+            (-counts[sandbox.row.owner], sandbox.users > 0, context.used_at, sandbox, context)
             for sandbox in self._every()
-            if sandbox.active is not None and owner in (None, sandbox.row.owner)
+            if sandbox.active is not None and sandbox.row.owner in owners
             for context in sandbox.active.live
             if not context.busy
         ]
-        idle.sort(key=lambda item: item[:2])
-        return [(sandbox, context) for _, _, sandbox, context in idle]
+        idle.sort(key=lambda item: item[:3])
+        return [(sandbox, context) for _, _, _, sandbox, context in idle]
+
+
+def over_share(counts: Counter[str], limit: int) -> set[str]:
+    """Return the owners that use more than an equal share of `limit`. If all together use more than
+    the limit, there is one."""
+    share = limit // max(1, len(counts))
+    return {owner for owner, count in counts.items() if count > share}
 
 
 class Slot:
@@ -96,7 +111,7 @@ class OwnerSlots:
         self._slots: WeakSet[Slot] = WeakSet()
 
     def take(self, owner: str) -> Slot:
-        """Raise Unavailable `too_many_downloads`, `too_many_followers`."""
+        """Raise Unavailable `too_many_downloads`, `too_many_followers`, `too_many_streams`."""
         if sum(slot.owner == owner for slot in self._slots) >= self._limit:
             raise Unavailable(
                 f"an owner has at most {self._limit} {self._kind} at once",
@@ -105,6 +120,30 @@ class OwnerSlots:
                 details={"limit": self._limit, "retry_after_s": 1},
             )
         return Slot(owner, self._slots)
+
+
+class OwnerBytes:
+    """The bytes of unfinished bodies that each owner has in memory: at most `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used: Counter[str] = Counter()
+
+    def take(self, owner: str, size: int) -> None:
+        """Raise Unavailable `too_many_bodies`."""
+        if self._used[owner] + size > self._limit:
+            raise Unavailable(
+                f"the bodies that an owner sends at once have at most {self._limit} bytes",
+                code="too_many_bodies",
+                hint="send them one after another, or large files as an upload",
+                details={"limit": self._limit, "retry_after_s": 1},
+            )
+        self._used[owner] += size
+
+    def release(self, owner: str, size: int) -> None:
+        self._used[owner] -= size
+        if not self._used[owner]:
+            del self._used[owner]
 
 
 class UploadSlots:

@@ -83,6 +83,7 @@ class RunHandle:
         """`timeout_s`: the checked time-out of a cell. `record` writes the beginning to the store.
         `settle` waits for the end and records it; `settle_later` does so in a task."""
         self.run_id = begun.id
+        self.owner = lease.caller.owner
         self.sandbox_id = begun.sandbox_id
         self.conversation = begun.conversation
         self.context = begun.context

@@ -12,6 +12,7 @@ the store has it, or marked as not recorded if the store refuses it.
 
 import asyncio
 import logging
+from collections import Counter
 from contextlib import suppress
 from operator import attrgetter
 
@@ -40,6 +41,7 @@ _REPLAY_MAX = 64 << 20  # bytes, of all runs that have ended
 _OUTPUT_MAX = 512 << 20  # bytes of events, of all active runs
 _OUTPUT_SHARE = 4 << 20  # bytes that each of them may hold in any case
 _ASKED_MAX = 256 << 20  # characters of code and stdin, of all active and waiting runs
+_ASKED_PER_OWNER = _ASKED_MAX // 4
 _RETRY_AFTER_S = 1.0
 _CLOSE_S = 10.0
 
@@ -81,7 +83,7 @@ class Runs:
         self._sandboxes = sandboxes
         self._queue_max = queue_max
         self._room = SharedRoom(output_max, _OUTPUT_SHARE)
-        self._asked = 0
+        self._asked: Counter[str] = Counter()  # by owner
         self._running: dict[str, RunHandle] = {}
         self._queues: dict[tuple[str, str, str], RunQueue] = {}
         self._ended: TTLCache[str, RunHandle] = TTLCache(
@@ -185,7 +187,10 @@ class Runs:
         if queue is not None and len(queue.of(request.kind)) >= waiting_max:
             raise _full(f"{self._queue_max} runs of this conversation wait", self._queue_max)
         size = request.size
-        if self._asked + size > _ASKED_MAX:
+        owner = lease.caller.owner
+        if self._asked[owner] + size > _ASKED_PER_OWNER:
+            raise _full("too much code of this owner waits to be run", _ASKED_PER_OWNER)
+        if self._asked.total() + size > _ASKED_MAX:
             raise _full("too much code waits to be run by this service", _ASKED_MAX)
         context = conversation.contexts.find(request.context)
         timeout_s = 0.0  # of a cell
@@ -237,7 +242,7 @@ class Runs:
         )
         logs.bind(sandbox=lease.id, conversation=context.conversation, run=live.run_id)
         live.shared = self._room
-        self._asked += size
+        self._asked[owner] += size
         self._running[begun.id] = handle
         self._idle.clear()
         if queue is None:
@@ -283,7 +288,9 @@ class Runs:
 
     def _keep_for_replay(self, handle: RunHandle) -> None:
         handle.live.give_room_back()
-        self._asked -= handle.request_size
+        self._asked[handle.owner] -= handle.request_size
+        if not self._asked[handle.owner]:
+            del self._asked[handle.owner]
         del self._running[handle.run_id]
         if not self._running:
             self._idle.set()

@@ -14,6 +14,7 @@ from sbx.api.admission import (
     admission_of,
     decide,
 )
+from sbx.errors import Unavailable
 
 ADMIT, REFUSE = AdmissionDecision.ADMIT, AdmissionDecision.REFUSE
 REPLACE, OF_ADDRESS = AdmissionDecision.REPLACE, AdmissionDecision.REPLACE_OF_ADDRESS
@@ -97,7 +98,7 @@ def test_a_slow_request_does_not_cost_newcomers_their_places() -> None:
 def test_an_authenticated_connection_is_not_closed_for_others() -> None:
     those = Connections(4)
     for name in "abcd":
-        those.tcp(name).authenticated()
+        those.tcp(name).authenticated(name)
     assert those.tcp("e").refused
     assert those.closed == []
 
@@ -106,7 +107,7 @@ def test_an_authenticated_connection_may_ask_and_rest_and_leave() -> None:
     those = Connections(2)
     place = those.tcp("a")
     place.begin_request()
-    place.authenticated()
+    place.authenticated("ann")
     place.end_request()
     place.begin_request()
     those.tcp("b")
@@ -122,7 +123,7 @@ def test_a_request_without_a_key_makes_a_connection_unauthenticated_again() -> N
     those = Connections(4)
     place = those.tcp("a")
     place.begin_request()
-    place.authenticated()
+    place.authenticated("ann")
     place.end_request()
     place.begin_request()
     place.end_request()
@@ -138,12 +139,12 @@ def test_the_connection_that_is_idle_for_longest_gives_way_where_all_have_a_key(
     for name in "abcd":
         places.append(those.tcp(name))
         places[-1].begin_request()
-        places[-1].authenticated()
+        places[-1].authenticated(name)
     places[2].end_request()
     places[1].end_request(flushed=False)  # its client has not read the reply
     places[0].end_request()
-    those.tcp("e").authenticated()
-    those.tcp("f").authenticated()
+    those.tcp("e").authenticated("e")
+    those.tcp("f").authenticated("f")
     assert those.closed == ["c", "a"]
     assert those.tcp("g").refused
 
@@ -152,10 +153,10 @@ def test_connections_of_the_unix_socket_are_not_closed_for_others() -> None:
     those = Connections(2)
     place = those.unix(OPERATOR)
     place.begin_request()
-    place.authenticated()
+    place.authenticated("ann")
     place.end_request()
     for name in "ab":
-        those.tcp(name).authenticated()
+        those.tcp(name).authenticated(name)
     assert those.tcp("c").refused
 
 
@@ -195,7 +196,7 @@ def test_loopback_is_not_counted_by_address(host: str) -> None:
 def test_tcp_takes_no_place_of_the_unix_socket() -> None:
     those = Connections(2)
     for name in "abc":
-        those.tcp(name).authenticated()
+        those.tcp(name).authenticated(name)
     assert not those.unix(OPERATOR).refused
 
 
@@ -225,3 +226,26 @@ def test_connections_of_a_server_share_their_places() -> None:
     server = ServerState()
     assert admission_of(server, 1) is admission_of(server, 1)
     assert admission_of(ServerState(), 1) is not admission_of(server, 1)
+
+
+def test_an_owner_has_a_quarter_of_the_places_over_tcp() -> None:
+    """One key once took all connections by port tunnels: each request of a second owner was a 503
+    (holes 2.10)."""
+    those = Connections(8)
+    places = [those.tcp(name) for name in "abc"]
+    for place in places:
+        place.begin_request()
+    places[0].authenticated("ann")
+    places[1].authenticated("ann")
+    with pytest.raises(Unavailable) as raised:
+        places[2].authenticated("ann")
+    assert raised.value.code == "too_many_connections"
+    assert raised.value.details["retry_after_s"]
+    places[2].authenticated("bob")  # of a reverse proxy, which sends requests of both
+    places[0].end_request()
+    those.tcp("d").authenticated("ann")
+    assert those.closed == ["a"]
+    places[1].leave()
+    those.tcp("e").authenticated("ann")
+    those.unix(OPERATOR).authenticated("ann")
+    assert those.closed == ["a"]

@@ -11,7 +11,7 @@ from sbx.agent.agent import Agent, AgentOptions
 from sbx.agent.chats import ChatAsk, ChatRun, Chats
 from sbx.agent.messages import Message
 from sbx.errors import Conflict, NotFound, SbxError, Unavailable
-from sbx.protocol.agent import AgentEvent, AgentRunEnd, AgentRunStart, AgentTextDelta
+from sbx.protocol.agent import AgentEvent, AgentRunEnd, AgentRunStart, AgentTextDelta, ToolStart
 from tests.fake_clock import FakeClock
 
 PATIENCE_S = 60.0
@@ -25,6 +25,7 @@ class Scripted(Agent):
         self.go_on = asyncio.Event()
         self.aborted = False
         self.closed = False
+        self.asks = False  # a call of a tool waits for an approval
 
     async def stream(
         self, message: str | Message | None, **how: Unpack[AgentOptions]
@@ -32,6 +33,8 @@ class Scripted(Agent):
         yield AgentRunStart("scripted", how["max_steps"])
         for word in self._words:
             yield AgentTextDelta(word)
+        if self.asks:
+            yield ToolStart("call", "pay", {}, approval_required=True)
         await self.go_on.wait()
         yield AgentRunEnd("aborted" if self.aborted else "done", str(message or ""), {})
 
@@ -48,6 +51,7 @@ class Desk:
         self.ends: list[AgentRunEnd | None] = []
         self.words: tuple[str, ...] = ("a", "b")
         self.refusal: SbxError | None = None
+        self.asks = False
 
     def open(self, run: ChatRun) -> AbstractAsyncContextManager[Scripted]:
         return self._opened(run)
@@ -57,6 +61,7 @@ class Desk:
         if self.refusal is not None:
             raise self.refusal
         agent = Scripted(*self.words)
+        agent.asks = self.asks
         self.agents.append(agent)
         yield agent
         self.ends.append(run.end)
@@ -186,6 +191,25 @@ async def test_limits_are_told_with_when_to_come_back(chats: Chats) -> None:
     with pytest.raises(Unavailable) as everybody:
         await chats.start(asked("c1", "they"))
     assert everybody.value.details["limit"] == 3
+
+
+async def test_agents_that_wait_for_an_approval_keep_no_place_of_others() -> None:
+    """200 calls of two owners that waited for an approval kept every agent of a third one from its
+    start, for 10 minutes (holes 2.11)."""
+    desk = Desk()
+    desk.asks = True
+    chats = Chats(desk.open, FakeClock(), most=3, per_owner=2)
+    for owner in ("one", "two"):
+        for conversation in ("c1", "c2"):
+            run = await chats.start(asked(conversation, owner))
+            await anext(run.events(2))  # the call has begun
+    with pytest.raises(Unavailable, match="2 agents wait for an approval") as full:
+        await chats.start(asked("c3", "one"))
+    assert full.value.code == "too_many_chats"
+    desk.asks = False
+    for number in range(2):
+        await chats.start(asked(f"c{number}", "three"))
+    await chats.close()
 
 
 async def test_what_cannot_be_opened_leaves_its_place_free(at: Desk, chats: Chats) -> None:

@@ -18,11 +18,11 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from sbx.api.admission import CLOSE, PLACE, AdmissionPlace, admission_of
+from sbx.api.admission import CLOSE, PLACE, AdmissionPlace, admission_of, too_many_connections
 from sbx.api.errors import error_response
 from sbx.api.server.peer_credentials import PEER, has_hung_up, peer_of
 from sbx.api.server.websocket_protocol import WebSocketProtocol
-from sbx.errors import BadRequest, SbxError, Unavailable
+from sbx.errors import BadRequest, SbxError
 
 # Of an idle connection. The clients of E2B reuse one for up to 300 s, and do not repeat a request
 # that a close of the service overtook.
@@ -119,7 +119,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refused:  # not before: a client may lose a reply that precedes its request
-            self._refuse(_too_many())
+            self._refuse(too_many_connections())
             return
         if self._in_head:
             self._head += len(data)
@@ -215,7 +215,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         self._late = None
         if self._refused:
-            self._refuse(_too_many())
+            self._refuse(too_many_connections())
             return
         self._refuse(
             BadRequest(
@@ -243,12 +243,3 @@ class HttpProtocol(HttpToolsProtocol):
                 b"%s%s\r\n%s" % (STATUS_LINE[reply.status_code], head, bytes(reply.body))
             )
         self.transport.close()
-
-
-def _too_many() -> SbxError:
-    return Unavailable(
-        "too many connections are open",
-        code="too_many_connections",
-        hint="close connections that are not in use, and try again",
-        details={"retry_after_s": 1},
-    )

@@ -7,7 +7,7 @@ lost.
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -24,6 +24,7 @@ from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.files import WorkspaceUploads
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
+from sbx.service.limits import over_share
 from sbx.service.projects.client import ProjectRemoteUploads, RemoteSession
 from sbx.service.projects.host_mode import HostSession, demand_of_root
 from sbx.service.projects.link import ProjectServerLink
@@ -343,20 +344,23 @@ class ProjectSessions:
         return session
 
     async def _make_room(self, owner: str) -> None:
-        """Close an unused sandbox. Raise Unavailable `too_many_kernels` if all others are in
-        use."""
+        """Close an unused sandbox, for the limit of all one of an owner above its equal share.
+        Raise Unavailable `too_many_kernels` if all others are in use."""
         settings = self._settings
         for kernels, whose in ((settings.kernels_per_owner, owner), (settings.kernels_max, None)):
             most = max(1, kernels // _KERNELS_PER_SESSION)
             while len(there := self._live(whose)) >= most:
-                unused = [state for state in there if not state.users]
+                counts = Counter([owner, *(each for each, _ in there)])
+                owners = over_share(counts, most)
+                unused = [state for each, state in there if each in owners and not state.users]
                 if not unused:
                     raise _full(most)
                 await self._end_unused(min(unused, key=lambda state: state.idle_at))
 
-    def _live(self, owner: str | None) -> list[SessionState]:
+    def _live(self, owner: str | None) -> list[tuple[str, SessionState]]:
+        """Return the sandboxes of this owner, or all, each with its owner."""
         return [
-            state
+            (key[0], state)
             for key, state in self._states.items()
             if state.session is not None and owner in (None, key[0])
         ]
