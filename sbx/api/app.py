@@ -31,6 +31,7 @@ from sbx.api.middleware import RequestLimitsMiddleware
 from sbx.api.server.settings import ServiceSettings
 from sbx.api.v1 import bay
 from sbx.errors import Denied, SbxError
+from sbx.service.limits import OwnerBytes
 from sbx.service.service import Service
 from sbx.telemetry.metrics import exposition
 
@@ -147,7 +148,8 @@ def create_app(
         )
     if console is not None:
         app.add_middleware(ConsoleMiddleware, listener=console)
-    app.add_middleware(RequestLimitsMiddleware, authenticate=caller)
+    app.state.bodies = OwnerBytes(settings.bodies_per_owner)
+    app.add_middleware(RequestLimitsMiddleware, authenticate=caller, bodies=app.state.bodies)
     return app
 
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sbx.api.admission import CLOSE
@@ -23,6 +23,8 @@ from sbx.api.errors import broken, error_response
 from sbx.api.surfaces import OWN_ORIGIN, e2b_path, own_origin
 from sbx.errors import BadRequest, Broken, InvalidPath, SbxError, TooLarge, out_of_files
 from sbx.protocol.bundles import ValueCounter
+from sbx.service.caller import Caller
+from sbx.service.limits import OwnerBytes
 from sbx.telemetry.logs import bound
 from sbx.telemetry.metrics import requested
 
@@ -39,7 +41,8 @@ SLOW_AFTER_S = 60.0  # in each such window a streamed body must come at SLOWEST
 SLOWEST = 4096  # bytes in a second, on average
 HURRIED_AFTER_S = 5.0  # the same, while others wait for its slot
 HURRIED = 128 << 10
-HURRY = "hurry"  # in the state of a request: a function, whether others wait for its slot
+# In the state of a request: a function, whether others wait for its slot; its slot as a stream.
+HURRY, STREAM = "hurry", "stream"
 
 _log = logging.getLogger(__name__)
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -89,11 +92,16 @@ class RequestLimitsMiddleware:
     cut instead, so that the client sees an incomplete body."""
 
     def __init__(
-        self, app: ASGIApp, authenticate: Callable[[Request], Awaitable[object]] | None = None
+        self,
+        app: ASGIApp,
+        authenticate: Callable[[Request], Awaitable[Caller]] | None = None,
+        bodies: OwnerBytes | None = None,
     ) -> None:
-        """`authenticate` raises for a caller that may not even send a body."""
+        """`authenticate` raises for a caller that may not even send a body. `bodies` counts the
+        unfinished ones."""
         self._app = app
         self._authenticate = authenticate
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
@@ -122,11 +130,14 @@ class RequestLimitsMiddleware:
                     message["headers"].append((b"sbx-ignored", names))
             await send(message)
 
+        body: LimitedBody | None = None
         with bound(request=request_id):
             try:
                 length = _check(scope)
-                body = LimitedBody(receive, scope, length, self._authenticate)
+                body = LimitedBody(receive, scope, length, self._authenticate, self._bodies)
                 await self._app(scope, body.receive, sending)
+            except ClientDisconnect:  # with its body unfinished, so no client reads a reply
+                pass
             except Exception as error:
                 if isinstance(error, SbxError) and not started:
                     await error_response(error, request_id, scope)(scope, receive, sending)
@@ -140,6 +151,10 @@ class RequestLimitsMiddleware:
                 reply = error_response(refusal or broken(), request_id, scope)
                 await reply(scope, receive, sending)
             finally:
+                if body is not None:
+                    body.release()
+                if (slot := scope["state"].get(STREAM)) is not None:
+                    slot.end()
                 seconds = time.monotonic() - began
                 requested(scope["method"], _template(scope), started or 499, seconds)
 
@@ -181,7 +196,8 @@ class LimitedBody:
         receive: Receive,
         scope: Scope,
         length: int | None,
-        authenticate: Callable[[Request], Awaitable[object]] | None,
+        authenticate: Callable[[Request], Awaitable[Caller]] | None,
+        bodies: OwnerBytes | None,
     ) -> None:
         called = f"{scope['method']} {scope['path']}"
         self._limit = limit = largest_body(called)  # None: streamed, unbounded
@@ -198,6 +214,10 @@ class LimitedBody:
         self._receive = receive
         self._scope = scope
         self._authenticate = None if called in _LOGINS else authenticate
+        self._length = length or 0
+        self._bodies = bodies if limit is not None else None  # a streamed one is not in memory
+        self._owner = ""
+        self._taken = 0  # bytes of `bodies`
         self._read = 0
         self._waited = 0.0
         self._window = 0, 0.0  # read and waited at the start of the current window
@@ -207,7 +227,7 @@ class LimitedBody:
         if self._ended:
             return await self._receive()  # which waits until the client disconnects
         if self._authenticate is not None:
-            await self._authenticate(Request(self._scope))
+            self._owner = (await self._authenticate(Request(self._scope))).owner
             self._authenticate = None
         began = time.monotonic()
         try:
@@ -223,7 +243,25 @@ class LimitedBody:
             if self._values is not None:
                 self._values.feed(message.get("body", b""))
                 check_values(self._values, self._values_max)
+            if self._ended:
+                self.release()
+            else:
+                self._take()
         return message
+
+    def _take(self) -> None:
+        """Count the bytes of an unfinished body, those that are announced before they come. Raise
+        as `OwnerBytes.take`."""
+        more = max(self._length, self._read) - self._taken
+        if self._bodies is not None and more > 0:
+            self._bodies.take(self._owner, more)
+            self._taken += more
+
+    def release(self) -> None:
+        """Count this body no longer. A second call does nothing."""
+        if self._bodies is not None and self._taken:
+            self._bodies.release(self._owner, self._taken)
+            self._taken = 0
 
     def _check(self) -> None:
         if self._limit is not None and self._read > self._limit:

@@ -1,4 +1,5 @@
-"""The slots of an app: how many downloads, followers and uploads an owner may have at once."""
+"""The slots of an app: how many downloads, followers, streams and uploads an owner may have at
+once."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ class _Slots:
         self.others: dict[SlotKind, OwnerSlots] = {
             "downloads": OwnerSlots("downloads", settings.downloads_per_owner),
             "followers": OwnerSlots("followers", settings.followers_per_owner),
+            "streams": OwnerSlots("streams", settings.streams_per_owner),
         }
 
 

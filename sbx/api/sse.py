@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from sbx.api.auth import authenticate
 from sbx.api.bodies import disconnected
 from sbx.api.errors import broken, error_body, status_of
+from sbx.api.middleware import STREAM
 from sbx.api.slots import take_slot
 from sbx.errors import BadRequest, Denied, SbxError, Unavailable
 from sbx.service.limits import Slot
@@ -79,6 +80,14 @@ def last_event_id(request: Request) -> int:
     return int(text)
 
 
+def reserve(request: Request) -> None:
+    """Take the slot of a stream that answers a POST. Call it before the work: a stream that is
+    refused afterwards leaves work that its client does not know. Raise Unavailable
+    `too_many_streams`."""
+    if not hasattr(request.state, STREAM):
+        setattr(request.state, STREAM, take_slot(request, "streams"))
+
+
 async def stream(
     events: Events,
     *,
@@ -94,11 +103,16 @@ async def stream(
     client disconnects, or reads nothing for SEND_S seconds, close `events` and nothing else: the
     run continues.
 
-    A GET counts among the followers of the owner. Raise Unavailable `too_many_followers`.
+    A GET counts among the followers of the owner, and the reply to a POST among its streams. Raise
+    Unavailable `too_many_followers`, `too_many_streams`.
     """
     request_id = getattr(request.state, "request_id", None) if request is not None else None
-    follows = request is not None and request.method == "GET"
-    slot = take_slot(request, "followers") if request is not None and follows else None
+    slot: Slot | None = None
+    if request is not None and request.method == "GET":
+        slot = take_slot(request, "followers")
+    elif request is not None:
+        reserve(request)
+        slot = getattr(request.state, STREAM)
     first = asyncio.ensure_future(anext(events))
     try:
         await asyncio.wait((first,), timeout=FIRST_S)

@@ -40,6 +40,7 @@ _ISSUER = "sbx"
 _AUDIENCE = "sbx"
 _CLAIMS = ["jti", "sub", "iss", "aud", "iat", "exp"]
 _BEARER_MAX = 4096
+TOKENS_PER_OWNER = 10_000  # that are valid
 _CACHED_S = 5.0
 _CACHED_MAX = 1024
 _USED_EVERY_S = 60.0
@@ -284,7 +285,7 @@ class Authenticator:
         key of `via_id`, which is a key or a login; the logout of a browser does not end it.
 
         Raise BadRequest for a bound that is not an id, an unknown scope, or a `ttl_s` that is not
-        within (0, a year].
+        within (0, a year], and Unavailable `too_many_tokens`.
         """
         _check_name("owner", owner)
         bounds = {"user_id": user_id, "agent_id": agent_id, "conversation_id": conversation_id}
@@ -313,7 +314,13 @@ class Authenticator:
         import jwt  # takes 50 ms, which a service without tokens does not need
 
         text = jwt.encode(_claims_of(token), await self.signing_secret(), algorithm=_ALGORITHM)
-        await tokens.add(self._store, token)
+        if not await tokens.add(self._store, token, TOKENS_PER_OWNER):
+            raise Unavailable(
+                f"there are {TOKENS_PER_OWNER} valid tokens, which is the limit",
+                code="too_many_tokens",
+                hint="revoke some that are no longer needed, or choose a shorter ttl",
+                details={"limit": TOKENS_PER_OWNER},
+            )
         return token, text
 
     async def tokens(self, owner: str | None = None) -> list[TokenRecord]:

@@ -23,6 +23,7 @@ from sbx.runtime.runtime import Runtime
 from sbx.runtime.settings import Settings
 from sbx.service import lifecycle
 from sbx.service.egress_log import EgressLog
+from sbx.service.ids import LABELS_MAX, check_text
 from sbx.service.lifecycle import Act, State
 from sbx.service.models import SandboxView
 from sbx.service.notices import Notice, Notices
@@ -36,6 +37,7 @@ from sbx.workspace import allowed_paths
 
 LATEST = 253_402_300_799.0  # the last second of the year 9999
 _MIB = 1 << 20
+_OF_PAUSE = ("paused", "end_at", "holders")
 
 
 class ServiceDependencies(Struct, frozen=True):
@@ -174,7 +176,9 @@ class SandboxRecord:
         return True
 
     async def set_labels(self, labels: Mapping[str, Any]) -> None:
-        """Replace the labels, in memory at once. The caller has checked that it is not deleted."""
+        """Replace the labels, in memory at once. The caller has checked that it is not deleted.
+        Raise TooLarge `metadata_too_large` if they grow beyond the limit."""
+        check_text("labels", _of_caller(labels), LABELS_MAX, before=_of_caller(self.row.labels))
         self.row = replace(self.row, labels=labels)
         await self.dependencies.store.write(
             partial(rows.set_labels, sandbox_id=self.id, labels=labels)
@@ -314,6 +318,11 @@ def _within_workspace(policy: Policy, workspace: WorkspaceRow) -> Policy:
     limit = min(policy.limits.workspace_max, workspace.size_limit_mb * _MIB)
     limits = policy.limits.model_copy(update={"workspace_max": limit})
     return policy.model_copy(update={"limits": limits})
+
+
+def _of_caller(labels: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the labels without those of a pause, which is possible also with too many."""
+    return {name: value for name, value in (labels or {}).items() if name not in _OF_PAUSE}
 
 
 def audit_grant(

@@ -31,6 +31,7 @@ from sbx.runtime.settings import Settings
 from sbx.service.caller import Caller
 from sbx.service.garbage import GarbageCollector
 from sbx.service.hooks import PersistentSandbox
+from sbx.service.ids import check_sizes
 from sbx.service.leases import SandboxIndex, SandboxLease, row_of, unknown
 from sbx.service.lifecycle import Act, State
 from sbx.service.limits import KernelLimit
@@ -134,13 +135,14 @@ class Sandboxes:
         A `session` whose last sandbox has expired gets its files, within the grace period; else
         that one is deleted. Each use of a session moves its expiry.
 
-        Raise as `Runtime.decide`, BadRequest `validation_error` for a missing policy, NotFound for
-        the workspace, CannotEnforce, Unavailable `too_many_sandboxes`, Conflict `session_exists`.
+        Raise as `check_sizes` and `Runtime.decide`, BadRequest `validation_error` for no policy,
+        NotFound for the workspace, CannotEnforce, Unavailable, Conflict `session_exists`.
         """
         _check_may_create(caller, session)
         if self._recording is not None:
             self._recording.check(runs=False)
         parts = {"narrower": narrower, "env": env}
+        check_sizes(labels, [*parts.values(), upload_limits])
         now = self._clock.now()
         row = SandboxRow(
             id=f"sandbox-{secrets.token_hex(6)}",

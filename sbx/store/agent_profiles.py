@@ -1,4 +1,5 @@
-"""The profiles of agents. No version is changed or removed: conversations keep theirs."""
+"""The profiles of agents. No version is changed. Those that a conversation began with stay, and of
+the others the last few."""
 
 import sqlite3
 from collections.abc import Callable
@@ -22,6 +23,7 @@ class ProfileRow(Struct, frozen=True):
 
 
 _ROW = ", ".join(ProfileRow.__struct_fields__)
+_UNUSED_KEPT = 10  # a conversation that begins now has not noted its version yet
 Check = Callable[[ProfileRow | None], object]
 
 
@@ -39,6 +41,7 @@ async def put(store: Store, row: ProfileRow, check: Check = lambda _: None) -> P
             f"INSERT INTO agent_profiles ({_ROW}) VALUES (?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
             astuple(new),
         )
+        _forget_unused(on, row.owner, row.agent_id, new.version - _UNUSED_KEPT)
         return new
 
     return await store.write(act)
@@ -67,13 +70,24 @@ async def list_for_owner(store: Store, owner: str) -> list[ProfileRow]:
 
 async def delete(store: Store, owner: str, agent_id: str) -> None:
     """Delete a profile for new conversations; a second time does nothing."""
-    await store.write(
-        lambda on: (
-            on.execute(
-                "UPDATE agent_profiles SET deleted = 1 WHERE owner = ? AND agent_id = ?",
-                (owner, agent_id),
-            ).rowcount
+
+    def act(on: sqlite3.Connection) -> None:
+        if (last := _last(on, owner, agent_id)) is not None:
+            _forget_unused(on, owner, agent_id, last.version)
+        on.execute(
+            "UPDATE agent_profiles SET deleted = 1 WHERE owner = ? AND agent_id = ?",
+            (owner, agent_id),
         )
+
+    await store.write(act)
+
+
+def _forget_unused(on: sqlite3.Connection, owner: str, agent_id: str, version: int) -> None:
+    """Forget the versions up to this one that no conversation began with."""
+    on.execute(
+        "DELETE FROM agent_profiles WHERE owner = ? AND agent_id = ? AND version <= ? AND id NOT IN"
+        " (SELECT profile_id FROM chats WHERE profile_id IS NOT NULL)",
+        (owner, agent_id, version),
     )
 
 

@@ -24,16 +24,30 @@ class TokenRecord(Struct, frozen=True):
     key_id: str | None = None
 
 
-async def add(store: Store, token: TokenRecord) -> None:
+async def add(store: Store, token: TokenRecord, most: int) -> bool:
+    """Store a token; False if its owner has `most` valid ones. As many that have ended stay."""
     new = [json.dumps(sorted(v)) if isinstance(v, frozenset) else v for v in astuple(token)]
-    await store.write(
-        lambda on: on.execute(
+
+    def act(on: sqlite3.Connection) -> bool:
+        ended = "(revoked_at IS NOT NULL OR expires_at <= ?)"
+        whose = token.created_at, token.owner
+        count, over = on.execute(
+            f"SELECT count(*), total({ended}) FROM tokens WHERE owner = ?",  # noqa: S608
+            whose,
+        ).fetchone()
+        if count - over >= most:
+            return False
+        if over >= most:
+            on.execute(f"DELETE FROM tokens WHERE {ended} AND owner = ?", whose)  # noqa: S608
+        on.execute(
             "INSERT INTO tokens (id, owner, user_id, agent_id, conversation_id, scopes,"
             " created_at, expires_at, revoked_at, key_id)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             new,
         )
-    )
+        return True
+
+    return await store.write(act)
 
 
 async def get(store: Store, token_id: str) -> TokenRecord | None:

@@ -101,9 +101,14 @@ async def live(
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: FastAPI, *, uds: str | None = None, sockets: list[socket.socket] | None = None
+    app: FastAPI,
+    *,
+    uds: str | None = None,
+    sockets: list[socket.socket] | None = None,
+    most: int | None = None,
 ) -> AsyncIterator[None]:
-    """Serve the app on a Unix socket, or on sockets that listen already."""
+    """Serve the app on a Unix socket, or on sockets that listen already, with at most so many
+    connections."""
     config = uvicorn.Config(
         app,
         uds=uds,
@@ -113,6 +118,7 @@ async def serving(
         access_log=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
+        limit_concurrency=most,
     )
     server = QuietServer(config)
     task = asyncio.create_task(server.serve(sockets=sockets))

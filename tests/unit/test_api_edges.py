@@ -316,7 +316,7 @@ async def test_no_byte_is_read_for_somebody_unknown(monkeypatch: pytest.MonkeyPa
         yield b"{}"
 
     read: list[int] = []
-    monkeypatch.setattr(RequestLimitsMiddleware.__init__, "__defaults__", (nobody,))
+    monkeypatch.setattr(RequestLimitsMiddleware.__init__, "__defaults__", (nobody, None))
     for path in ("/json", "/v1/sandboxes/x/filesystem/upload"):
         reply = await call("POST", path, headers=[JSON], body=body())
         assert (reply.status, reply.code, read) == (401, "unauthorized", [])

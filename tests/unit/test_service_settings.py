@@ -445,3 +445,30 @@ def test_no_workspace_may_contain_the_bubblewrap_that_a_setting_names(tmp_path: 
     with pytest.raises(Denied) as refused:
         allowed_paths.check(tmp_path, own)
     assert refused.value.code == "directory_forbidden"
+
+
+# Settings of limits that count for all owners, with the share of one owner or the reason without.
+SHARES = {
+    "sandboxes_max": "sandboxes_per_owner",
+    "kernels_max": "kernels_per_owner",
+    "uploads_at_once": "uploads_per_owner",
+    "connections_max": "a quarter (sbx/api/admission.py)",
+    "zygotes_max": "of policies, which the operator chooses; without one a start is cold",
+    "queue_max": "of one conversation",
+    "history_max": "of one sandbox",
+    "audit_size_max": "of one file, which another one continues",
+}
+
+
+def test_each_limit_of_the_service_has_a_share_for_one_owner() -> None:
+    """Connections, agents and kernels of two owners kept all others out (holes 2.10, 2.11)."""
+    fields = ServiceSettings.model_fields
+    limits = {name for name in fields if name.endswith(("_max", "_at_once"))}
+    assert limits == SHARES.keys()
+    partners = {name for name in fields if name.endswith("_per_owner")}
+    documented = Path(__file__).parents[2].joinpath("docs/service.md").read_text(encoding="utf-8")
+    table = documented.partition("## Limits")[2]
+    for name in (*SHARES, *partners):
+        shared = SHARES.get(name, name)
+        assert shared in partners or " " in shared
+        assert f"`{name}`" in table or name in ("zygotes_max", "history_max", "audit_size_max")

@@ -58,6 +58,8 @@ async def chat(
         run = _find_run(agents, caller, new, name)
         return await sse.stream(_events(run, sse.last_event_id(request)), request=request)
     agents.models.settings  # noqa: B018  # it raises before anything is created
+    if not new.detach:
+        sse.reserve(request)
     if new.project_id is not None:
         await project_of(service, caller, new.project_id)
     session = await session_of(sessions, caller, new, name)

@@ -137,6 +137,8 @@ async def invoke_tool(
     success of this request: `is_error` is true."""
     call = await body_of(request, Invocation)
     conversation = check_id("conversation_id", call.conversation_id)
+    if sse.accepts_events(request):
+        sse.reserve(request)
     invoke = await _request(agents, sessions, caller, name, call, conversation)
     run = await agents.chats.start(invoke)
     await service.recording.record(

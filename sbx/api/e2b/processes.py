@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Field
 
+from sbx.api import sse
 from sbx.api.auth import StackDep
 from sbx.api.e2b import connect, paths
 from sbx.api.e2b.connect import Message
@@ -121,6 +122,7 @@ def check_user(request: Request) -> None:
 async def start(request: Request, target: TargetDep, stack: StackDep) -> Response:
     """Start a program, and stream its output. It continues if the client disconnects."""
     check_user(request)
+    sse.reserve(request)
     new = await connect.first(request, StartRequest)
     conversation = await stack.enter_async_context(target.use())
     config = new.process
@@ -179,7 +181,9 @@ async def send_input(request: Request, target: TargetDep) -> dict[str, Any]:
 
 @router.post("/StreamInput")
 async def stream_input(request: Request, target: TargetDep) -> Response:
-    """Pass input on as it arrives."""
+    """Pass input on as it arrives. It counts among the streams of its owner, for each keeps up to a
+    message in memory."""
+    sse.reserve(request)
     async with target.use(starts=False) as conversation:
         process: LiveProcess | None = None
         async with aclosing(connect.messages(request)) as contents:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
+from sbx.api import sse
 from sbx.api.bodies import ForeignBody, body_of
 from sbx.api.opensandbox.execd import PREFIX, ExecdTarget, TargetDep
 from sbx.api.opensandbox.stream import reply, run_events
@@ -41,6 +42,7 @@ class RunCode(ForeignBody):
 async def run(request: Request, target: TargetDep) -> Response:
     """Run code in a context, and stream its events."""
     new = await body_of(request, RunCode)
+    sse.reserve(request)
     language, context = await _place(target, new.context)
     kind: Any = language
     handle = await target.start(RunRequest(kind=kind, code=new.code, context=context))

@@ -14,6 +14,7 @@ from dotenv import dotenv_values
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
+from sbx.api import sse
 from sbx.api.bodies import ForeignBody, body_of
 from sbx.api.errors import iso
 from sbx.api.opensandbox.execd import PREFIX, ExecdTarget, TargetDep
@@ -94,6 +95,7 @@ async def _streamed(
     env: Mapping[str, str],
     timeout_s: float | None,
 ) -> Response:
+    sse.reserve(request)
     await _check_directory(target, cwd)
     handle = await target.start(
         RunRequest(kind="shell", code=text, cwd=cwd, env=env, timeout_s=timeout_s)

@@ -58,8 +58,9 @@ IN_WORKING_DIRECTORY = frozenset(
         *("sandboxes_per_owner", "workspaces_per_owner", "kernels_max", "kernels_per_owner"),
         *("queue_max", "idle_timeout", "gc_interval", "files_grace", "log_format", "log_level"),
         *("drain_timeout", "connections_max", "uploads_at_once", "uploads_per_owner"),
-        *("downloads_per_owner", "followers_per_owner", "sessions_ttl", "sessions_upload_size"),
-        *("sessions_upload_count", "sessions_upload_types"),
+        *("downloads_per_owner", "followers_per_owner", "streams_per_owner", "bodies_per_owner"),
+        *("sessions_ttl", "sessions_upload_size", "sessions_upload_count"),
+        "sessions_upload_types",
     }
 )
 # The decisions that the author of such a file would make by the others.
@@ -130,8 +131,8 @@ class ServiceSettings(ConsoleSettings):
     Durations in seconds, sizes in bytes. `user`: as root, the account (or `uid`, `uid:gid`) of the
     process that parses HTTP; None is the account `sbx` if it exists, else the uid below
     `uid_range`. `connections_max`: at once over TCP, and as many on the Unix socket, or fewer.
-    `*_per_owner`: at once, for the key and all tokens of one owner. `sessions_*`: the defaults of a
-    session of /api/v1, which a request may narrow. `templates`: the policy of each image or
+    `*_per_owner`: at once, for the key and all tokens of one owner; bodies in bytes. `sessions_*`:
+    the defaults of a session of /api/v1. `templates`: the policy of each image or
     template of the SDK of another product, by name or pattern; `*` is every other one.
     The constructor takes values only; `read_settings` reads the sources.
     """
@@ -151,6 +152,8 @@ class ServiceSettings(ConsoleSettings):
     uploads_per_owner: Annotated[int, Field(ge=1, le=10_000)] = 2
     downloads_per_owner: Annotated[int, Field(ge=1, le=10_000)] = 64
     followers_per_owner: Annotated[int, Field(ge=1, le=10_000)] = 50
+    streams_per_owner: Annotated[int, Field(ge=1, le=10_000)] = 100
+    bodies_per_owner: Annotated[int, Field(ge=16 << 20, le=1 << 40)] = 128 << 20
     templates: Annotated[Mapping[str, str], NoDecode, BeforeValidator(name_pairs)] = _TEMPLATES
     sessions_policy: str = "default"
     sessions_ttl: Annotated[int, Field(ge=1)] = 7200

@@ -121,8 +121,11 @@ async def create_run(
         context=new.context,
         args=new.args,
     )
+    streams = new.stream or sse.accepts_events(request)
+    if streams:
+        sse.reserve(request)
     handle = await service.runs.start(caller, sandbox_id, conversation, spec)
-    if new.stream or sse.accepts_events(request):
+    if streams:
         return await sse.stream(_events(handle), request=request)
     run = await (_result_while_connected(handle, request) if new.attended else handle.result())
     content = await encoded_run(run, recorded=handle.recorded)

@@ -70,6 +70,7 @@ async def streamed(
     Another task awaits the run, so that its reply is stored even if the client disconnects. Raise
     as `answered`.
     """
+    sse.reserve(request)
     key = request.headers.get(HEADER)
     if key is None:
         return await sse.stream(events(await start()), request=request)

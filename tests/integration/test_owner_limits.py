@@ -1,0 +1,418 @@
+"""The limits of one object and of one owner: labels, watches, unfinished bodies, streams."""
+
+import asyncio
+import gc
+import socket
+import weakref
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from agent_calls import ANN, Desk, desk
+from live_app import Served, live, serving
+from msgspec.structs import replace
+from persistent_sandboxes import ME, eventually, open_service, run
+from places import short_directory
+
+from sbx.errors import Unavailable
+from sbx.service import auth, runs
+from sbx.service.caller import Caller
+from sbx.service.ids import LABELS_MAX
+from sbx.service.run import RunRequest
+from sbx.store import chats
+
+E2B_FILES = "/filesystem.Filesystem"
+LARGE = {"large": "x" * LABELS_MAX}
+ANN_, BOB = "ann-of-limits", "bob-of-limits"
+
+
+@pytest_asyncio.fixture(scope="module")
+async def small() -> AsyncIterator[Served]:
+    """A service in which an owner may have one stream, and 16 MiB of unfinished bodies."""
+    with short_directory() as directory:
+        async with live(directory, streams_per_owner=1, bodies_per_owner=16 << 20) as served:
+            yield served
+
+
+async def client_of(served: Served, owner: str, **headers: str) -> httpx.AsyncClient:
+    """A client with the key of an owner, in the headers of each surface."""
+    key = await served.key_of(owner)
+    headers |= {"x-api-key": f"e2b_{key.removeprefix('sk-sbx-')}", "open-sandbox-api-key": key}
+    client = served.client(key)
+    client.headers.update(headers)
+    return client
+
+
+def inside(sandbox: dict[str, Any], port: int = 49983) -> dict[str, str]:
+    """The headers of a call of E2B's SDK, which sends a user of the sandbox as authorization."""
+    place = {"e2b-sandbox-id": sandbox["sandboxID"], "e2b-sandbox-port": str(port)}
+    return {**place, "authorization": ""}
+
+
+async def created(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
+    reply = await client.post("/v2/sandboxes", json=body)
+    assert reply.status_code == 201, reply.text
+    sandbox: dict[str, Any] = reply.json()
+    return sandbox
+
+
+# -- what belongs to a conversation ----------------------------------------------------------------
+
+
+async def test_watchers_end_with_their_conversation(served: Served) -> None:
+    """A weak dictionary kept each conversation with its unread events until the restart, because
+    the watchers in it referred to their key: 290 MiB in 12 s (holes 2.2b)."""
+    async with await client_of(served, ANN_) as client:
+        sandbox = await created(client)
+        at = inside(sandbox)
+        watch = {"path": "/home/user", "recursive": True}
+        reply = await client.post(f"{E2B_FILES}/CreateWatcher", json=watch, headers=at)
+        watcher = {"watcherId": reply.json()["watcherId"]}
+        await client.post(f"{E2B_FILES}/MakeDir", json={"path": "made"}, headers=at)
+        async with asyncio.timeout(30):
+            events: list[Any] = []
+            while not events:
+                reply = await client.post(f"{E2B_FILES}/GetWatcherEvents", json=watcher, headers=at)
+                events = reply.json()["events"]
+        assert events == [{"name": "made", "type": "EVENT_TYPE_CREATE"}]
+        (box,) = (each for each in served.service.sandboxes.every() if each.row.owner == ANN_)
+        assert box.active is not None
+        conversation = weakref.ref(box.active.conversation("default"))
+        assert (await client.delete(f"/sandboxes/{sandbox['sandboxID']}")).status_code == 204
+        del box
+    await collected(conversation)
+
+
+async def collected(reference: weakref.ref[Any]) -> None:
+    def ended() -> bool:
+        gc.collect()
+        return reference() is None
+
+    await eventually(ended)
+
+
+@pytest.mark.full_tier
+async def test_watchers_count_among_the_followers_of_their_owner(tmp_path: Path) -> None:
+    """Those of a few sandboxes took all inotify instances that Linux gives the service."""
+    async with (
+        live(tmp_path, followers_per_owner=1) as served,
+        await client_of(served, ANN_) as client,
+    ):
+        at = inside(await created(client))
+
+        async def watch() -> httpx.Response:
+            body = {"path": "/home/user"}
+            return await client.post(f"{E2B_FILES}/CreateWatcher", json=body, headers=at)
+
+        first, second = await watch(), await watch()
+        assert (first.status_code, second.status_code) == (200, 429)
+        await client.post(f"{E2B_FILES}/RemoveWatcher", json=first.json(), headers=at)
+        assert (await watch()).status_code == 200
+
+
+async def test_the_port_of_an_interpreter_ends_with_its_conversation(served: Served) -> None:
+    """Each sandbox of the interpreter's image stayed in memory, 60 KiB of it (holes 2.2c)."""
+    async with await client_of(served, BOB) as client:
+        image = {"image": {"uri": "ubuntu:22.04"}, "entrypoint": ["code-interpreter.sh"]}
+        reply = await client.post("/opensandbox/v1/sandboxes", json=image)
+        place = f"/opensandbox/v1/sandboxes/{reply.json()['id']}"
+        assert (await client.get(f"{place}/proxy/44772/ping")).status_code == 200
+        (box,) = (each for each in served.service.sandboxes.every() if each.row.owner == BOB)
+        assert box.active is not None
+        conversation = weakref.ref(box.active.conversation("default"))
+        assert len(await box.active.conversation("default").commands.list()) == 1
+        assert (await client.get(f"{place}/proxy/44772/ping")).status_code == 200
+        assert len(await box.active.conversation("default").commands.list()) == 1
+        assert (await client.delete(place)).status_code == 204
+        del box
+    await collected(conversation)
+
+
+# -- labels ----------------------------------------------------------------------------------------
+
+
+async def test_labels_have_a_limit_at_each_surface(served: Served) -> None:
+    """1.7 MiB of metadata took 15 MiB of memory for each of 200 sandboxes of an owner, also after a
+    restart (holes 2.2d)."""
+    async with await client_of(served, ANN_) as client:
+        e2b = await client.post("/v2/sandboxes", json={"metadata": LARGE})
+        open_sandbox = {"image": {"uri": "ubuntu:22.04"}, "metadata": LARGE}
+        other = await client.post("/opensandbox/v1/sandboxes", json=open_sandbox)
+        narrower = {"network": {"allow": [f"{number:030}.example.org" for number in range(9_000)]}}
+        native = await client.post("/v1/sandboxes", json={"narrower": narrower})
+        assert [e2b.status_code, other.status_code, native.status_code] == [413, 413, 413]
+        assert native.json()["error"]["code"] == "metadata_too_large"
+        assert not [each for each in served.service.sandboxes.every() if each.row.owner == ANN_]
+
+
+async def test_changes_of_metadata_do_not_add_up_beyond_the_limit(served: Served) -> None:
+    """24 changes of 1.7 MiB each made labels of 40 MiB (holes 2.1e, 2.2d)."""
+    async with await client_of(served, ANN_) as client:
+        created = await client.post(
+            "/opensandbox/v1/sandboxes", json={"image": {"uri": "ubuntu:22.04"}}
+        )
+        place = f"/opensandbox/v1/sandboxes/{created.json()['id']}"
+        for name, status in (("a", 200), ("b", 413)):
+            change = {name: "x" * (LABELS_MAX * 2 // 3)}
+            reply = await client.patch(f"{place}/metadata", json=change)
+            assert reply.status_code == status
+        assert list((await client.get(place)).json()["metadata"]) == ["a"]
+        sandbox = next(each for each in served.service.sandboxes.every() if each.row.owner == ANN_)
+        assert sandbox.row.labels is not None
+        earlier = {**sandbox.row.labels, "metadata": LARGE}  # of a store before the limit
+        sandbox.row = replace(sandbox.row, labels=earlier)
+        assert (await client.post(f"{place}/pause")).status_code == 202
+        assert (await client.patch(f"{place}/metadata", json={"large": None})).status_code == 200
+        await client.delete(place)
+
+
+# -- bodies in flight ------------------------------------------------------------------------------
+
+
+class Unfinished:
+    """A request of which the service never gets the last byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def begin(cls, at: Path | tuple[str, int], key: str, size: int) -> "Unfinished":
+        if isinstance(at, Path):
+            reader, writer = await asyncio.open_unix_connection(str(at))
+        else:
+            reader, writer = await asyncio.open_connection(*at)
+        writer.write(
+            b"POST /v1/sandboxes/none/conversations/c/runs HTTP/1.1\r\nhost: sbx\r\n"
+            b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n{" % (key.encode(), size)
+        )
+        return cls(reader, writer)
+
+    async def head(self) -> bytes:
+        async with asyncio.timeout(30):
+            return (await self.reader.readuntil(b"\r\n\r\n")).lower()
+
+    async def close(self) -> None:
+        self.writer.close()
+        await self.writer.wait_closed()
+
+
+async def test_unfinished_bodies_of_an_owner_have_a_limit_together(small: Served) -> None:
+    """40 connections with an unfinished body took 600 MiB; one key may have 1,000 (holes 2.2e)."""
+    keys = [await small.key_of(owner) for owner in (ANN_, BOB)]
+    first = await Unfinished.begin(small.socket, keys[0], 15 << 20)
+    await eventually(lambda: bool(_bodies(small)))
+    second = await Unfinished.begin(small.socket, keys[0], 2 << 20)
+    refused = await second.head()
+    assert b" 429 " in refused
+    assert b"retry-after: 1\r\n" in refused
+    other = await Unfinished.begin(small.socket, keys[1], 15 << 20)
+    await eventually(lambda: len(_bodies(small)) == 2)
+    for each in (first, second, other):
+        await each.close()
+    await eventually(lambda: not _bodies(small))
+    async with small.client(keys[0]) as client:
+        body = b"{" + b" " * (15 << 20) + b"}"
+        place = "/v1/sandboxes/none/conversations/c/runs"
+        reply = await client.post(place, content=body)
+        assert reply.status_code == 422, reply.text  # a body of the largest size is read
+
+
+def _bodies(served: Served) -> Any:
+    return served.app.state.bodies._used
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+async def test_streams_that_answer_a_post_count_before_their_work(small: Served) -> None:
+    """80 streams that no client read took 200 MiB: only those of a GET were counted (holes 2.2f).
+    A stream that is refused has started nothing."""
+    hang = {"kind": "python", "code": "import time; print(1, flush=True); time.sleep(600)"}
+    async with await client_of(small, ANN_) as client:
+        native = (await client.post("/v1/sandboxes", json={})).json()["id"]
+        e2b = await created(client)
+        image = {"image": {"uri": "ubuntu:22.04"}}
+        other = (await client.post("/opensandbox/v1/sandboxes", json=image)).json()["id"]
+        session = {"user_id": "u", "agent_id": "a"}
+        sessions = "/api/v1/sessions"
+        held = (await client.post(sessions, json=session)).json()["session_id"]
+        plane = f"/opensandbox/v1/sandboxes/{other}/proxy/44772"
+        runs_of = f"/v1/sandboxes/{native}/conversations/default/runs"
+        execute = {"conversation_id": "c", "code": "1", "stream": True}
+        start = connect_envelope(b'{"process": {"cmd": "id"}}')
+        stream = {"content-type": "application/connect+json"}
+        posts: list[tuple[str, dict[str, Any]]] = [
+            (runs_of, {"json": {**hang, "stream": True}}),
+            (f"{sessions}/{held}/execute", {"json": execute}),
+            (f"/v1/sandboxes/{native}/python/exec", {"json": {"code": "1", "stream": True}}),
+            (f"{plane}/code", {"json": {"code": "1"}}),
+            (f"{plane}/command", {"json": {"command": "true"}}),
+            ("/execute", {"json": {"code": "1"}, "headers": inside(e2b, 49999)}),
+            ("/process.Process/Start", {"content": start, "headers": {**inside(e2b), **stream}}),
+        ]
+        async with client.stream("POST", runs_of, json={**hang, "stream": True}) as following:
+            assert following.status_code == 200
+            before = await history_of(small, ANN_)
+            for path, how in posts:
+                reply = await client.post(path, **how)
+                assert (reply.status_code, path) == (429, path)
+            assert await history_of(small, ANN_) == before
+            async with await client_of(small, BOB) as others:
+                sandbox = await created(others)
+                reply = await others.post(
+                    "/execute", json={"code": "1"}, headers=inside(sandbox, 49999)
+                )
+                assert reply.status_code == 200
+        await client.post(f"/v1/sandboxes/{native}/interrupt")
+        for _ in range(2):  # the slot is free again after each stream
+            assert (await client.post(*posts[3][:1], **posts[3][1])).status_code == 200
+    await small.empty()
+
+
+def connect_envelope(message: bytes) -> bytes:
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+async def history_of(served: Served, owner: str) -> int:
+    await served.service.store.write(lambda on: None)
+    rows = await served.service.store.rows(
+        "SELECT count(*) FROM runs JOIN sandboxes ON sandboxes.id = sandbox_id WHERE owner = ?",
+        owner,
+    )
+    count: int = rows[0][0]
+    return count
+
+
+# -- connections -----------------------------------------------------------------------------------
+
+
+async def test_the_connections_of_one_key_leave_room_for_others(served: Served) -> None:
+    """200 port tunnels of one key took all places over TCP (holes 2.10)."""
+    ann, bob = [await served.key_of(owner) for owner in (ANN_, BOB)]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = listening.getsockname()[:2]
+        async with serving(served.app, sockets=[listening], most=8):
+            slow = [await Unfinished.begin(address, ann, 1 << 20) for _ in range(2)]
+            await eventually(lambda: _bodies(served)[ANN_] == 2 << 20)
+            refused = await Unfinished.begin(address, ann, 1 << 20)
+            head = await refused.head()
+            assert b" 503 " in head
+            assert b"retry-after: 1\r\n" in head
+            assert b"too_many_connections" in await refused.reader.readuntil(b"}")
+            other = await Unfinished.begin(address, bob, 1 << 20)
+            await eventually(lambda: _bodies(served)[BOB] == 1 << 20)
+            for each in (*slow, refused, other):
+                await each.close()
+            await eventually(lambda: not _bodies(served))
+
+
+# -- kernels, code, agents -------------------------------------------------------------------------
+
+
+async def test_a_kernel_of_an_owner_below_its_share_is_not_evicted(tmp_path: Path) -> None:
+    """Two owners at their limits once took the variables of a third one before each of its cells:
+    the least recently used kernel of all was evicted (holes 2.11)."""
+    owners = [Caller(name, "key") for name in ("one", "two")]
+    async with open_service(tmp_path / "data", kernels_max=4, kernels_per_owner=2) as service:
+        boxes = [(each, await service.sandboxes.create(each)) for each in owners for _ in "ab"]
+
+        async def use_all() -> None:
+            for caller, box in boxes:
+                handle = await service.runs.start(
+                    caller, box.id, "default", RunRequest("python", "1")
+                )
+                await handle.result()
+
+        await use_all()
+        mine = await service.sandboxes.create(ME)
+        assert (await run(service, mine.id, "x = 1")).ok
+        for _ in range(2):
+            await use_all()
+            result = await run(service, mine.id, "x")
+            assert (result.ok, result.state_lost) == (True, False)
+
+
+@pytest.mark.full_tier
+async def test_code_that_waits_has_a_limit_for_each_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One owner's waiting code could fill the limit of all."""
+    monkeypatch.setattr(runs, "_ASKED_PER_OWNER", 1000)
+    async with open_service(tmp_path / "data") as service:
+        mine = await service.sandboxes.create(ME)
+        large = RunRequest("python", "#" * 600)
+        first = await service.runs.start(ME, mine.id, "default", large)
+        with pytest.raises(Unavailable) as full:
+            await service.runs.start(ME, mine.id, "default", large)
+        assert (full.value.code, full.value.details["limit"]) == ("queue_full", 1000)
+        other = Caller("other", "key")
+        theirs = await service.sandboxes.create(other)
+        handles = [first, await service.runs.start(other, theirs.id, "default", large)]
+        for handle in handles:
+            await handle.result()
+        assert (await run(service, mine.id, "#" * 600)).ok
+        assert not service.runs._asked
+
+
+async def test_an_owner_has_a_limit_of_valid_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,476 tokens in 4 s, and no limit (holes 2.16). Those that ended make room."""
+    monkeypatch.setattr(auth, "TOKENS_PER_OWNER", 3)
+    async with open_service(tmp_path / "data") as service:
+        access = service.access
+
+        async def make(owner: str = "me", ttl_s: float = 60) -> str:
+            token, _ = await access.make_token(owner, user_id="u", ttl_s=ttl_s)
+            return token.id
+
+        made = [await make() for _ in range(3)]
+        with pytest.raises(Unavailable) as full:
+            await make()
+        assert full.value.code == "too_many_tokens"
+        await make("other")
+        for _ in range(10):
+            await access.revoke_token(made.pop())
+            made.append(await make())
+        assert len(await access.tokens("me")) <= 6
+
+
+async def test_versions_of_a_profile_that_no_conversation_uses_are_forgotten() -> None:
+    """830 changes in 3 s took 30 MiB of the store, for ever (holes 2.16)."""
+    with short_directory() as directory:
+        async with desk(directory) as at:
+            await profiles_are_forgotten(at)
+
+
+async def profiles_are_forgotten(at: Desk) -> None:
+    async with at.served.client() as client:
+        place = "/api/v1/agents"
+        new = {"agent_id": "helper", "profile": {"instructions": "0"}}
+        reply = await client.post(place, json=new)
+        assert reply.status_code == 201, reply.text
+        message = {**ANN, "conversation_id": "c1", "message": "hi"}
+        await client.post("/api/v1/chat", json=message)
+        for number in range(1, 31):
+            body = {"instructions": str(number)}
+            reply = await client.put(f"{place}/helper", json=body)
+            assert reply.json()["version"] == number + 1
+        rows = await at.served.service.store.rows("SELECT version FROM agent_profiles")
+        assert [row[0] for row in rows] == [1, *range(22, 32)]
+        (row,) = await chats.named(
+            at.served.service.store, (await owner_of(client)), "c1", user_id="ann"
+        )
+        stored = await at.served.service.agent_profiles.of_chat(row.profile_id)
+        assert stored is not None
+        assert stored.profile.instructions == "0"
+        await client.delete(f"{place}/helper")
+        rows = await at.served.service.store.rows("SELECT version FROM agent_profiles")
+        assert [row[0] for row in rows] == [1]
+
+
+async def owner_of(client: httpx.AsyncClient) -> str:
+    owner: str = (await client.get("/api/v1/me")).json()["owner"]
+    return owner
