@@ -60,6 +60,7 @@ _MODULES = (
 _COMMANDS = {
     "torture": "bench.torture.command",
     "soak": "bench.soak",
+    "growth": "bench.growth",
     "peers": "bench.peers.command",
     "stalls": "bench.stalls",
     "timeline": "bench.timeline",
