@@ -170,14 +170,14 @@ class Watcher:
         many sockets could hold the rest of the limit.
         """
         pids = {kernel: kernel.jail.processes() for kernel in self._kernels}
-        held = {kernel: self._held(kernel, inside) for kernel, inside in pids.items()}
-        files = {kernel: size for kernel, (size, _, _) in held.items()}
+        in_files = {kernel: self._in_files(kernel, inside) for kernel, inside in pids.items()}
+        files = {kernel: size for kernel, (size, _, _) in in_files.items()}
         used = {
             kernel: files[kernel] + sum(procfs.resident(pid) for pid in inside)
             for kernel, inside in pids.items()
         }
         sockets = {kernel: self._sockets(kernel, used[kernel], pids[kernel]) for kernel in pids}
-        hidden = self._in_hiding(pids, held, sum(used.values()) + sum(sockets.values()))
+        hidden = self._in_hiding(pids, in_files, sum(used.values()) + sum(sockets.values()))
         extra = {kernel: sockets[kernel] + hidden.get(kernel, 0) for kernel in pids}
         if sum(used.values()) + sum(extra.values()) <= self._memory_max:
             return used
@@ -188,10 +188,10 @@ class Watcher:
             for kernel, inside in pids.items()
         }
 
-    def _held(self, kernel: Kernel, inside: list[int]) -> "_Held":
+    def _in_files(self, kernel: Kernel, inside: list[int]) -> "_InFiles":
         """Return the bytes of a jail's memory that lie in files, mapped or not, or in System V."""
         if not inside:
-            return _Held(0, 0, frozenset())
+            return _InFiles(0, 0, frozenset())
         memfds: dict[int, int] = {}
         places = 0
         for pid in inside:
@@ -205,7 +205,7 @@ class Watcher:
         size = sum(memfds.values()) + sum(procfs.tmpfs_used(inside[0], top) for top in _TMPFS)
         if (accounts := self._accounts.get(kernel)) is not None:
             size += accounts.system_v()
-        return _Held(size, places, memfds.keys())
+        return _InFiles(size, places, memfds.keys())
 
     def _sockets(self, kernel: Kernel, used: int, inside: list[int]) -> int:
         accounts = self._accounts.get(kernel)
@@ -219,25 +219,25 @@ class Watcher:
             return 0
 
     def _in_hiding(
-        self, pids: Mapping[Kernel, list[int]], held: Mapping[Kernel, "_Held"], used: int
+        self, pids: Mapping[Kernel, list[int]], in_files: Mapping[Kernel, "_InFiles"], used: int
     ) -> Mapping[Kernel, int]:
         """Return the bytes to charge to the kernel with most hiding places. Their mappings are read
         once in a second, or if they may matter."""
-        host, measured = procfs.shared_of_host(), sum(one.size for one in held.values())
-        places = {kernel: one.places for kernel, one in held.items()}
+        host, measured = procfs.shared_of_host(), sum(each.size for each in in_files.values())
+        places = {kernel: each.places for kernel, each in in_files.items()}
         possible, now = self._hidden.possible(host, measured), time.monotonic()
         if used + possible <= self._memory_max and now < self._search_due:
             return {}
         self._search_due = now + _SEARCH_S
         for kernel, inside in pids.items():
             places[kernel] += sum(
-                hidden_files.maps_memfd(pid, held[kernel].memfds) for pid in inside
+                hidden_files.maps_memfd(pid, in_files[kernel].memfds) for pid in inside
             )
         charge = self._hidden.charge(sum(places.values()), host, measured)
         return {max(places, key=lambda kernel: places[kernel]): charge} if charge else {}
 
 
-class _Held(NamedTuple):
+class _InFiles(NamedTuple):
     size: int
     places: int
     memfds: Collection[int]

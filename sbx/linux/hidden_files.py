@@ -106,7 +106,7 @@ def unlinked_of(
         if time.monotonic() > deadline:
             break
         try:
-            found, places = unlinked(pid, device, deadline)
+            files, places = unlinked(pid, device, deadline)
         except PermissionError:
             if not is_hidden(pid):
                 continue  # it has ended meanwhile
@@ -114,7 +114,7 @@ def unlinked_of(
                 raise
             hidden += 1
         else:
-            sizes |= found
+            sizes |= files
             hidden += places
     return Unlinked(sum(sizes.values()), len(sizes), hidden)
 

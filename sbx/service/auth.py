@@ -315,12 +315,7 @@ class Authenticator:
 
         text = jwt.encode(_claims_of(token), await self.signing_secret(), algorithm=_ALGORITHM)
         if not await tokens.add(self._store, token, TOKENS_PER_OWNER):
-            raise Unavailable(
-                f"there are {TOKENS_PER_OWNER} valid tokens, which is the limit",
-                code="too_many_tokens",
-                hint="revoke some that are no longer needed, or choose a shorter ttl",
-                details={"limit": TOKENS_PER_OWNER},
-            )
+            raise _too_many_tokens()
         return token, text
 
     async def tokens(self, owner: str | None = None) -> list[TokenRecord]:
@@ -352,6 +347,15 @@ class Authenticator:
         if self._secret is None:
             self._secret = await asyncio.to_thread(secret_at, self._secret_file)
         return self._secret
+
+
+def _too_many_tokens() -> Unavailable:
+    return Unavailable(
+        f"there are {TOKENS_PER_OWNER} valid tokens, which is the limit",
+        code="too_many_tokens",
+        hint="revoke some that are no longer needed, or choose a shorter ttl",
+        details={"limit": TOKENS_PER_OWNER},
+    )
 
 
 async def _record_and_maker(
