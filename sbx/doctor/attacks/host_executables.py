@@ -42,6 +42,8 @@ os.close(top)""",
 }
 _COMMAND = "a command"
 MEANS = (*_CALLS, _COMMAND)
+# By fewer means where the guard and the filter are those of another policy of the doctor.
+FEW_MEANS = ("open", _COMMAND)
 _WORD_MAX = 20
 _FREE = "attack-free"  # the control: a name that no program obeys
 
@@ -75,17 +77,22 @@ def _attack(place: str, means: str) -> Attack:
 HOST_EXECUTABLES = tuple(_attack(place, means) for means in MEANS for place in _PLACES)
 
 
-async def plant(runtime: Runtime, policy: Policy, directory: Path | None = None) -> dict[str, str]:
+async def plant(
+    runtime: Runtime,
+    policy: Policy,
+    directory: Path | None = None,
+    attacks: Sequence[Attack] = HOST_EXECUTABLES,
+) -> dict[str, str]:
     """Return the outcomes by the names of the attacks and their controls.
 
     Work in private subdirectories of `directory`, or of the temporary directory. Raise the errors
     of creating a sandbox.
     """
     outcomes: dict[str, str] = {}
-    for means in MEANS:
+    for means in dict.fromkeys(attack.act[0] for attack in attacks):
         with subdirectory(directory) as top:
             outcomes[control_name(means)] = await _planted(runtime, policy, top, means)
-            for attack in HOST_EXECUTABLES:
+            for attack in attacks:
                 if attack.act == (means,):
                     outcomes[attack.name] = "ok" if (top / attack.code).exists() else "held"
     return outcomes

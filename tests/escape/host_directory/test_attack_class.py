@@ -30,16 +30,10 @@ async def runtime(
         yield runtime
 
 
-def attacks_by(
-    means: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, *, step: int = 1
-) -> list[Attack]:
-    """Let `plant` use only these means and every `step`-th name, and return its attacks."""
-    places = host_executables._PLACES[::step]
-    attacks = [one for one in HOST_EXECUTABLES if one.act[0] in means and one.code in places]
-    monkeypatch.setattr(host_executables, "MEANS", means)
-    monkeypatch.setattr(host_executables, "_PLACES", places)
-    monkeypatch.setattr(host_executables, "HOST_EXECUTABLES", attacks)
-    return attacks
+def attacks_by(means: tuple[str, ...], *, step: int = 1) -> list[Attack]:
+    """Return the attacks by these means with every `step`-th name."""
+    places = [one.code for one in HOST_EXECUTABLES if one.act == ("open",)][::step]
+    return [one for one in HOST_EXECUTABLES if one.act[0] in means and one.code in places]
 
 
 # Both put the guard up in a way of their own. The CI tier tries each means with few names, and each
@@ -48,14 +42,13 @@ def attacks_by(
 async def test_every_planted_name_is_held_and_nothing_is_left(
     runtime: Runtime,
     started_by: str,
-    monkeypatch: pytest.MonkeyPatch,
     pytestconfig: pytest.Config,
 ) -> None:
     policy = load("default")
     means = MEANS if started_by == "fork" else ("open", "a command")
     step = 1 if started_by == "cold" or pytestconfig.getoption("--full") else 12
-    attacks = attacks_by(means, monkeypatch, step=step)
-    results = results_of(attacks, await plant(runtime, policy), policy)
+    attacks = attacks_by(means, step=step)
+    results = results_of(attacks, await plant(runtime, policy, None, attacks), policy)
     assert quarantine.items(runtime.settings.protection.quarantines) == []
     ends = {one.attack.name: one.end for one in results if one.attack.act != ("ioctl",)}
     assert ends == dict.fromkeys(ends, Outcome.HELD)
@@ -66,13 +59,13 @@ async def test_every_planted_name_is_held_and_nothing_is_left(
 
 @one_path("fork")  # a control
 async def test_without_the_guard_every_name_gets_through(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+    runtime: Runtime, pytestconfig: pytest.Config
 ) -> None:
     policy = load("default").model_copy(update={"host_executables": "allow"})
     step = 1 if pytestconfig.getoption("--full") else 12
     means = tuple(one for one in MEANS if one != "ioctl")
-    attacks = attacks_by(means, monkeypatch, step=step)
-    results = results_of(attacks, await plant(runtime, policy), policy)
+    attacks = attacks_by(means, step=step)
+    results = results_of(attacks, await plant(runtime, policy, None, attacks), policy)
     assert {one.end for one in results} == {Outcome.ESCAPED}
 
 
@@ -92,11 +85,11 @@ async def test_names_are_not_tried_where_nothing_can_be_written(
 
     monkeypatch.setattr(host_executables, "subdirectory", read_only)
     tried = ("open", "link", "a command")
-    attacks = attacks_by(tried, monkeypatch, step=12)
+    attacks = attacks_by(tried, step=12)
     default = load("default")
     strict = load("strict").model_copy(update={"walls": default.walls})  # also without cgroups
     for policy, exempt in ((default, ()), (strict, ("link", "a command"))):
-        results = results_of(attacks, await plant(runtime, policy), policy)
+        results = results_of(attacks, await plant(runtime, policy, None, attacks), policy)
         by_means: dict[str, set[Outcome]] = {}
         for result in results:
             by_means.setdefault(result.attack.act[0], set()).add(result.end)
@@ -125,10 +118,10 @@ def btrfs(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.needs("root")
 @one_path("fork")  # a control
 async def test_without_the_filter_the_ioctl_plants_names_on_btrfs(
-    btrfs: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+    btrfs: Path, runtime: Runtime
 ) -> None:
-    attacks = attacks_by(("ioctl",), monkeypatch)
+    attacks = attacks_by(("ioctl",))
     policy = load("default").model_copy(update={"host_executables": "allow"})
     with altered("seccomp"):
-        results = results_of(attacks, await plant(runtime, policy, btrfs), policy)
+        results = results_of(attacks, await plant(runtime, policy, btrfs, attacks), policy)
     assert {one.end for one in results} == {Outcome.ESCAPED}
