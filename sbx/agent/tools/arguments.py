@@ -5,8 +5,11 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
 
 from sbx.agent.tools.tool import Arguments, ToolDefinition
 from sbx.errors import BadRequest, needs_extra
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from jsonschema_rs import ValidationError as Violation
     from jsonschema_rs import Validator
 
+_LONG = 1 << 20  # characters
 TEXT_MAX = 16 << 20  # characters of JSON
 _DEPTH_MAX = 64  # so that they can be encoded again at any depth of the stack
 _VALUES_MAX = 25_000  # of arguments whose errors are all collected, which takes 0.3 s
@@ -114,11 +118,20 @@ def _unchecked(definition: ToolDefinition, why: str) -> BadRequest:
     )
 
 
+def _decoded(text: str) -> Any:
+    """Return the value of a JSON text. msgspec takes 15 ms for 16 MiB with many escapes, of which
+    the standard library takes 50 ms, but it names no place of an error."""
+    if len(text) > _LONG:
+        with suppress(msgspec.DecodeError, ValueError):
+            return msgspec.json.decode(text)
+    return json.loads(text.strip() or "{}", parse_constant=_no_number, parse_float=_finite)
+
+
 def _object(text: str) -> dict[str, Any]:
     if len(text) > TEXT_MAX:
         raise _bad(f"the arguments are longer than {TEXT_MAX} characters of JSON")
     try:
-        value = json.loads(text.strip() or "{}", parse_constant=_no_number, parse_float=_finite)
+        value = _decoded(text)
         if _ESCAPED_SURROGATE.search(text):
             text = json.dumps(value, ensure_ascii=False)
         text.encode()
