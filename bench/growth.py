@@ -134,7 +134,7 @@ class World:
         at = self._inside(box["sandboxID"])
         watch = {"path": "/home/user", "recursive": True}
         await self._json("POST", f"{_FILES}/CreateWatcher", json=watch, headers=at)
-        many = "import os\nfor i in range(200): os.mkdir(f'{i}'), os.rmdir(f'{i}')"
+        many = "import os, time\nfor i in range(500): os.mkdir(f'{i}' + 'n' * 200)\ntime.sleep(0.4)"
         at = self._inside(box["sandboxID"], 49999)
         await self._send("POST", "/execute", json={"code": many}, headers=at)
         await self._send("DELETE", f"/sandboxes/{box['sandboxID']}")
