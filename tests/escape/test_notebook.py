@@ -33,8 +33,13 @@ from sbx.doctor.attacks.runner import TOGETHER, limits
 from sbx.policy import load
 
 __all__ = ["jupyter_kernels"]
-# Others end in the host's file calls, or are on what was uploaded, which a notebook does not know.
-ATTACKS = [one for one in TOGETHER if not one.act and "upload" not in one.code]
+# Others end in the host's file calls, or are on uploads or directories of the host that the policy
+# mounts: a notebook has none.
+ATTACKS = [
+    one
+    for one in TOGETHER
+    if not one.act and "upload" not in one.code and "mounted directory" not in one.name
+]
 
 
 class Notebook:

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from shutil import copy2
@@ -69,11 +69,15 @@ def python(own_temporary_directory: Path) -> Path:
     return top / "bin" / "python"
 
 
-def run(python: Path, *words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+def run(
+    python: Path, *words: str, cwd: Path, env: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    variables = environment(**(env or {}))
+    del variables["PYTHONPATH"]
     return subprocess.run(
         [python, *words],
         cwd=cwd,
-        env={name: value for name, value in environment().items() if name != "PYTHONPATH"},
+        env=variables,
         capture_output=True,
         text=True,
         timeout=100,
@@ -142,8 +146,8 @@ def test_sbx_config_shows_the_settings(python: Path, tmp_path: Path) -> None:
 def test_missing_extra_is_one_sentence(
     words: tuple[str, ...], extra: str, python: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / ".env").write_text("SBX_AGENT_MODEL_NAME=m\nSBX_AGENT_API_KEY=k\n")
-    done = run(python, "-m", "sbx", *words, cwd=tmp_path)
+    model = {"SBX_AGENT_MODEL_NAME": "m", "SBX_AGENT_API_KEY": "k"}
+    done = run(python, "-m", "sbx", *words, cwd=tmp_path, env=model)
     feature = "a model of openai" if extra == "agent" else f"sbx {words[0]}"
     sentence = f"{feature} needs packages that are not installed"
     assert done.stderr == f"error: {sentence}; run: pip install 'sbx-runtime[{extra}]'\n"
