@@ -85,8 +85,8 @@ def main(
 
     Other commands, each with its own --help, as the first word: `torture` lets clients work on a
     service under faults, `soak` loads a service for many minutes, `peers` measures the alternatives
-    to sbx, `timeline` shows the steps of a cell and of the start of a kernel, and `stalls` measures
-    how long the largest inputs stop the event loop.
+    to sbx, `timeline` shows the steps of a cell and of the start of a kernel, `stalls` measures how
+    long the largest inputs stop the event loop, and `growth` how memory grows with each call.
     """
     if unknown := [name for name in names or () if name not in BENCHES]:
         raise typer.BadParameter(f"{unknown[0]} is none of: {', '.join(BENCHES)}")
