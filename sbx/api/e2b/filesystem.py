@@ -75,7 +75,7 @@ async def stat_(request: Request, target: TargetDep) -> dict[str, Any]:
 
 
 @router.post("/ListDir")
-async def list_(request: Request, target: TargetDep) -> dict[str, Any]:
+async def list_(request: Request, target: TargetDep) -> Response:
     check_user(request)
     message = await connect.unary(request, ListRequest)
     path = paths.absolute(message.path)
@@ -84,7 +84,11 @@ async def list_(request: Request, target: TargetDep) -> dict[str, Any]:
         await _check_directory(inner, path)
         call = {"act": "list", "path": paths.inside(path), "depth": message.depth or 1}
         (answer,) = await inner.call(call)
-    return {"entries": [shown(each, path) for each in answer.entries]}
+    # FastAPI's conversion of 10,000 entries takes 50 ms of the event loop
+    entries = await asyncio.to_thread(
+        lambda: json.dumps([shown(each, path) for each in answer.entries])
+    )
+    return Response(b'{"entries":%b}' % entries.encode("ascii"), media_type="application/json")
 
 
 @router.post("/MakeDir")
