@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from sbx.api import sse
 from sbx.api.auth import StackDep
-from sbx.api.bodies import RAW_BODY, OkBody, RequestBody, raw_body
+from sbx.api.bodies import RAW_BODY, OkBody, RequestBody, dumped, raw_body
 from sbx.api.downloads import SENT, PiecesResponse, attachment, files_response
 from sbx.api.errors import documented
 from sbx.api.slots import take_slot, upload_slot
@@ -156,16 +156,16 @@ async def chmod(mode: Mode, target: TargetDep) -> OkBody:
 # -- directories -----------------------------------------------------------------------------------
 
 
-@router.get("/list", responses=_ERRORS)
+@router.get("/list", response_model=ListingBody, responses=_ERRORS)
 async def list_(
     target: TargetDep,
     path: Path = ".",
     max_depth: Annotated[int, Query(ge=1, le=1000)] = 1,
-) -> ListingBody:
+) -> Response:
     """List a directory, by path."""
     async with target.use("files:read") as conversation:
         entries = await conversation.files.list(path, max_depth=max_depth)
-    return ListingBody(entries=entries, complete=entries.complete)
+    return dumped(ListingBody(entries=entries, complete=entries.complete))
 
 
 @router.post("/directories", responses=_ERRORS)
@@ -198,21 +198,21 @@ async def copy(copy: MoveRequest, target: TargetDep) -> Copied:
 # -- search ----------------------------------------------------------------------------------------
 
 
-@router.get("/find", responses=_ERRORS)
+@router.get("/find", response_model=ListingBody, responses=_ERRORS)
 async def find(
     pattern: Annotated[str, Query()],
     target: TargetDep,
     path: Path = ".",
     kind: Kind | None = None,
     max_results: _ResultsMax = 1000,
-) -> ListingBody:
+) -> Response:
     """Find entries below a directory whose name, or path, matches the glob `pattern`."""
     async with target.use("files:read") as conversation:
         entries = await conversation.files.find(pattern, path, kind=kind, max_results=max_results)
-    return ListingBody(entries=entries, complete=entries.complete)
+    return dumped(ListingBody(entries=entries, complete=entries.complete))
 
 
-@router.get("/grep", responses=_ERRORS)
+@router.get("/grep", response_model=MatchesBody, responses=_ERRORS)
 async def grep(
     pattern: Annotated[str, Query()],
     target: TargetDep,
@@ -221,7 +221,7 @@ async def grep(
     ignore_case: bool = False,
     include: str | None = None,
     max_matches: _ResultsMax = 1000,
-) -> MatchesBody:
+) -> Response:
     """Find the lines of text files that contain `pattern`: plain text, or an RE2 expression."""
     async with target.use("files:read") as conversation:
         matches = await conversation.files.grep(
@@ -232,11 +232,13 @@ async def grep(
             include=include,
             max_matches=max_matches,
         )
-    return MatchesBody(
-        matches=matches,
-        complete=matches.complete,
-        files=matches.files,
-        skipped=matches.skipped,
+    return dumped(
+        MatchesBody(
+            matches=matches,
+            complete=matches.complete,
+            files=matches.files,
+            skipped=matches.skipped,
+        )
     )
 
 
