@@ -401,8 +401,8 @@ def _move(
             names.check_move(source, destination, fd, status)
             items.move(content, source, destination, match, item)
             return
-    names.check_move(source, destination, fd, status)
-    if match is None and len(source.parts) == len(destination.parts):
+    by_name = names.check_move(source, destination, fd, status)
+    if stat.S_ISDIR(status.st_mode) or (match is None and by_name):
         _rename(source, destination)
     else:
         hard_links.move(fd, source, destination)
@@ -459,7 +459,7 @@ def _open_own(path_fd: int, flags: int) -> int:
 
 
 def _rename(source: ResolvedPath, destination: ResolvedPath) -> None:
-    """Rename by the path, where it does not matter if another context puts another file there."""
+    """Rename by the path, where any node may move that another context puts there."""
     os.rename(
         source.name,
         destination.name,

@@ -9,6 +9,7 @@ import json
 import os
 import stat
 
+from sbx.guest import hard_links
 from sbx.guest.guarded_paths import RULES, ResolvedPath, is_item
 from sbx.guest.path_rules import HEAD, Parts, PathRules, RuleMatch, fold, leads_out
 from sbx.linux import inode_flags
@@ -46,6 +47,8 @@ class GuardedNames:
         """Return the match if `target` would be new in the quarantine, None if it is free. Raise
         OSError EROFS if it is protected."""
         parts = target.parts
+        if hard_links.is_fresh(target.name):
+            raise protected()  # the guard of another sandbox is about to rename it
         if fold(target.name) == fold(HEAD) and inode_flags.may_fold_case(target.parent):
             parts = (*parts[:-1], HEAD)
         match = self._rules.match(parts, target.exists, is_directory=is_directory)
@@ -98,8 +101,9 @@ class GuardedNames:
 
     def check_move(
         self, source: ResolvedPath, destination: ResolvedPath, path_fd: int, status: os.stat_result
-    ) -> None:
-        """Check a move. The entries of a directory keep their meaning only if it stays in place.
+    ) -> bool:
+        """Check a move, and return whether rename(2) may do it by the names: then any other node
+        that another context puts at the source meanwhile could go to the destination, too.
 
         Raise OSError EXDEV: mv(1) and others then copy the files, and each name is checked. Raise
         EROFS above an alias.
@@ -109,8 +113,20 @@ class GuardedNames:
         self.check_above(destination)
         if stat.S_ISLNK(status.st_mode) and item_of(path_fd, status) is None:
             self.check_link(os.readlink("", dir_fd=path_fd), destination.parts)
-        if not stat.S_ISDIR(status.st_mode):
-            return
+        if stat.S_ISDIR(status.st_mode):
+            self._check_directory(source, destination)
+            return True
+        try:
+            self._check_directory(source, destination)
+        except OSError:
+            return False
+        return True
+
+    def _check_directory(self, source: ResolvedPath, destination: ResolvedPath) -> None:
+        """Check the move of a directory by the names alone: the entries keep their meaning only if
+        it stays in place."""
+        if self.check(destination) is not None:
+            raise OSError(errno.EXDEV, "the name is free for a directory only")
         if self._zone(source) != self._zone(destination):
             raise OSError(errno.EXDEV, "into or out of a tree of packages")
         if self._rules.is_build(source.parts) and not self._rules.is_build(destination.parts):

@@ -6,6 +6,7 @@ file that was checked is the one that gets the new name (linkat(2) on /proc/self
 
 import errno
 import os
+import re
 import secrets
 import stat
 from contextlib import suppress
@@ -13,6 +14,7 @@ from contextlib import suppress
 from sbx.guest.guarded_paths import ResolvedPath
 
 COPY_MAX = 64 << 20  # bytes
+_FRESH = re.compile(r"\.sbx-[0-9a-f]{16}", re.IGNORECASE)
 
 
 def link(path_fd: int, target: ResolvedPath) -> None:
@@ -130,6 +132,11 @@ def _is(target: ResolvedPath, path_fd: int) -> bool:
     except FileNotFoundError:
         return False
     return os.path.samestat(status, os.fstat(path_fd))
+
+
+def is_fresh(name: str) -> bool:
+    """Return whether a guard makes such names, to rename them at once."""
+    return _FRESH.fullmatch(name) is not None
 
 
 def _fresh() -> str:

@@ -441,6 +441,45 @@ def test_directory_leaves_a_build_directory_by_a_copy(caller: Caller) -> None:
     assert caller.outcome("renameat", AT_FDCWD, "build", AT_FDCWD, "dist.old") == "done"
 
 
+@pytest.mark.parametrize(
+    ("file", "destination"), [("build/x", "src/x"), ("node_modules/x", "src/x"), ("src/x", "a/lab")]
+)
+def test_only_the_checked_file_moves_where_a_directory_may_not(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch, file: str, destination: str
+) -> None:
+    """A second sandbox put a directory in place of the file, between the check and rename(2): so
+    `.vscode/tasks.json` left `node_modules`."""
+    for name in ("build", "node_modules", "src", "a", f"{file}.directory/.vscode"):
+        Path(name).mkdir(exist_ok=True, parents=True)
+    Path(file).write_text("checked")
+    check = guarded_names.GuardedNames.check_move
+
+    def exchanged(*arguments: object) -> bool:
+        result = check(*arguments)  # type: ignore[arg-type]
+        Path(file).rename(f"{file}.away")
+        Path(f"{file}.directory").rename(file)
+        return result
+
+    monkeypatch.setattr(guarded_names.GuardedNames, "check_move", exchanged)
+    caller.outcome("renameat", AT_FDCWD, file, AT_FDCWD, destination)
+    assert not Path(destination).is_dir()
+
+
+def test_no_directory_gets_a_name_that_is_free_for_directories_only(caller: Caller) -> None:
+    """A second sandbox put a file in place of a directory that was about to become HEAD."""
+    Path("d").mkdir()
+    assert caller.outcome("renameat", AT_FDCWD, "d", AT_FDCWD, "HEAD") == "EXDEV"
+    assert caller.outcome("mkdirat", AT_FDCWD, "HEAD", 0o700) == "done"
+
+
+def test_temporary_name_of_another_guard_is_not_taken(caller: Caller) -> None:
+    fresh = ".sbx-0123456789abcdef"
+    Path(fresh).touch()
+    Path("a").touch()
+    assert caller.outcome("renameat", AT_FDCWD, "a", AT_FDCWD, fresh) == "EROFS"
+    assert caller.outcome("unlinkat", AT_FDCWD, fresh, 0) == "done"
+
+
 # -- modes -----------------------------------------------------------------------------------------
 
 
