@@ -12,7 +12,7 @@ from typing import Any
 
 from sbx.agent.tools.plan import plan_steps
 from sbx.cli import output
-from sbx.cli.terminal import STDERR, STDOUT, OutputStream, colours, lines_of, one_line, write
+from sbx.cli.terminal import STDERR, STDOUT, OutputStream, colours, lines_of, one_line, scrub, write
 from sbx.protocol.agent import (
     AgentEvent,
     AgentRunEnd,
@@ -134,8 +134,8 @@ class AgentPrinter:
         for name, value in arguments.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             lines = lines_of(text)
-            mark = "" if len(lines) > 1 or name in _BLOCKS else f" {text}"
-            self.block(f"{name}:{mark}")
+            mark = "" if len(lines) > 1 or name in _BLOCKS else f" {lines[0]}"
+            self.block(f"{one_line(name)}:{mark}")
             if not mark:
                 mark, language = _BLOCKS.get(name, " "), _language(name, arguments)
                 self.block(text, mark=f"  {mark}", most=sys.maxsize, language=language)
@@ -161,7 +161,7 @@ class AgentPrinter:
         if call.streamed:  # show only what the live output did not have, such as a traceback
             result = _without(result, call.streamed) if event.is_error else ""
         if result:
-            self.block(result, mark="|", most=_RESULT_MAX, last=event.is_error)
+            self.block(scrub(result), mark="|", most=_RESULT_MAX, last=event.is_error)
         how = "failed" if event.is_error else "done"
         took = "from the cache" if event.cached else f"{event.duration_ms / 1000:.2f} s"
         self.head(f"{call.name} {how}", took, failed=event.is_error)

@@ -11,7 +11,7 @@ from sbx.agent.approvals import Approvals
 from sbx.agent.tools import access
 from sbx.cli import output
 from sbx.cli.agent_output import AgentPrinter
-from sbx.cli.terminal import END_OF_INPUT, STDERR, forget_typed, one_line, write
+from sbx.cli.terminal import END_OF_INPUT, STDERR, forget_typed, one_line, scrub, write
 from sbx.errors import BadRequest, Conflict
 from sbx.protocol.agent import ToolStart
 from sbx.protocol.approvals import ApprovalScope, Remember
@@ -104,7 +104,7 @@ def show_dry_run(event: ToolStart, telling: AgentPrinter) -> None:
         network = "" if _is_cell(event) else ", without network"
         telling.head(f"dry run on a copy of the files{network}:", str(outcome))
     if dry_run["output"]:
-        telling.block(dry_run["output"], mark="|", most=_OUTPUT_LINES)
+        telling.block(scrub(dry_run["output"]), mark="|", most=_OUTPUT_LINES)
     changes: Sequence[Mapping[str, Any]] = dry_run["changes"]
     telling.head("it would change no file" if not changes else "it would change:")
     for change in changes:

@@ -57,11 +57,11 @@ def one_line(text: str) -> str:
 def lines_of(text: str) -> list[str]:
     """Return the lines of a text for a question to the user.
 
-    No line can hide, reorder or leave its place. Each line keeps its indentation.
+    No line can hide, reorder or leave its place. Each line keeps its indentation. A colour is
+    shown as its characters: the user approves them, too.
     """
-    return [
-        line.expandtabs(4).replace("\r", "\\r") for line in _in_order(text).strip("\n").split("\n")
-    ]
+    shown = escaped(text, keep=_SEEN).strip("\n").replace("\r", "\\r")
+    return [line.expandtabs(4) for line in shown.split("\n")]
 
 
 def _in_order(text: str) -> str:
