@@ -42,7 +42,8 @@ def count_values(encoded: bytes) -> int:
 
 class ValueCounter:
     """Counts the values and keys of a JSON text that arrives in pieces. An empty container counts
-    as two."""
+    as two. In UTF-16 and UTF-32, which some parsers detect, each byte counts: there the
+    byte of a quote may be half of another character. JSON has zero bytes only in these."""
 
     __slots__ = ("_in_string", "_rest", "count")
 
@@ -52,6 +53,8 @@ class ValueCounter:
         self._rest = b""
 
     def feed(self, piece: bytes) -> None:
+        if b"\0" in piece:
+            self.count += len(piece)
         piece = self._rest + piece
         cut = (len(piece) - len(piece.rstrip(b"\\"))) % 2  # the next byte is escaped
         piece, self._rest = piece[: len(piece) - cut], piece[len(piece) - cut :]

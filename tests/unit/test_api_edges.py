@@ -212,6 +212,15 @@ async def test_a_body_that_is_too_large_is_refused_by_its_length_and_by_its_byte
     assert (reply.status, reply.code) == (413, "body_too_large")
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+async def test_the_values_of_json_in_another_encoding_are_not_missed(encoding: str) -> None:
+    """A quote seemed to begin in U+0122 and the like, so that no later value was counted: 90,000
+    wrong ones stopped the service for a second."""
+    text = '{"a": "\u0122", "b": [' + "[]," * 90_000 + "[]]}"
+    reply = await call("POST", "/json", headers=[JSON], body=text.encode(encoding))
+    assert (reply.status, reply.code) == (413, "body_too_large")
+
+
 async def test_a_streamed_body_is_not_bounded_by_its_size() -> None:
     reply = await call("POST", "/v1/sandboxes/x/filesystem/upload", body=b"x" * (JSON_MAX + 1))
     assert json.loads(reply.body) == {"size": JSON_MAX + 1}
