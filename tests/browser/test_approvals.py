@@ -16,10 +16,14 @@ ARGUMENTS = {
     "amount": "10000 EUR",
     "to": "MALLORY",
     "hosts": ["one", "two"],
+    "account": 12345678901234567891,
+    "parts": [-9007199254740993, 9007199254740991, 0.5],
+    "__proto__": {"admin": "YES"},
     "code": "rm -rf x\rls \x1b[8mhidden\u200b",
 }
 SHOWN = (
     "begin", "the end", "reboot", "/srv⟨202e⟩gnp", "10000 EUR", "MALLORY", '"two"',
+    "12345678901234567891", "-9007199254740993", "9007199254740991", '"YES"',
     "rm -rf x⟨000d⟩ls ⟨001b⟩[8mhidden⟨200b⟩",
 )  # fmt: skip
 
@@ -47,5 +51,7 @@ async def shows_all(question: Locator) -> None:
     allow = question.get_by_role("button", name="Allow", exact=True)
     await expect(allow).to_be_visible()
     text = await question.inner_text()
+    for box in await question.locator("section").first.locator("pre").all():
+        assert await box.evaluate("box => box.scrollHeight <= box.clientHeight + 1")
     for part in (*ARGUMENTS, *SHOWN):
         assert part in text[: text.rindex("Allow")], part

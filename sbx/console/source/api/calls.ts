@@ -43,6 +43,18 @@ export async function request(method: string, path: string, body?: unknown, head
   throw failure;
 }
 
+type Reviver = (this: unknown, name: string, value: unknown, context?: { source?: string }) => unknown;
+const rawJson = (JSON as unknown as { rawJSON?: (text: string) => unknown }).rawJSON;
+
+/** A value of JSON. A long integer, which a number of JavaScript would round, stays as its text:
+ * JSON.stringify writes it again as it was. */
+export function parsedJson(text: string): unknown {
+  if (!rawJson || !/\d{16}/.test(text)) return JSON.parse(text);
+  const whole: Reviver = (_name, value, context) =>
+    typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "") ? rawJson(context!.source!) : value;
+  return JSON.parse(text, whole);
+}
+
 async function errorIn(reply: Response): Promise<ApiError> {
   try {
     const { error } = (await reply.json()) as { error: Problem };
@@ -54,7 +66,7 @@ async function errorIn(reply: Response): Promise<ApiError> {
 
 export async function call<T>(method: string, path: string, body?: unknown): Promise<T> {
   const reply = await request(method, path, body);
-  return (reply.status === 204 ? undefined : await reply.json()) as T;
+  return (reply.status === 204 ? undefined : parsedJson(await reply.text())) as T;
 }
 
 export const get = <T>(path: string): Promise<T> => call<T>("GET", path);

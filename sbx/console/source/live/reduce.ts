@@ -1,4 +1,5 @@
 // One pure function makes the shown conversation of messages and events. It accepts gaps and repeats.
+import { parsedJson } from "../api/calls";
 import type { AgentEvent, Problem, StoredMessage, ToolExecution } from "../types/agent";
 
 export type Item =
@@ -23,7 +24,7 @@ export const EMPTY: Shown = { items: [], run: null };
 
 function parsed(text: string): Record<string, unknown> {
   try {
-    const value: unknown = JSON.parse(text);
+    const value = parsedJson(text);
     return typeof value === "object" && value !== null ? (value as Record<string, unknown>) : { value };
   } catch {
     return { arguments: text };

@@ -1,6 +1,6 @@
 // One WebSocket for all that changes. It connects again by itself, and follows its topics again.
 import { signal } from "@preact/signals";
-import { failureOf, loggedOut, type ApiError } from "../api/calls";
+import { failureOf, loggedOut, parsedJson, type ApiError } from "../api/calls";
 import type { Problem } from "../types/agent";
 
 export type Connection = "connecting" | "connected" | "reconnecting";
@@ -73,7 +73,7 @@ function open(): void {
   const opened = new WebSocket(`${location.origin.replace(/^http/, "ws")}/api/v1/events`);
   socket = opened;
   opened.onmessage = (message) => {
-    if (opened === socket) receive(JSON.parse(message.data as string) as Record<string, unknown>);
+    if (opened === socket) receive(parsedJson(message.data as string) as Record<string, unknown>);
   };
   opened.onclose = (event) => {
     if (opened === socket) closed(event.code);

@@ -4,7 +4,7 @@ import { useEffect } from "preact/hooks";
 import { all, at, call, get } from "../api/calls";
 import type { Approval, Chat, Project, Rule } from "../api/types";
 import { t, when } from "../i18n";
-import { Action, DataTable, Loaded, Name, safe, useLoaded } from "../parts/common";
+import { Action, DataTable, exact, Loaded, Name, safe, useLoaded } from "../parts/common";
 import { Icon, Question } from "../parts/toolblock";
 import { approvals, onNotice } from "../shell/state";
 import type { ToolExecution } from "../types/agent";
@@ -34,7 +34,7 @@ function Where({ conversation, projects }: { conversation: string; projects: Pro
       {project && (
         <>
           {" "}
-          <Name>{project.name}</Name> <code>{safe(project.working_directory)}</code>
+          <Name>{project.name}</Name> <code>{safe(project.working_directory)}</code> {!project.sandbox_enabled && <span class="on-host">{t("tool.on_host")}</span>}
         </>
       )}
     </span>
@@ -79,7 +79,7 @@ export function ApprovalsPage(): JSX.Element {
                 {items.map((rule) => (
                   <tr key={rule.id}>
                     <td>
-                      {t(`approval.${rule.kind}`)}: <code>{safe(rule.text)}</code>
+                      {t(`approval.${rule.kind}`)}: <code>{exact(rule.text)}</code>
                     </td>
                     <td>
                       <Name>{named(rule.project_id ?? rule.conversation_id ?? "")}</Name>

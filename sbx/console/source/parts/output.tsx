@@ -49,14 +49,14 @@ export function Output({ text, live, literal }: { text: string; live?: boolean; 
       {shown.length < text.length && (
         <p class="fine">
           {t("output.cut", { count: text.length - shown.length })}{" "}
-          {most.value < SHOWN_MOST && (
-            <button type="button" class="plain" onClick={() => (most.value = SHOWN_MOST)}>
+          {most.value === SHOWN && (
+            <button type="button" class="plain" onClick={() => (most.value = literal ? Infinity : SHOWN_MOST)}>
               {t("output.show_all")}
             </button>
           )}
         </p>
       )}
-      <pre class="output" tabIndex={0}>
+      <pre class={literal ? "output literal" : "output"} tabIndex={0}>
         {pieces.map((piece, place) =>
           piece.text.length <= 2 * PART ? (
             <span key={place} class={piece.classes}>
