@@ -55,6 +55,11 @@ NO_PREFIX = (
     "/proc/self/exe", "/proc/self/root/usr/bin/git", "/dev/fd/3", "busybox", "toybox", "setarch",
     "linux64", "gdb", "tmux", "screen", "bwrap", "fakeroot", "prlimit", "python3 -c", "perl -e",
     "bash -c", "bash", "sh", "node -e", "awk", "find", "xargs", "sudo", "nice",
+    "//proc/self/exe", "/dev/../proc/self/exe", "../proc/self/exe", "./../proc/1/exe", "/dev//fd/3",
+    "uv run", "uv run --quiet", "poetry run", "npm exec", "pnpm dlx", "bun x", "deno eval", "npx",
+    "npx -c", "uvx", "go run", "bash5 -c", "python3.11-dbg -c", "julia -e", "yash", "choom", "perf",
+    "systemd-inhibit", "logsave", "ssh-agent", "x86_64", "hyperfine", "dbus-run-session",
+    "start-stop-daemon",
 )  # fmt: skip
 
 
@@ -64,6 +69,21 @@ def test_a_prefix_that_would_run_any_command_is_refused(prefix: str) -> None:
     with pytest.raises(BadRequest):
         check_prefix(prefix)
     assert not matches(ApprovalRule("prefix", prefix), f"{prefix} evil")
+
+
+ORDINARY = (
+    "pytest", "git status", "npm test", "npm run build", "make", "ls", "cargo test", "go test ./...",
+    "uv run pytest", "uv run --quiet pytest", "poetry run pytest", "npx prettier", "python -m pytest",
+    "python3 manage.py test", ".venv/bin/python -m pytest", "/usr/bin/git status", "./gradlew test",
+    "./scripts/test", "bundle exec rspec", "bun test", "deno test", "go build", "conda run -n x pytest",
+    "bash scripts/x.sh", "julia run.jl", "../tools/check",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", ORDINARY)
+def test_an_ordinary_prefix_is_taken(prefix: str) -> None:
+    assert check_prefix(prefix) == prefix
+    assert matches(ApprovalRule("prefix", prefix), f"{prefix} -q")
 
 
 def properties(schema: Any) -> Iterator[str]:

@@ -22,7 +22,9 @@ def test_a_command_is_shown_as_it_is_on_lines_of_its_own(capfd: pytest.CaptureFi
     telling.show(started())
     out, err = capfd.readouterr()
     assert out == "I will"
-    assert err == ("execute_command\n    rm -rf x\\rls       \\x1b[8m\\x1b]0;t\\x07\\u202e\n      second\n")
+    assert err == (
+        "execute_command\n    rm -rf x\\rls       \\x1b[8m\\x1b]0;t\\x07\\u202e\n      second\n"
+    )
 
 
 def test_of_a_command_that_is_asked_about_no_tail_hides(capfd: pytest.CaptureFixture[str]) -> None:

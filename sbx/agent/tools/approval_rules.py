@@ -14,6 +14,7 @@ everything that its program does with further arguments: `git` allows `git -c al
 """
 
 import json
+import posixpath
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -41,19 +42,29 @@ _RESERVED = (
 )
 # These run the command in their arguments, so a prefix would not limit anything.
 _RUNNERS = (
-    ". alias awk builtin busybox bwrap capsh chroot chrt command compgen complete dbus-run-"
-    " session doas enable entr env eval exec expect fakeroot fc fd find firejail flock gawk gdb"
-    " hash ionice linux32 linux64 ltrace mapfile mawk nice nohup nsenter numactl parallel pkexec"
-    " prlimit proot readarray runuser screen script setarch setpriv setsid sg source ssh start-"
-    " stop-daemon stdbuf strace su sudo systemd-run taskset timeout tmux toybox trap unbuffer"
-    " unshare valgrind watch xargs xvfb-run"
+    ". alias awk builtin busybox bwrap capsh catchsegv cgexec choom chpst chronic chroot chrt"
+    " command compgen complete coresched daemonize dbus-launch dbus-run-session doas dumb-init"
+    " eatmydata enable entr env eval exec expect faketime fakeroot fc fd find firejail flock"
+    " gawk gdb gdbserver gosu hash heaptrack hyperfine i386 ifne ionice linux32 linux64 lldb"
+    " logsave ltrace mapfile mawk mpiexec mpirun nice nohup nsenter numactl parallel perf"
+    " pkexec prlimit proot proxychains proxychains4 readarray rlwrap rr run0 runcon runuser"
+    " screen script setarch setpriv setsid setuidgid sg softlimit source srun ssh ssh-agent"
+    " sshpass start-stop-daemon stdbuf strace su su-exec sudo systemd-cat systemd-inhibit"
+    " systemd-nspawn systemd-run taskset timeout tini tmux torify torsocks toybox trap"
+    " uclampset uname26 unbuffer unshare valgrind watch watchexec x86_64 xargs xvfb-run"
 )
 # The loader runs the program in its arguments, and a link of /proc leads to any program.
 _LOADER = re.compile(r"ld(-[a-z0-9_-]+)?([.-][0-9.]+)?\.so(\.[0-9]+)?")
-_MAGIC_LINKS = ("/proc/", "/dev/fd/")
+_MAGIC_LINKS = ("/proc/", "/dev/")
 _INTERPRETER = re.compile(
-    r"(ash|bash|csh|dash|fish|ksh|mksh|rbash|sh|tcsh|zsh"
-    r"|(python|pypy|perl|ruby|php|lua|node|nodejs|bun|deno|tclsh)[0-9.]*|ipython3?|R|Rscript)"
+    r"((ash|bash|csh|dash|elvish|fish|ksh|mksh|nu|osh|posh|pwsh|rbash|sh|tcsh|xonsh|yash|zsh"
+    r"|python|pypy|perl|ruby|php|lua|node|nodejs|bun|deno|tclsh|wish|guile|julia|ocaml|ipython"
+    r")[0-9.]*(-dbg)?|R|Rscript|tsx|ts-node|npx|pnpx|bunx|uvx)"
+)
+# These run the program that the next word names.
+_RUN = re.compile(
+    r"(uv|pipx|poetry|pipenv|pdm|hatch|rye|pixi|conda|mamba|micromamba|bun|deno|go) run"
+    r"|(npm|pnpm|yarn|bundle|direnv|mise|asdf) exec|(pnpm|yarn) dlx|bun x|deno eval"
 )
 
 
@@ -183,17 +194,23 @@ def _refusal(prefix: tuple[str, ...]) -> tuple[str, str] | None:
     if first in _RESERVED.split():
         return f"{first} is a reserved word of the shell, not a program", "name the program"
     name = first.rpartition("/")[2]
-    if first.startswith(_MAGIC_LINKS):
+    if "/" in first and _in_workspace(first).startswith(_MAGIC_LINKS):
         return f"{first} can lead to any program", "name the program itself"
     if name in _RUNNERS.split() or _LOADER.fullmatch(name):
         return (
             f"{name} can run any command that follows it, so its prefix would allow every command",
             "give the prefix of that command, without the words before it",
         )
+    if _RUN.fullmatch(f"{name} {''.join(prefix[1:2])}") and all(w[0] == "-" for w in prefix[2:]):
+        return f"{name} {prefix[1]} can run any program", "name the program, too"
     script = prefix[2:] if prefix[1:2] == ("-m",) else prefix[1:]
     if _INTERPRETER.fullmatch(name) and (not script or script[0][0] in "-+'\""):
         return f"a prefix of {name} must name the script", f'such as "{name} build"'
     return None
+
+
+def _in_workspace(path: str) -> str:
+    return "/" + posixpath.normpath(posixpath.join("/workspace", path)).lstrip("/")
 
 
 def _invalid(sentence: str, hint: str) -> BadRequest:
