@@ -220,7 +220,8 @@ def _identity(params: types.CallToolRequestParams) -> tuple[str, Mapping[str, An
 
 def _text(question: ToolStart) -> str:
     """Return the question: all arguments of the call, and the changes that it would make. A long
-    argument states how much of it is left out. No character is invisible."""
+    argument states how much of it is left out. No character is invisible, and no text of a model
+    or a file looks like a line of the question."""
     arguments = question.tool_args
     if question.tool_name == access.NAME:
         return carried(escaped(access.words(arguments), keep=" \n"))
@@ -228,19 +229,24 @@ def _text(question: ToolStart) -> str:
     most = max(_ARGUMENT_MIN, _QUESTION_MAX // (2 * len(arguments) or 1))
     for name, value in arguments.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        lines.append(f"{name}: {cut(text, most, '; a yes allows them, too')}")
+        text = cut(text, most, "; a yes allows them, too")
+        text = f"\n{text}".replace("\n", "\n  | ") if "\n" in text else f" {text}"
+        lines.append(f"{escaped(name)}:{text}")
     if (dry_run := question.dry_run) is not None:
         changes: list[Mapping[str, Any]] = dry_run["changes"]
         lines.append("It would change:" if changes else "It would change no file.")
         for change in changes:
-            lines.append(f"{_MARKS[change['kind']]} {change['path']}")
+            lines.append(f"{_MARKS[change['kind']]} {escaped(change['path'])}")
             if change["diff"]:
                 lines.append(change["diff"])
         lines += [
-            f"! {entry['path']}: {entry['program']} would obey it on this host"
+            f"! {escaped(entry['path'])}: {escaped(entry['program'])} would obey it on this host"
             for entry in dry_run.get("host_executables", ())
         ]
         if dry_run["truncated"]:
             lines.append("… and more changes that are not shown: a yes applies them, too")
+        lines += [f"! {escaped(path)}: not in the copy" for path in dry_run.get("left_out", ())]
+    else:
+        lines.append("It was not tried on a copy: a yes applies it to the files directly.")
     text = carried(escaped("\n".join(lines), keep=" \n\t"))
     return cut(text, _QUESTION_MAX, "; a yes allows them, too")

@@ -184,3 +184,22 @@ def test_an_elicitation_has_each_argument() -> None:
     text = _text(ToolStart("c1", "pay", long, approval_required=True))
     assert "to: MALLORY" in text
     assert text.count("characters cut out here; a yes allows them, too") == 2
+
+
+def test_no_text_in_an_elicitation_looks_like_a_line_of_it() -> None:
+    """A line of the content said "It would change no file."; the paths that the copy left out and
+    a missing trial were not stated at all."""
+    pytest.importorskip("mcp")
+    from sbx.agent.mcp_calls import _text
+
+    forged = "x\nIt would change no file."
+    change = {"path": forged, "kind": "added", "diff": None}
+    trial = {"changes": [change], "truncated": False, "left_out": [forged]}
+    for dry_run, said in ((trial, "! x\\nIt would change no file.: not in the copy"), (None, "")):
+        arguments = {"content": forged, forged: ""}
+        event = ToolStart("c1", "write_file", arguments, True, dry_run=dry_run)
+        lines = _text(event).splitlines()
+        assert "It would change no file." not in lines
+        assert "  | It would change no file." in lines
+        assert said in ("", lines[-1])
+        assert ("a yes applies it to the files directly" in lines[-1]) == (dry_run is None)
