@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from sbx.api.inner_files import inner_path, is_in_workspace
 from sbx.api.line_events import LineBuffer
+from sbx.api.opensandbox import commands
 from sbx.api.opensandbox.stream import encode
 from sbx.api.surfaces import OPENSANDBOX, own_origin, surface_of
 from sbx.api.templates import cpu_count, memory_size, policy_of
@@ -197,3 +198,14 @@ def test_the_host_of_an_address() -> None:
 )
 def test_a_name_of_one_port(host: bytes, place: tuple[str, str] | None) -> None:
     assert own_origin(host) == place
+
+
+def test_parsed_variables_are_kept_within_some_mebibytes() -> None:
+    """The number of variables was limited, and one may have 64 KiB: 9,000 changes of a file took
+    600 MiB of the service."""
+    try:
+        for number in range(300):
+            commands._parsed["box", float(number), 1] = {"A": "x" * (64 << 10)}
+        assert 0 < sum(len(each["A"]) for each in commands._parsed.values()) <= 8 << 20
+    finally:
+        commands._parsed.clear()

@@ -30,9 +30,7 @@ _LOGS_MAX = 8 << 20  # bytes of one reply
 _USER = (1000, "sandbox")  # inside, always
 _ENV_FILE = "/workspace/.opensandbox_env"  # where the SDK's set_env appends lines
 _ENV_MAX = 64 << 10  # bytes of it; the parser takes 3 µs for one
-_parsed: LRUCache[tuple[str, float, int], dict[str, str]] = LRUCache(
-    100_000, getsizeof=lambda variables: 10 + len(variables)
-)
+_VARIABLE_SIZE = 200  # bytes, about, of one without its text
 _SESSIONS = "/tmp/.opensandbox-sessions"  # noqa: S108  # the jail's own tmpfs
 _SESSION_ID = re.compile(r"[0-9a-f]{32}")
 # bash writes its state when it ends, and the next run of the session reads it.
@@ -43,6 +41,14 @@ _SESSION = (
     'mv "$__state.new" "$__state"; }}; '
     "trap __save EXIT; "
 )
+
+
+def _size_of(variables: Mapping[str, str]) -> int:
+    texts = sum(len(name) + len(value) for name, value in variables.items())
+    return texts + _VARIABLE_SIZE * (1 + len(variables))
+
+
+_parsed: LRUCache[tuple[str, float, int], dict[str, str]] = LRUCache(8 << 20, _size_of)
 
 
 class RunCommand(ForeignBody):
