@@ -45,8 +45,10 @@ def limit_tmpfs(jail: str, args: Sequence[str], owner: tuple[int, int]) -> list[
     """Return the words of bubblewrap with its tmpfs replaced by ours, which have a limit of names,
     and belong to the ids of the jail."""
     words = list(args)
-    while "--tmpfs" in words:
-        at = words.index("--tmpfs") - 4  # --perms MODE --size BYTES --tmpfs PATH
+    for at in range(len(words) - 6, -1, -1):
+        # Not the value of a variable: "--setenv NAME --tmpfs" has no such words before it.
+        if words[at : at + 6 : 2] != ["--perms", "--size", "--tmpfs"]:
+            continue
         mode, size, path = words[at + 1], words[at + 3], words[at + 5]
         target = place(jail, f"tmpfs{at}")
         os.makedirs(target, mode=0o755)
