@@ -22,6 +22,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from sbx.aio import in_thread
 from sbx.errors import SbxError
 from sbx.isolation.broker.jail import KernelAccounts
 from sbx.kernels.kernel import Kernel
@@ -123,7 +124,7 @@ class Watcher:
                 self._suspects = greedy
             if self._memory_max < math.inf:
                 await self._open_accounts()
-                used = await asyncio.to_thread(self._measure)
+                used = await in_thread(self._measure)  # to its end: it reads the accounts
                 total = sum(used.values())
                 if total > self._memory_max:
                     largest = max(used, key=lambda kernel: used[kernel])
