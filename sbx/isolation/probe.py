@@ -84,8 +84,11 @@ class HostFacts:
 
 def find_bwraps(places: Sequence[str] = _BWRAP_PLACES) -> list[str]:
     """Return the bwraps of the system, never one of PATH, which could be in a workspace."""
-    paths = [path for place in places if os.access(path := f"{place}/bwrap", os.X_OK)]
-    return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]
+    paths: dict[str, str] = {}  # by the file; /bin may be a link to /usr/bin
+    for place in places:
+        if os.access(path := f"{place}/bwrap", os.X_OK):
+            paths.setdefault(os.path.realpath(path), path)
+    return list(paths.values())
 
 
 def read_host() -> HostFacts:
@@ -266,7 +269,7 @@ def _namespaces(
 
     The first trial makes a link in the new root that leads to the old one, and demands a directory
     below it. A bwrap that does not resolve links in the new root finds the host's, which exists,
-    and succeeds. It writes nothing. Distributions backport fixes, so no version tells.
+    and succeeds. It writes nothing. Distributions backport fixes, so the version is not enough.
     """
     for extra in (_LINK, ()):
         code, _, stderr = _try_bwrap(bwrap, _NAMESPACES, options, become, extra)

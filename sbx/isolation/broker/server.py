@@ -48,7 +48,7 @@ Its fd 0 is a SOCK_SEQPACKET socket: one JSON object per packet.
       "hidden"}
     → {"seq": n, "do": "counters", "jail": id}  ← {"oom_kills", "pids_max_hits"}
     → {"seq": n, "do": "kill", "jail": id}      ← {}; the event `gone` follows at its end
-    ← {"seq": n, "ok": {…}}  or  {"seq": n, "error": {"code", "message", "hint", "details"}}
+    ← {"seq": n, "ok": {…}}  or  {"seq": n, "error": {"code", "message", "hint", "details", "kind"}}
     ← {"event": "gone", "jail": id, "stderr": text, "oom_kills": n, "pids_max_hits": n}
     ← {"event": "zygote_gone", "zygote": id, "why": text}; the jails it forked live on
 
