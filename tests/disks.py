@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ MAKE = {
 _KIND = {"casefold": "ext4"}
 _PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 _SIZE = 256 << 20
+_PATIENCE_S = 30.0
 
 
 def lacking(name: str) -> str | None:
@@ -46,4 +48,12 @@ def mounted(name: str, top: Path) -> Iterator[Path]:
         place.chmod(0o1777)
         yield place
     finally:
-        subprocess.run(["umount", place], check=True)
+        _unmount(place)
+
+
+def _unmount(place: Path) -> None:
+    """Unmount, once the broker of a runtime that was closed has ended: it may end later."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while subprocess.run(["umount", place], capture_output=True, check=False).returncode:
+        assert time.monotonic() < deadline, f"{place} is in use"
+        time.sleep(0.05)

@@ -1,9 +1,5 @@
 """The class host_executables of `sbx doctor --attack`: held, and seen to get through without."""
 
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +14,7 @@ from sbx.doctor.attacks.host_executables import HOST_EXECUTABLES, MEANS, plant, 
 from sbx.doctor.attacks.runner import results_of
 from sbx.policy import load
 from sbx.workspace import quarantine
+from tests import disks
 
 
 @pytest.fixture
@@ -100,22 +97,13 @@ async def test_names_are_not_tried_where_nothing_can_be_written(
 
 
 @pytest.fixture  # before the runtime, whose broker does not see later mounts
-def btrfs(tmp_path: Path) -> Iterator[Path]:
-    image, top = tmp_path / "image", Path(tempfile.mkdtemp(prefix="btrfs-"))
-    image.touch()
-    os.truncate(image, 256 << 20)
-    for words in (f"mkfs.btrfs -q {image}", f"mount -o loop {image} {top}"):
-        program, *_ = words.split()
-        if not shutil.which(program) or subprocess.run(words.split(), check=False).returncode:
-            top.rmdir()
-            pytest.skip("this host mounts no btrfs")
-    yield top
-    subprocess.run(["umount", top], check=True)
-    top.rmdir()
+def btrfs(own_temporary_directory: Path) -> Iterator[Path]:
+    with disks.mounted("btrfs", own_temporary_directory) as top:
+        yield top
 
 
 @pytest.mark.full_tier
-@pytest.mark.needs("root")
+@pytest.mark.needs("root", "btrfs")
 @one_path("fork")  # a control
 async def test_without_the_filter_the_ioctl_plants_names_on_btrfs(
     btrfs: Path, runtime: Runtime
