@@ -124,6 +124,15 @@ async def test_operation_is_refused_in_an_idmapped_directory(disk: Path) -> None
         refused(json.loads(run.stdout), place)
 
 
+@pytest.mark.parametrize(
+    "disk",
+    [
+        pytest.param("btrfs", marks=pytest.mark.needs("btrfs")),
+        pytest.param("ext4", marks=[pytest.mark.needs("ext4"), pytest.mark.full_tier]),
+    ],
+    indirect=True,
+    scope="module",
+)
 def test_operation_is_refused_for_a_user_without_rights(disk: Path, tmp_path: Path) -> None:
     top = disk / "by-a-user"
     top.mkdir()
