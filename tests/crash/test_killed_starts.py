@@ -93,15 +93,16 @@ async def test_a_bubblewrap_that_is_killed_before_it_names_pid_1_is_started_agai
     """A jail that was killed from outside in its first milliseconds failed the start of its kernel,
     although the jails that are killed a moment later are started again."""
     with short_directory() as directory:
-        directory.chmod(0o777)  # the wrapper runs as the uid of a jail
-        wrapper = directory / "bwrap"
-        kill = f'for one in {directory}/kill-*; do [ -e "$one" ] && rm "$one" && kill -9 $$; done'
+        wrapper, orders = directory / "bwrap", directory / "orders"
+        orders.mkdir()
+        orders.chmod(0o777)  # the wrapper runs as the uid of a jail
+        kill = f'for one in {orders}/kill-*; do [ -e "$one" ] && rm "$one" && kill -9 $$; done'
         wrapper.write_text(f'#!/bin/sh\n{kill}\nexec {shutil.which("bwrap")} "$@"\n')
         wrapper.chmod(0o755)
         settings = Settings(fast_path=False, bwrap=wrapper)
         async with Runtime(settings) as runtime, await runtime.create() as box:
             for number in range(3):
-                (directory / f"kill-{number}").touch()
+                (orders / f"kill-{number}").touch()
             assert (await box.run("1 + 1")).result == "2"
             assert runtime.starts.failed == {"cold": 3}
             assert runtime.starts.served == {"cold": 1}

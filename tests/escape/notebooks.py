@@ -174,7 +174,7 @@ async def bridged(*, output_max: int | None = None, **asked: Any) -> AsyncIterat
     inside, exits = Impostor(), list[int]()
 
     async def opened() -> Any:
-        return SimpleNamespace(measured=None, has_quota=False, quarantine=None)
+        return SimpleNamespace(measured=None, has_quota=False, quarantine=None, host_directory=None)
 
     context = Context(
         "default", "default", rules, opened, inside.start, 1.0, disk=DiskLimit(rules.limits)

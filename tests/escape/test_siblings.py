@@ -217,6 +217,8 @@ for top in ('/proc/sys', '/proc'):
         for path in (f'{directory}/{name}' for name in files):
             try:
                 file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+                if os.path.samefile(path, '/dev/null'):
+                    continue  # it covers the file
                 found[path] = names_of(os.write, file, b'1')
             except OSError:
                 pass
