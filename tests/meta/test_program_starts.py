@@ -6,6 +6,7 @@ reads the source of sbx, so that it finds the next such place.
 """
 
 import ast
+import gc
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -37,11 +38,15 @@ def sources() -> dict[str, ast.Module]:
     """The modules of the host, by their path below sbx."""
     paths = {str(path.relative_to(SBX)): path for path in sorted(SBX.rglob("*.py"))}
     assert len(paths) > 400
-    return {
-        name: ast.parse(path.read_text())
-        for name, path in paths.items()
-        if not name.startswith(INSIDE)
-    }
+    gc.disable()  # it would look at a million nodes again and again
+    try:
+        return {
+            name: ast.parse(path.read_text())
+            for name, path in paths.items()
+            if not name.startswith(INSIDE)
+        }
+    finally:
+        gc.enable()
 
 
 def is_start(call: ast.Call) -> bool:
