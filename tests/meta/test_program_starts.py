@@ -38,15 +38,22 @@ def sources() -> dict[str, ast.Module]:
     """The modules of the host, by their path below sbx."""
     paths = {str(path.relative_to(SBX)): path for path in sorted(SBX.rglob("*.py"))}
     assert len(paths) > 400
-    gc.disable()  # it would look at a million nodes again and again
-    try:
-        return {
-            name: ast.parse(path.read_text())
-            for name, path in paths.items()
-            if not name.startswith(INSIDE)
-        }
-    finally:
-        gc.enable()
+    return {
+        name: ast.parse(path.read_text())
+        for name, path in paths.items()
+        if not name.startswith(INSIDE)
+    }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_collections() -> Iterator[None]:
+    """Each collection of garbage would visit the million nodes of these trees, also in the modules
+    of tests after this one."""
+    gc.disable()
+    yield
+    sources.cache_clear()
+    starts.cache_clear()
+    gc.enable()
 
 
 def is_start(call: ast.Call) -> bool:
