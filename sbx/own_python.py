@@ -1,4 +1,4 @@
-"""The command that starts a module of this sbx in a process of its own.
+"""The command that starts a module of this sbx in a separate process.
 
 It needs nothing from the working directory, to which code inside may write, nor from PYTHONPATH,
 in which an empty entry means the working directory. The path of the package makes it work for an

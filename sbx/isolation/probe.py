@@ -211,14 +211,14 @@ def _try(path: str | None, host: HostFacts, become: Sequence[int] | None) -> _Tr
 
 
 def _untrusted(path: str) -> str | None:
-    """Return the reason why no sandbox may be started with this program; None if there is none.
+    """Return the reason why no sandbox may be started with this program; None for a good one.
 
     Someone else could replace a program that they can write, or one in such a directory. A set-id
     bwrap does its set-up as root, which CVE-2026-41163 and earlier holes let a user control.
     """
     place = os.path.realpath(path)
     status = os.stat(place)
-    # The broker of an unprivileged user has a user namespace, in which root's files are nobody's.
+    # In the user namespace of an unprivileged broker, the overflow uid owns the files of root.
     root = os.stat("/")
     if status.st_mode & (stat.S_ISUID | stat.S_ISGID) or "security.capability" in os.listxattr(
         place
@@ -229,7 +229,7 @@ def _untrusted(path: str) -> str | None:
             status.st_mode & stat.S_IWGRP and status.st_gid not in (0, root.st_gid, os.getegid())
         )
         if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
-            writable = False  # nobody else can replace a file that is not theirs
+            writable = False  # only the owner of a file can replace it there
         if writable or status.st_uid not in (0, root.st_uid, os.geteuid()):
             return f"other users can write {place}"
         if place == "/":

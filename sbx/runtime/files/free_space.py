@@ -90,8 +90,8 @@ def free(fd: int) -> tuple[int, int]:
 class WriteCounter:
     """Counts the bytes that the processes of a jail wrote to any disk.
 
-    It is a sign of the writer, and no proof: Linux forgets the writes of a child that nobody waits
-    for, and counts those of others at their parent again.
+    This indicates the writer and does not prove it: Linux forgets the writes of a child whose parent
+    does not wait for it, and counts those of others at their parent again.
     """
 
     def __init__(self) -> None:
