@@ -147,9 +147,9 @@ class Seal(Struct, frozen=True):
     Every process loads `jail_filter` in addition to the filter of the plan, and the kernel also
     `kernel_filter`, with a Landlock domain in which files can be created only below `files_only`.
     `guarded` is read-only except for the path guard, whose configuration is `guard`. The kernel and
-    the commands load `unix_filter`; PID 1 does not, because its relay connects to the proxy's
-    socket. Below `connect`, Landlock (ABI 9) allows connections to all Unix sockets; elsewhere only
-    to those that were created in the jail.
+    the commands load `last_filter` after all else; PID 1 does not, because it makes the domains of
+    the commands, and its relay connects to the proxy's socket. Below `connect`, Landlock (ABI 9)
+    allows connections to all Unix sockets; elsewhere only to those that were created in the jail.
     """
 
     landlock: bool
@@ -163,11 +163,11 @@ class Seal(Struct, frozen=True):
     guarded: tuple[str, ...] = ()
     guard: Mapping[str, Any] | None = None
     connect: tuple[str, ...] = ()
-    unix_filter: Filter | None = None
+    last_filter: Filter | None = None
 
     def to_json(self) -> dict[str, Any]:
         seal = asdict(self)
-        for name in ("kernel_filter", "jail_filter", "unix_filter"):
+        for name in ("kernel_filter", "jail_filter", "last_filter"):
             seal[name] = seal[name] and seal[name].program.hex()
         return {**seal, "rlimits": dict(self.rlimits)}
 

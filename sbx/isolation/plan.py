@@ -88,7 +88,7 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
             guarded=() if paths.guard is None else (WORKSPACE,),
             guard=_guard(policy, paths, filters),
             connect=_connectable(policy, paths, own_home),
-            unix_filter=filters.no_unix if policy.unix_sockets == "none" else None,
+            last_filter=filters.no_unix if policy.unix_sockets == "none" else filters.last,
         ),
         walls=(*walls, *_walls_of_files(policy, paths)),
         network=_network(policy),

@@ -72,10 +72,10 @@ def make_receipt(
         filters["strict"] = plan.seal.kernel_filter.sha256
         if kernel["filters"] < len(filters):
             raise _not_in_force("seccomp", "the kernel lacks its second filter")
-    if plan.seal.unix_filter is not None:
-        filters["no_unix"] = plan.seal.unix_filter.sha256
+    if plan.seal.last_filter is not None:
+        filters[plan.seal.last_filter.name] = plan.seal.last_filter.sha256
         if kernel["filters"] < len(filters):
-            raise _not_in_force("seccomp", "the kernel lacks the filter of Unix sockets")
+            raise _not_in_force("seccomp", "the kernel lacks its last filter")
     if plan.masks and masks is None:
         raise _not_in_force("unix_sockets", "the sockets of the host are not covered")
     if plan.seal.landlock and landlock_abi < 1:

@@ -2,8 +2,9 @@
 
 Best effort, and named so in every receipt: between two looks a jail can take more than its limit
 (at most RLIMIT_DATA per process). Files in /tmp, in /dev/shm and of memfd_create count, System V
-segments, message queues and semaphores, and the queues of sockets. Where a jail has a memfd whose
-size no process shows, the growth of all such memory of the host counts: see `HiddenGrowth`.
+segments, message queues and semaphores, page tables, and the queues of sockets. Where a jail has a
+memfd whose size no process shows, the growth of all such memory of the host counts: see
+`HiddenGrowth`.
 
 The watcher also limits pipes and epoll instances of jails with the uid of the host user. Linux
 counts the pages of pipes and the watches of epoll per user, and has no limit for a process:
@@ -45,7 +46,7 @@ _PIPES_IF_HIDDEN = 256
 
 class HiddenGrowth:
     """Measures the holdings of a jail that no process shows: a file in flight through a socket, or
-    mapped and closed, or of a process that hides its files.
+    mapped and closed, or of a process that hides its files, and shared memory without a file.
 
     Their size cannot be read. So the growth of the whole host since the last look without such a
     place counts, less the measured growth of the jail. An honest program passes a descriptor in a
@@ -231,9 +232,10 @@ class Watcher:
             return {}
         self._search_due = now + _SEARCH_S
         for kernel, inside in pids.items():
-            places[kernel] += sum(
-                hidden_files.maps_memfd(pid, in_files[kernel].memfds) for pid in inside
-            )
+            for pid in inside:
+                hides, resident = hidden_files.maps_nameless(pid, in_files[kernel].memfds)
+                places[kernel] += hides
+                measured += resident
         charge = self._hidden.charge(sum(places.values()), host, measured)
         return {max(places, key=lambda kernel: places[kernel]): charge} if charge else {}
 

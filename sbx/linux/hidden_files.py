@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from sbx.linux import procfs
 
+_SHARED = b" /dev/zero (deleted)\n"  # mmap(2) with MAP_SHARED and MAP_ANONYMOUS
+
 
 class Unlinked(NamedTuple):
     """Files without a name that processes hold: they occupy disk space, and no walk of the
@@ -119,14 +121,30 @@ def unlinked_of(
     return Unlinked(sum(sizes.values()), len(sizes), hidden)
 
 
-def maps_memfd(pid: int, seen: Container[int]) -> bool:
-    """Return whether a process maps a memfd other than those `seen` (inode numbers): only its
-    touched pages count as resident."""
+def maps_nameless(pid: int, seen: Container[int]) -> tuple[bool, int]:
+    """Return whether a process maps memory of a size that it does not show, and how much of that is
+    resident: a memfd other than those `seen` (inode numbers), or shared memory without a file.
+
+    Only the pages that its page tables have count as resident. madvise(2) and munmap(2) take
+    others out of these tables, and they stay.
+    """
+    maps_memfd = maps_shared = False
     with suppress(OSError), open(f"/proc/{pid}/maps", "rb", buffering=1 << 16) as lines:
         for line in lines:
-            if b" /memfd:" in line and int(line.split()[4]) not in seen:
-                return True
-    return False
+            maps_memfd |= b" /memfd:" in line and int(line.split()[4]) not in seen
+            maps_shared |= line.endswith(_SHARED)
+    return maps_memfd or maps_shared, _resident_in_shared(pid) if maps_shared else 0
+
+
+def _resident_in_shared(pid: int) -> int:
+    resident, is_shared = 0, False
+    with suppress(OSError), open(f"/proc/{pid}/smaps", "rb", buffering=1 << 16) as lines:
+        for line in lines:
+            if line[:1].islower() or line[:1].isdigit():  # the addresses of a mapping
+                is_shared = line.endswith(_SHARED)
+            elif is_shared and line.startswith(b"Pss:"):
+                resident += int(line.split()[1]) << 10
+    return resident
 
 
 def is_hidden(pid: int) -> bool:

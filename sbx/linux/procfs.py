@@ -174,7 +174,8 @@ def written(pid: int) -> int:
 
 
 def resident(pid: int) -> int:
-    """Return the bytes of anonymous and shared memory of a process in RAM or swap.
+    """Return the bytes of anonymous and shared memory of a process in RAM or swap, and of its page
+    tables.
 
     Shared pages count in full. Return 0 if the process has ended.
     """
@@ -182,7 +183,8 @@ def resident(pid: int) -> int:
         fields = status(pid)
     except OSError:
         return 0
-    return sum(_bytes(fields.get(name, "0 kB")) for name in ("RssAnon", "RssShmem", "VmSwap"))
+    names = ("RssAnon", "RssShmem", "VmSwap", "VmPTE")
+    return sum(_bytes(fields.get(name, "0 kB")) for name in names)
 
 
 def proportional(pid: int) -> int:
@@ -191,10 +193,11 @@ def proportional(pid: int) -> int:
     Return `resident` if the process hides smaps_rollup.
     """
     try:
-        fields = _fields(f"/proc/{pid}/smaps_rollup")
+        fields = _fields(f"/proc/{pid}/smaps_rollup") | {"VmPTE": status(pid).get("VmPTE", "0 kB")}
     except OSError:
         return resident(pid)
-    return sum(_bytes(fields.get(name, "0 kB")) for name in ("Pss_Anon", "Pss_Shmem", "SwapPss"))
+    names = ("Pss_Anon", "Pss_Shmem", "SwapPss", "VmPTE")
+    return sum(_bytes(fields.get(name, "0 kB")) for name in names)
 
 
 def shared(pid: int) -> int:

@@ -358,6 +358,18 @@ def test_strict_adds_to_what_default_refuses(attack: str, answer: str, tmp_path:
     refused_only_by(("default", "strict"), attack, answer, directory=tmp_path)
 
 
+@pytest.mark.parametrize(
+    "attack",
+    [
+        'call("landlock_create_ruleset", None, 0, 1)',
+        'call("landlock_add_rule", -1, 1, None, 0)',
+        'call("landlock_restrict_self", -1, 0)',
+    ],
+)
+def test_the_last_filter_refuses_further_rules(attack: str) -> None:
+    refused_only_by(("default", "last"), attack, "ENOTSUP")
+
+
 UNNAMED = [
     'call("shmget", 0, 4096, 0o1600)',
     'call("semget", 0, 1, 0o1600)',

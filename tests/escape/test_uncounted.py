@@ -5,10 +5,11 @@ closed, by a process that hides its files, in the queues of sockets, in System V
 of a tmpfs. unit/test_kernel_objects.py names the limit of each kind of object.
 """
 
+import shlex
 from typing import Any
 
 import pytest
-from attacking import Fresh, attack, by, one_path, outcome, run, tell
+from attacking import Fresh, attack, by, one_path, outcome, prelude, run, tell
 
 from sbx import Runtime
 from sbx.policy import load
@@ -34,6 +35,21 @@ def step():
     os.write(fd, bytes(8 << 20))
     assert _libc.mmap(None, 4096, 1, 1, fd, 0)
     os.close(fd)
+""",
+    "shared memory without a file": """
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+def step():
+    where = _libc.mmap(None, 8 << 20, 3, 0x21, -1, 0)
+    ctypes.memset(where, 1, 8 << 20)
+    assert not _libc.madvise(where, 8 << 20, 4)  # MADV_DONTNEED
+""",
+    "page tables": """
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+def step():
+    where = _libc.mmap(None, 4 << 30, 1, 0x4022, -1, 0)  # MAP_NORESERVE
+    assert not _libc.madvise(where, 4 << 30, 15)  # MADV_NOHUGEPAGE
+    for page in range(0, 4 << 30, 2 << 20):  # a table each
+        ctypes.string_at(where + page, 1)
 """,
     "memfd of a process that hides": """
 _libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
@@ -143,6 +159,7 @@ _SETUP = """
 from contextlib import suppress
 held = []
 _libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 def nameless():
     file = os.open('file', os.O_RDWR | os.O_CREAT)
     os.unlink('file')
@@ -228,6 +245,20 @@ async def test_names_of_a_tmpfs_count_as_memory(fresh: Fresh, bare_runtime: Runt
     hungry = await with_limits(fresh, bare_runtime, memory_max="100MiB")
     fill = "for n in range(130_000):\n    os.close(os.open(f'/tmp/{n}', os.O_CREAT))\n"
     assert await attack(hungry, fill + "time.sleep(600)") == "killed:memory"
+
+
+@pytest.mark.unprivileged
+@pytest.mark.parametrize("path", ["fork", "cold"])
+async def test_no_rule_of_landlock_keeps_a_removed_file(fresh: Fresh, path: str) -> None:
+    """A rule holds the inode of its file: 480 MiB stayed under a limit of 64 MiB, without a
+    descriptor. 125 rulesets with a rule for each port were 500 MiB of Linux's memory."""
+    # landlock_create_ruleset, _add_rule, _restrict_self
+    refused = "[names_of(call, number, 0, 0, 1, 0) for number in (444, 445, 446)]"
+    with by(path):
+        box = await fresh()
+        assert await tell(box, refused) == ["ENOTSUP"] * 3
+        done = await box.shell(f"python3 -c {shlex.quote(prelude() + f'print({refused})')}")
+        assert str(["ENOTSUP"] * 3) in done.stdout
 
 
 @pytest.mark.unprivileged

@@ -122,7 +122,7 @@ def _programs() -> dict[str, bytes]:
     machine = os.uname().machine
     return {
         name: load_filter(name, machine).program
-        for name in ("default", "strict", "allowlist", "no_unix")
+        for name in ("default", "strict", "allowlist", "last", "no_unix")
     }
 
 

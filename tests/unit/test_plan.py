@@ -55,6 +55,7 @@ FILTERS = Filters(
     strict=Filter("strict", b"\x03", "5" * 64),
     allowlist=Filter("allowlist", b"\x04", "a" * 64),
     guard=Filter("guard", b"\x05", "9" * 64),
+    last=Filter("last", b"\x07", "0" * 64),
     no_unix=Filter("no_unix", b"\x06", "0" * 64),
 )
 
@@ -304,7 +305,7 @@ def test_seal_crosses_the_wall_as_plain_data() -> None:
         "guarded": (),
         "guard": None,
         "connect": ("/workspace", "/tmp", "/dev/shm"),
-        "unix_filter": None,
+        "last_filter": "07",
     }
 
 
@@ -320,12 +321,12 @@ def test_sockets_in_a_host_directory_are_not_among_those_to_connect_to() -> None
 
 def test_policy_without_unix_sockets_has_a_filter_for_them() -> None:
     seal = planned(with_sockets("none")).seal
-    assert (seal.unix_filter, seal.kernel_filter, seal.jail_filter) == (
+    assert (seal.last_filter, seal.kernel_filter, seal.jail_filter) == (
         FILTERS.no_unix,
         None,
         None,
     )
-    assert planned(with_sockets("own")).seal.unix_filter is None
+    assert planned(with_sockets("own")).seal.last_filter is FILTERS.last
 
 
 MOUNTING = Filesystem(mount=(MountPolicy(source="/srv/wheels", target="/opt/wheels"),))

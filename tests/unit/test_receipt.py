@@ -80,7 +80,7 @@ SHOWING = structs.replace(PLAN, host_directories=("/workspace",), masks=True)
 NO_SOCKETS = structs.replace(
     SHOWING,
     unix_sockets="none",
-    seal=structs.replace(SEAL, unix_filter=Filter("no_unix", b"", "0" * 64)),
+    seal=structs.replace(SEAL, last_filter=Filter("no_unix", b"", "0" * 64)),
 )
 
 
@@ -140,7 +140,7 @@ def test_jail_whose_host_sockets_were_not_covered_is_refused() -> None:
 
 
 def test_jail_without_its_filter_of_unix_sockets_is_refused() -> None:
-    with pytest.raises(CannotEnforce, match="filter of Unix sockets"):
+    with pytest.raises(CannotEnforce, match="lacks its last filter"):
         make_receipt(NO_SOCKETS, facts(), host=HOST, landlock_abi=7, masks=Masks(0, True))
 
 

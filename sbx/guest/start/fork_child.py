@@ -516,7 +516,7 @@ def _follow(
         _seal(walls, domain, zygote_walls, _socket(joining) if joining is not None else None)
         lockdown.enter_files_only_domain(walls)
         lockdown.add_filter(walls["kernel_filter"])
-        lockdown.add_filter(walls["unix_filter"])
+        lockdown.add_filter(walls["last_filter"])
     return boot
 
 

@@ -22,7 +22,7 @@ from sbx.guest import frames
 from sbx.guest.start import lockdown
 from sbx.guest.supervisor import children, pid1
 
-_NO_WALLS: dict[str, Any] = {"landlock": False, "unix_filter": None}
+_NO_WALLS: dict[str, Any] = {"landlock": False, "last_filter": None}
 
 
 def main(control_fd: int, kernel_fd: int) -> NoReturn:

@@ -162,7 +162,7 @@ class JailCommands:
             if pid == 0:
                 if self._ends_groups:
                     children.end_with(supervisor)
-                _become_command(content, fds, self._domain, self._walls["unix_filter"])
+                _become_command(content, fds, self._domain, self._walls["last_filter"])
             return pid
         finally:
             self._oom.set(children.OOM_SUPERVISOR)
@@ -307,7 +307,7 @@ def _become_command(
     content: Mapping[str, Any],
     fds: tuple[int, int, int],
     domain: landlock.Ruleset | None,
-    unix_filter: str | None,
+    last_filter: str | None,
 ) -> NoReturn:
     try:
         os.setsid()
@@ -321,7 +321,7 @@ def _become_command(
                 os.dup2(fd, slot)
         if domain is not None:
             domain.enter()
-        lockdown.add_filter(unix_filter)
+        lockdown.add_filter(last_filter)
         lockdown.close_all_but(())
         script_files.write(content.get("files", ()))
         os.chdir(content["cwd"])

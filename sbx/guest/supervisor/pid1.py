@@ -314,7 +314,7 @@ def _seal_kernel(sock: socket.socket, walls: Any) -> None:
         lockdown.enter_domain(walls, nested=True)
         lockdown.enter_files_only_domain(walls)
         lockdown.add_filter(walls["kernel_filter"])
-        lockdown.add_filter(walls["unix_filter"])
+        lockdown.add_filter(walls["last_filter"])
     except BaseException as error:  # noqa: BLE001  # for any error: no user code may run here
         sock.sendall(frames.encode("refused", lockdown.refusal(error)))
         os._exit(1)

@@ -14,8 +14,8 @@ calls is a diff that a person reads.
     strict    loaded in addition once the kernel runs; of two filters the stricter answer counts
     allowlist default, and only the listed calls: in addition for every process of a jail whose
               policy asks for it; strict is loaded after it
-    no_unix   in addition to those for the kernel and the commands, if the policy allows no Unix
-              sockets
+    last      in addition to those for the kernel and the commands, after their Landlock domains
+    no_unix   in place of last, if the policy allows no Unix sockets
     serve     for the process of a root service that parses HTTP
 
 Our own compiler, not libseccomp's: that one cannot name calls newer than itself for another
@@ -33,7 +33,7 @@ from typing import NamedTuple
 from sbx.errors import Broken, CannotEnforce
 
 MACHINES = ("x86_64", "aarch64")
-NAMES = ("default", "strict", "serve", "allowlist", "guard", "no_unix")
+NAMES = ("default", "strict", "serve", "allowlist", "guard", "last", "no_unix")
 
 
 class Filter(NamedTuple):
@@ -51,6 +51,7 @@ class Filters(NamedTuple):
     strict: Filter
     allowlist: Filter
     guard: Filter
+    last: Filter
     no_unix: Filter
 
 

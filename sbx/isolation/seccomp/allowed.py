@@ -264,6 +264,6 @@ ALLOWLIST = (
     AllowSyscalls("uname sysinfo getrandom", "every program calls them at its start"),
     AllowSyscalls(
         "seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self",
-        "further restrictions: those of sbx after this filter, and those of browsers",
+        "further restrictions: those of sbx after this filter, and filters of browsers",
     ),
 )

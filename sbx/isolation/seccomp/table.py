@@ -330,10 +330,22 @@ STRICT = (
     Refuse("symlink symlinkat link linkat", EPERM, "makes a link"),
 )
 
-# In addition to the others, for the kernel and the commands of a policy with unix_sockets = "none".
+# In addition to the others, for the kernel and the commands, after their last Landlock domain. sbx
+# needs these calls after the filter of the jail.
+LAST = (
+    Refuse(
+        "landlock_create_ruleset landlock_add_rule landlock_restrict_self",
+        EOPNOTSUPP,
+        "a rule keeps a file that was removed, which no watcher of the disk sees, and any number of"
+        " rules is memory of Linux; programs go on as without Landlock",
+    ),
+)
+
+# The same for a policy with unix_sockets = "none".
 # A filter cannot read an address in memory, so this one refuses each socket that can have a path.
 # PID 1 and its relay do not get it: the relay connects to the socket of the proxy.
 NO_UNIX = (
+    *LAST,
     Refuse("socket", EPERM, "makes a Unix socket", (In(0, (AF_UNIX,)),)),
     _NO_DATAGRAM_PAIR,
 )
@@ -367,6 +379,7 @@ TABLES: dict[str, tuple[Refuse | Notify, ...]] = {
     "serve": SERVE,
     "allowlist": DEFAULT,
     "guard": GUARD,
+    "last": LAST,
     "no_unix": NO_UNIX,
 }
 ONLY = {"allowlist": ALLOWLIST}  # of the calls that its table allows
