@@ -39,6 +39,8 @@ _PIECE = 64 << 10
 _HEAD_S = 60.0  # for the head of a reply, once the request was sent
 _IDLE_S = 600.0  # between two pieces of a reply
 _CHECK_S = 5.0  # between two checks of the caller of a WebSocket
+_STATUS_END = 600  # RFC 9110, 15: a client takes no other status
+_NO_BODY = (204, 304)
 _SEND_S = 60.0  # for the server inside to take one piece of a request
 _SANDBOX = "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"
 _HOP_BY_HOP = frozenset(
@@ -127,7 +129,7 @@ class _Exchange:
             async with asyncio.timeout(_HEAD_S):
                 for _ in range(INTERIM_MAX):
                     event = await self._event()
-                    if isinstance(event, h11.Response):
+                    if isinstance(event, h11.Response) and event.status_code < _STATUS_END:
                         return event
                     if not isinstance(event, h11.InformationalResponse):
                         break
@@ -159,6 +161,8 @@ class _Relayed(Response):
         self._exchange = exchange
         self._request = request
         dropped = _HOP_BY_HOP | (frozenset() if is_own_origin(request) else _NOT_BACK)
+        if head.status_code in _NO_BODY:  # no bytes follow, whatever their number is
+            dropped |= {b"content-length"}
         headers = [(name, value) for name, value in head.headers if name not in dropped]
         if not is_own_origin(request):
             headers.append((b"content-security-policy", _SANDBOX.encode()))

@@ -183,6 +183,36 @@ async def test_a_closed_port_and_a_server_that_does_not_speak_http(
     assert (await http.get(f"/v1/sandboxes/{box}/ports/8000/")).status_code == 201
 
 
+ODD = """
+import socket
+HEADS = {
+    b"/204": b"204 No Content", b"/304": b"304 Not Modified", b"/600": b"600 O", b"/999": b"999 O",
+}
+with socket.create_server(("127.0.0.1", 8002)) as server:
+    while True:
+        connection, _ = server.accept()
+        path = (connection.recv(65536).split() + [b"", b""])[1]
+        status = HEADS.get(path, b"200 OK")
+        connection.sendall(b"HTTP/1.1 %b\\r\\nContent-Length: 5\\r\\n\\r\\nhello" % status)
+        connection.close()
+"""
+
+
+async def test_an_odd_reply_is_no_error_of_the_service(
+    http: httpx.AsyncClient, box: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A 304 with Content-Length, which RFC 9110 allows, and a status above 599 were logged as
+    errors with a traceback, and the connection of the client was cut."""
+    await started(http, box, "odd.py", ODD, 8002)
+    url = f"/v1/sandboxes/{box}/ports/8002"
+    for status in (204, 304):
+        reply = await http.get(f"{url}/{status}")
+        assert (reply.status_code, reply.content) == (status, b"")
+    for status in (600, 999):
+        refused(await http.get(f"{url}/{status}"), 502, "port_not_open")
+    assert [each.message for each in caplog.records if each.levelname == "ERROR"] == []
+
+
 async def test_a_sandbox_where_nothing_runs(http: httpx.AsyncClient) -> None:
     idle = (await made(http))["id"]
     refused(await http.get(f"/v1/sandboxes/{idle}/ports/8000/"), 502, "port_not_open")
