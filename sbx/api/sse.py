@@ -40,7 +40,9 @@ DOCUMENTED: dict[str, Any] = {  # one event, as `content` of the OpenAPI documen
         }
     }
 }
-FOLLOWING = "sbx.following"  # in the scope of a request whose reply is a stream of events
+# In the scope of a request whose reply is a stream of events: a function that sends a sign of life,
+# whose answer shows whether a client that has shut down its writing side is still there.
+FOLLOWING = "sbx.following"
 _BEHIND_MAX = 256 << 10  # bytes of events that wait for the client
 _EVENT_ID_DIGITS = 15
 _EVENT_ID = re.compile(rf"[0-9]{{1,{_EVENT_ID_DIGITS}}}")
@@ -195,8 +197,8 @@ class _Stream(Response):
         self._sent = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[FOLLOWING] = True
         changed = asyncio.Event()
+        scope[FOLLOWING] = changed.set
         gone = asyncio.ensure_future(disconnected(receive))
         denied = asyncio.ensure_future(_denied(self._request))
         coming = asyncio.ensure_future(self._collect(changed))
@@ -215,17 +217,16 @@ class _Stream(Response):
                     return
                 if coming.done():
                     coming.result()
-                silent, refused = not changed.is_set(), denied.done()
+                refused = denied.done()
                 changed.clear()
                 body, more = self._taken(), not (refused or coming.done())
                 if refused:
                     failure = _failure(denied.result(), scope["state"].get("request_id"))
                     body += self._encode(self._number + 1, failure)
-                elif silent:
-                    body = self._keepalive
-                if body or not more:
-                    async with asyncio.timeout(SEND_S):
-                        await send({"type": "http.response.body", "body": body, "more_body": more})
+                elif more:
+                    body = body or self._keepalive
+                async with asyncio.timeout(SEND_S):
+                    await send({"type": "http.response.body", "body": body, "more_body": more})
         finally:
             for task in (*tasks, self._first):
                 await _cancel(task)

@@ -19,6 +19,7 @@ import uvicorn
 from places import short_directory
 from service_process import Service, service
 
+from sbx.api import sse
 from sbx.api.server import http_protocol
 from sbx.api.server.http_protocol import HEAD_MAX, HEAD_S, HttpProtocol
 from tests.tiers import rows
@@ -476,6 +477,36 @@ async def test_a_stream_ends_when_a_client_that_sends_no_more_is_gone(family: st
                     assert await loop.sock_recv(client, 1 << 10)
                 assert not gone.is_set()
             await gone.wait()
+
+
+async def test_a_stream_of_events_ends_soon_after_its_client() -> None:
+    """Only the next heartbeat, after 15 to 50 s, showed over TCP that the client was gone. It
+    counted as a follower until then: 50 reloads of a page used up the followers of an owner."""
+    gone = asyncio.Event()
+
+    async def events() -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        try:
+            yield 1, {"type": "first"}
+            await asyncio.sleep(WAIT_S)
+        finally:
+            gone.set()
+
+    async def streams(scope: Any, receive: Any, send: Any) -> None:
+        await (await sse.stream(events()))(scope, receive, send)
+
+    loop = asyncio.get_running_loop()
+    with socket.socket() as sock, socket.socket() as client:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        async with serving(sock, None, streams):
+            client.setblocking(False)
+            await loop.sock_connect(client, sock.getsockname())
+            await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            while b"first" not in await loop.sock_recv(client, 1 << 10):
+                pass
+            client.close()
+            async with asyncio.timeout(sse.HEARTBEAT_S / 2):
+                await gone.wait()
 
 
 # -- pipelines -------------------------------------------------------------------------------------

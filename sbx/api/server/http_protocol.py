@@ -22,6 +22,7 @@ from sbx.api.admission import CLOSE, PLACE, AdmissionPlace, admission_of, too_ma
 from sbx.api.errors import error_response
 from sbx.api.server.peer_credentials import PEER, has_hung_up, peer_of
 from sbx.api.server.websocket_protocol import WebSocketProtocol
+from sbx.api.sse import FOLLOWING
 from sbx.errors import BadRequest, SbxError
 
 # Of an idle connection. The clients of E2B reuse one for up to 300 s, and do not repeat a request
@@ -101,15 +102,19 @@ class HttpProtocol(HttpToolsProtocol):
         """Notice that a client has disconnected after it had shut down its writing side.
 
         Linux reports this for a Unix socket. Over TCP, a client that closed its socket answers the
-        next bytes with an RST. Until the reply begins, an interim reply provides these bytes.
+        next bytes with an RST. An interim reply provides these bytes until the reply begins, and a
+        sign of life in a stream of events.
         """
         if self.transport.is_closing():
             return
         if has_hung_up(self.transport):
             self.transport.abort()
             return
-        if looks % PROBE_LOOKS == 0 and self._may_send_interim():
-            self.transport.write(_CONTINUE)
+        if looks % PROBE_LOOKS == 0:
+            if FOLLOWING in (scope := cast("dict[str, Any]", self.answering.scope)):
+                scope[FOLLOWING]()
+            elif self._may_send_interim():
+                self.transport.write(_CONTINUE)
         self._look = self.loop.call_later(LOOK_S, self._look_at_client, looks + 1)
 
     def _may_send_interim(self) -> bool:
