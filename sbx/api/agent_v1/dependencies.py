@@ -94,7 +94,7 @@ async def session_of(
     try:
         view, _ = await sessions.ensure(caller, ask)
     except SbxError as error:
-        # Another try, or another request, succeeds after all other errors: their status shows which.
+        # After each other error another try, or another request, succeeds; the status shows which.
         if not isinstance(error, PolicyError | CannotEnforce | Broken):
             raise
         raise Broken(

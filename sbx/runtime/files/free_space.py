@@ -90,7 +90,7 @@ def free(fd: int) -> tuple[int, int]:
 class WriteCounter:
     """Counts the bytes that the processes of a jail wrote to any disk.
 
-    This indicates the writer and does not prove it: Linux forgets the writes of a child whose parent
+    It indicates the writer and does not prove it: Linux forgets the writes of a child whose parent
     does not wait for it, and counts those of others at their parent again.
     """
 
