@@ -25,11 +25,12 @@ _SHORT = "short name of another file"
 # completes a repository: the parts can only come to a HEAD of the user, where they are not free.
 HEAD = "HEAD"
 # The entries of new names by their first character: a program may obey a hidden file that no table
-# has, and a command takes the other one for an option (`tar cf x.tar *`).
+# has, and a command takes the others for an option (`tar cf x.tar *`, and vim executes `+!id`).
 HIDDEN, OPTION = ".*", "-*"
 _BY_FIRST = {
     HIDDEN[0]: (HIDDEN, "a program that reads hidden files"),
     OPTION[0]: (OPTION, "a command with * in its arguments"),
+    "+": (OPTION, "vim, less or another command with * in its arguments"),
 }
 _GIT_PARTS = (("objects", "refs"), ("commondir",))
 _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
@@ -102,8 +103,8 @@ class PathRules:
     `aliases`: paths that an existing entry leads to (a symlink, a configured hook).
     `import_roots`: directories from which a host executable in Python imports its modules. Only the
     names of the standard library, and a few others, are protected there: the rest is the project's
-    own code. `data`: patterns of new names that are free although their first character is `.` or
-    `-`. `build_directories`: patterns of directories below which all of them are free."""
+    own code. `data`: patterns of new names that are free although their first character is `.`, `-`
+    or `+`. `build_directories`: patterns of directories below which all of them are free."""
 
     def __init__(
         self,
@@ -296,7 +297,7 @@ def reason(name: str, program: str) -> str:
         case ".*":  # HIDDEN
             return "its name is new and begins with a dot, so a program may obey it on the host"
         case "-*":  # OPTION
-            return "its name begins with '-', so a command would take it for an option on the host"
+            return "a command would take its name for an option on the host"
     return f"{program} would obey it on the host"
 
 

@@ -15,8 +15,8 @@ Therefore the table has the settings of these tools if the file is code or names
 
 No table is complete. Therefore a new name that begins with a dot goes to the quarantine as well,
 unless it is in `DATA` or lies below one of `BUILD_DIRECTORIES`. So does a new name that begins with
-`-`: `tar cf x.tar *` takes it for an option. The table remains for names without a dot, for
-existing files, which are read-only, and for the name of the program.
+`-` or `+`: `tar cf x.tar *` and `vim *` take it for an option. The table remains for names without
+a dot, for existing files, which are read-only, and for the name of the program.
 
 These names are free:
 
@@ -53,7 +53,8 @@ from typing import NamedTuple
 from sbx.guest.path_rules import NameRule, PathRules
 
 PACKAGE_TREES = ("node_modules", "site-packages", "dist-packages", "bower_components")
-# Names with a dot that are free although they are new, and why no program of the host runs them.
+# Names with a dot or `+` that are free although they are new, and why no program of the host runs
+# them.
 DATA = (
     # lists of paths and of people for git and others
     ".*ignore", ".gitattributes", ".gitkeep", ".keep", ".mailmap", ".git-blame-ignore-revs",
@@ -72,6 +73,9 @@ DATA = (
     ".*.sw?", ".*.un~", ".#*", ".~*", "._*", ".tmp*", ".temp*", ".*.tmp", ".*.temp", ".*.part",
     ".*.partial", ".*.crdownload", ".*.lock", ".lock", ".goutputstream-*", ".nfs[0-9]*",
     ".fuse_hidden*", ".ds_store",
+    # routes of SvelteKit: no command of vim or less has such a name
+    "+page.svelte", "+page.[jt]s", "+page.server.[jt]s", "+page.md", "+page.svx", "+error.svelte",
+    "+layout.svelte", "+layout.[jt]s", "+layout.server.[jt]s", "+server.[jt]s",
 )  # fmt: skip
 # No program looks into them for settings; only the project's own commands run their content.
 BUILD_DIRECTORIES = (

@@ -422,14 +422,17 @@ def test_name_that_is_an_option_has_no_link(caller: Caller) -> None:
     """The link of an item has its name: `tar cf x.tar *` takes it for an option as well."""
     option = "--checkpoint-action=exec=sh x"
     assert caller.outcome("openat", AT_FDCWD, option, CREATE, 0o600) == "done"
+    assert caller.outcome("openat", AT_FDCWD, "+!id", CREATE, 0o600) == "done"  # vim *
+    assert caller.outcome("openat", AT_FDCWD, "+page.svelte", CREATE, 0o600) == "done"
+    assert caller.outcome("openat", AT_FDCWD, "+page.svelte", CREATE, 0o600) == "done"
     assert caller.outcome("mkdirat", AT_FDCWD, "-d", 0o700) == "EROFS"
     assert caller.outcome("symlinkat", "a", AT_FDCWD, "-l") == "EROFS"
     assert caller.outcome("openat", AT_FDCWD, "a", CREATE, 0o600) == "done"
     assert caller.outcome("renameat", AT_FDCWD, "a", AT_FDCWD, "-a") == "done"
     assert caller.outcome("openat", AT_FDCWD, ".b", CREATE, 0o600) == "done"
     assert caller.outcome("renameat", AT_FDCWD, ".b", AT_FDCWD, "-b") == "done"
-    assert not [name for name in os.listdir() if name.startswith("-")]
-    assert len(items()) == 3
+    assert [name for name in os.listdir() if name.startswith(("-", "+"))] == ["+page.svelte"]
+    assert len(items()) == 4
 
 
 def test_directory_leaves_a_build_directory_by_a_copy(caller: Caller) -> None:
