@@ -97,8 +97,8 @@ class RequestLimitsMiddleware:
         authenticate: Callable[[Request], Awaitable[Caller]] | None = None,
         bodies: OwnerBytes | None = None,
     ) -> None:
-        """`authenticate` raises for a caller that may not even send a body. `bodies` counts the
-        unfinished ones."""
+        """`authenticate` raises for a caller that may not even send a body. `bodies` counts
+        those of requests without a complete reply."""
         self._app = app
         self._authenticate = authenticate
         self._bodies = bodies
@@ -243,15 +243,13 @@ class LimitedBody:
             if self._values is not None:
                 self._values.feed(message.get("body", b""))
                 check_values(self._values, self._values_max)
-            if self._ended:
-                self.release()
-            else:
-                self._take()
+            self._take()
         return message
 
     def _take(self) -> None:
-        """Count the bytes of an unfinished body, those that are announced before they come. Raise
-        as `OwnerBytes.take`."""
+        """Count the bytes of the body until the reply is complete, those that are announced before
+        they come: a call may wait with its body in memory, even for a client that is gone. Raise as
+        `OwnerBytes.take`."""
         more = max(self._length, self._read) - self._taken
         if self._bodies is not None and more > 0:
             self._bodies.take(self._owner, more)

@@ -123,7 +123,7 @@ class OwnerSlots:
 
 
 class OwnerBytes:
-    """The bytes of unfinished bodies that each owner has in memory: at most `limit`."""
+    """The bytes of bodies that the requests of each owner have in memory: at most `limit`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -133,9 +133,9 @@ class OwnerBytes:
         """Raise Unavailable `too_many_bodies`."""
         if self._used[owner] + size > self._limit:
             raise Unavailable(
-                f"the bodies that an owner sends at once have at most {self._limit} bytes",
+                f"the bodies of an owner's requests have at most {self._limit} bytes together",
                 code="too_many_bodies",
-                hint="send them one after another, or large files as an upload",
+                hint="wait for the replies of others, or send large files as an upload",
                 details={"limit": self._limit, "retry_after_s": 1},
             )
         self._used[owner] += size

@@ -1,4 +1,4 @@
-"""The limits of one object and of one owner: labels, watches, unfinished bodies, streams."""
+"""The limits of one object and of one owner: labels, watches, bodies in memory, streams."""
 
 import asyncio
 import gc
@@ -16,11 +16,16 @@ from live_app import Served, live, serving
 from msgspec.structs import replace
 from persistent_sandboxes import ME, eventually, open_service, run
 from places import short_directory
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from sbx.api.middleware import RequestLimitsMiddleware
 from sbx.errors import Unavailable
 from sbx.service import auth, runs
 from sbx.service.caller import Caller
 from sbx.service.ids import LABELS_MAX
+from sbx.service.limits import OwnerBytes
 from sbx.service.run import RunRequest
 from sbx.store import chats
 
@@ -31,7 +36,7 @@ ANN_, BOB = "ann-of-limits", "bob-of-limits"
 
 @pytest_asyncio.fixture(scope="module")
 async def small() -> AsyncIterator[Served]:
-    """A service in which an owner may have one stream, and 16 MiB of unfinished bodies."""
+    """A service in which an owner may have one stream, and 16 MiB of bodies."""
     with short_directory() as directory:
         async with live(directory, streams_per_owner=1, bodies_per_owner=16 << 20) as served:
             yield served
@@ -219,6 +224,26 @@ async def test_unfinished_bodies_of_an_owner_have_a_limit_together(small: Served
         place = "/v1/sandboxes/none/conversations/c/runs"
         reply = await client.post(place, content=body)
         assert reply.status_code == 422, reply.text  # a body of the largest size is read
+
+
+async def test_a_body_counts_until_its_call_has_ended() -> None:
+    """Only an unfinished body counted. Input for a process that does not read it stayed in memory,
+    also when its client was gone: 16 MiB each took 30 MiB, without a limit."""
+    bodies = OwnerBytes(16 << 20)
+    counted = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await Request(scope, receive).body()
+        counted.append(bodies._used[ANN_])
+        await Response()(scope, receive, send)
+
+    async def ann(_: Request) -> Caller:
+        return Caller(ANN_, "key")
+
+    whole = RequestLimitsMiddleware(app, ann, bodies)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(whole), base_url="http://x") as http:
+        await http.post("/e2b/49983/process.Process/SendInput", content=b"x" * 1000)
+    assert (counted, bodies._used) == ([1000], {})
 
 
 def _bodies(served: Served) -> Any:
