@@ -335,7 +335,10 @@ class Agents:
     async def _recover(self) -> None:
         for sandbox in self._service.sandboxes.every():
             if sandbox.row.labels == SUB_AGENT:
-                await self._service.sandboxes.end(sandbox, "requested")
+                try:
+                    await self._service.sandboxes.end(sandbox, "requested")
+                except SbxError as error:  # its time to live ends it; the service must start
+                    _log.error("sandbox %s was not deleted: %s", sandbox.id, error.message)
         reasons: dict[tuple[str, str, str | None, str | None], dict[str, str]] = {}
         for denied in await self.approvals.recover():
             if denied.decision is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import pytest_asyncio
 from agent_calls import (
     ANN,
@@ -26,6 +27,9 @@ from places import short_directory
 from sessions_calls import API
 
 from sbx.agent.messages import Response, TokenUsage
+from sbx.api.agent_v1 import agents_of
+from sbx.errors import Unavailable
+from sbx.service.agent_runs import SUB_AGENT
 
 PATIENCE_S = 30.0
 
@@ -218,6 +222,27 @@ async def test_an_abort_deletes_the_sandbox_of_the_sub_agent(
                 assert reply.is_success, reply.text
         while await boxes(http) > 1:  # noqa: ASYNC110  # it is in a service
             await asyncio.sleep(0.05)
+
+
+async def test_the_service_starts_though_a_sandbox_of_a_sub_agent_cannot_be_deleted(
+    at: Desk, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sandbox that a killed service left, on a disk that cannot take its end, kept the next
+    service from its start."""
+    sandboxes = at.served.service.sandboxes
+    box = await sandboxes.create(at.served.service.access.service_caller(), labels=SUB_AGENT)
+
+    async def full(*_: object) -> bool:
+        raise Unavailable("there is no space", code="no_space")
+
+    agents = agents_of(at.served.app)
+    with monkeypatch.context() as patched:
+        patched.setattr(sandboxes, "end", full)
+        patched.setattr(agents, "_started", False)
+        await agents.start()
+    monkeypatch.setattr(agents, "_started", False)
+    await agents.start()
+    assert box.id not in [each.id for each in sandboxes.every()]
 
 
 async def test_an_agent_without_the_table_cannot_delegate(
