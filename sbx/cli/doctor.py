@@ -38,8 +38,8 @@ def doctor(
     kernel: cold works on every host; fork and pool are faster, with the same walls. The exit code
     is 0 if the policy `default` runs here, else 3.
 
-    With --attack, run many attacks in sandboxes of the shipped policies instead. This takes less
-    than a minute. No attack harms this host, even if its wall is missing. An attack counts as tried
+    With --attack, run many attacks in sandboxes of the shipped policies instead. This takes about
+    a minute. No attack harms this host, even if its wall is missing. An attack counts as tried
     only if the same act succeeds where it is allowed. The exit code is 0 if all attacks were
     stopped, 1 if one escaped, and 3 if not all could be tried, also because this host cannot
     enforce a policy.
