@@ -113,12 +113,12 @@ async def long_call() -> AsyncIterator[None]:
                     await stack.enter_async_context(own)
                 await stack.enter_async_context(kept_with(loop, asyncio.Semaphore, _LONG_CALLS))
         except TimeoutError:
-            text = (
-                f"{_LONG_CALLS} searches, copies or similar calls run, and none of them has ended"
-            )
-            hint, details = "try again, with a narrower path", {"retry_after_s": 5}
-            code = "too_many_searches"
-            raise errors.Unavailable(text, code=code, hint=hint, details=details) from None
+            raise errors.Unavailable(
+                f"{_LONG_CALLS} searches, copies or similar calls run, and none of them has ended",
+                code="too_many_searches",
+                hint="try again, with a narrower path",
+                details={"retry_after_s": 5},
+            ) from None
         yield
 
 

@@ -223,9 +223,8 @@ class Chats:
 
     `most` is the limit of runs that work, and `per_owner`, a tenth of it, the limit for one owner.
     An owner may have as many that wait for an approval, which keep no agent of others from work.
-    Ended runs are
-    replayed for `replay_s` seconds, within `ended_bytes` in total and `run_bytes` each. `on_change`
-    is called at the start and at the end of a run.
+    Ended runs are replayed for `replay_s` seconds, within `ended_bytes` in total and `run_bytes`
+    each. `on_change` is called at the start and at the end of a run.
     """
 
     def __init__(

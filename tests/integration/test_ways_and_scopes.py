@@ -14,7 +14,7 @@ from sbx.service.auth import SCOPES
 
 __all__ = ["at"]
 # Of other products: their calls go through one target each (sdk_target.py) and its scopes.
-SDK = ("/e2b", "/opensandbox", "/shipyard")
+SDK = ("/e2b", "/opensandbox")
 # Neither of the three: settings, lists of ids, pages, and what only an owner or operator may do.
 NEITHER = re.compile(
     r"(/v1/admin/|/v1/(policies|profiles|cargos)|/console|/docs|/health|/metrics|/openapi.json|/$"
