@@ -246,9 +246,20 @@ class Tree(OwnedDescriptor):
         try:
             return self.opener(self.fd, relative, flags)
         except FileNotFoundError:
-            for depth, name in enumerate(relative):
-                self._create_directory(relative[:depth], encoded(name))
+            # From below: a copy of a tree of depth 1500, from the top, took minutes.
+            there = len(relative) - 1
+            while there > 0 and not self._has(relative[:there]):
+                there -= 1
+            for depth in range(there, len(relative)):
+                self._create_directory(relative[:depth], encoded(relative[depth]))
             return self.opener(self.fd, relative, flags)
+
+    def _has(self, relative: Relative) -> bool:
+        try:
+            os.close(self.hold(relative))
+        except FileNotFoundError:
+            return False
+        return True
 
     def _create_directory(self, above: Relative, name: bytes) -> None:
         parent = self.opener(self.fd, above, os.O_PATH | os.O_DIRECTORY)
