@@ -158,15 +158,23 @@ async def _start(place: Place) -> None:
     )
 
 
+_post(
+    "15 MiB of base64",
+    "/e2b/49983/process.Process/SendInput",
+    lambda: {"process": {"pid": 1}, "input": {"stdin": "AAAA" * (4 * _MIB - 1000)}},
+)
+
+
 @case("messages of 4 MiB", "POST /e2b/49983/process.Process/StreamInput")
 async def _stream_input(place: Place) -> None:
     content = b'{"x":[' + b"[]," * 1_300_000 + b"[]]}"
     head = b"\0" + len(content).to_bytes(4, "big")
-    await place.http.post(
-        "/e2b/49983/process.Process/StreamInput",
-        content=(head + content) * 3,
-        headers={"content-type": "application/connect+json", **place.headers("/e2b/")},
-    )
+    for body in ((head + content) * 3, b"\0\0\0\0\0" * 400_000):
+        await place.http.post(
+            "/e2b/49983/process.Process/StreamInput",
+            content=body,
+            headers={"content-type": "application/connect+json", **place.headers("/e2b/")},
+        )
 
 
 async def _pieces(data: bytes, times: int) -> AsyncIterator[bytes]:
