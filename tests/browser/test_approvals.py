@@ -1,7 +1,8 @@
 """What a person approves is what the page shows: each argument of each call, before the buttons."""
 
-from agent_calls import calls
+from agent_calls import body, calls, project
 from playwright.async_api import Locator, Page, expect
+from sessions_calls import API
 
 from sbx.agent.messages import Response
 from sbx.agent.tools.tool import Tool, ToolDefinition
@@ -55,3 +56,22 @@ async def shows_all(question: Locator) -> None:
         assert await box.evaluate("box => box.scrollHeight <= box.clientHeight + 1")
     for part in (*ARGUMENTS, *SHOWN):
         assert part in text[: text.rindex("Allow")], part
+
+
+async def test_a_check_of_a_task_is_asked_about_once_and_not_for_always(
+    desk: Desk, page: Page
+) -> None:
+    """The button for always was there, and the service refused what it does."""
+    directory = desk.directory("checked")
+    async with desk.console.served.client() as client:
+        project_id = await project(client, directory)
+        desk.model.add(Response("done"))
+        check = "curl -s http://127.0.0.1:1/; true"
+        asked = body("checked", project_id=project_id, completion_check=check, detach=True)
+        (await client.post(f"{API}/chat", json=asked)).raise_for_status()
+    await page.get_by_role("link", name="Approvals").click()
+    question = page.get_by_role("list", name="Waiting approvals").get_by_role("listitem")
+    await expect(question).to_contain_text("127.0.0.1:1/; true")
+    await expect(question.get_by_role("button", name="Always")).to_have_count(0)
+    await question.get_by_role("button", name="Deny").click()
+    await expect(page.get_by_text("Nothing is waiting")).to_be_visible()

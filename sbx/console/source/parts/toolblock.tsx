@@ -150,7 +150,7 @@ export function Question({ execution }: { execution: ToolExecution }): JSX.Eleme
           </Action>
         ))}
         <Action act={() => decide({ approved: false })}>{t("approval.deny")}</Action>
-        {typeof command === "string" && (
+        {typeof command === "string" && execution.toolName !== "completion_check" && (
           <button type="button" onClick={() => (always.value = true)}>
             {t("approval.always")}
           </button>
