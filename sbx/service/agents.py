@@ -333,12 +333,7 @@ class Agents:
                         calls.discard(event[1]["tool_call_id"])
 
     async def _recover(self) -> None:
-        for sandbox in self._service.sandboxes.every():
-            if sandbox.row.labels == SUB_AGENT:
-                try:
-                    await self._service.sandboxes.end(sandbox, "requested")
-                except SbxError as error:  # its time to live ends it; the service must start
-                    _log.error("sandbox %s was not deleted: %s", sandbox.id, error.message)
+        await _delete_sandboxes_of_sub_agents(self._service)
         reasons: dict[tuple[str, str, str | None, str | None], dict[str, str]] = {}
         for denied in await self.approvals.recover():
             if denied.decision is not None:
@@ -348,6 +343,15 @@ class Agents:
             store = self._service.store
             for row in await chats.named(store, owner, name, user_id=user, agent_id=agent):
                 await repair_history(self.history(row), calls)
+
+
+async def _delete_sandboxes_of_sub_agents(service: Service) -> None:
+    for sandbox in service.sandboxes.every():
+        if sandbox.row.labels == SUB_AGENT:
+            try:
+                await service.sandboxes.end(sandbox, "requested")
+            except SbxError as error:  # its time to live ends it; the service must start
+                _log.error("sandbox %s was not deleted: %s", sandbox.id, error.message)
 
 
 def _bounds(caller: Caller) -> dict[str, Any]:
