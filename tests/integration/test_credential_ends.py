@@ -110,6 +110,7 @@ async def test_open_sockets_end_with_their_token(monkeypatch: pytest.MonkeyPatch
         (stream, "_CHECK_S"),
         (terminals, "_CHECK_S"),
         (sse, "KNOWN_S"),
+        (sse, "FIRST_S"),  # for which the head of a silent stream waits
     ):
         monkeypatch.setattr(module, name, 0.1)
     clock = FakeClock()
