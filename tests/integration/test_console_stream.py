@@ -24,6 +24,8 @@ from websockets.exceptions import ConnectionClosed
 
 from sbx.agent.messages import Response
 from sbx.agent.settings import AgentSettings
+from sbx.api import sse
+from sbx.api.console import stream as console_stream
 from sbx.api.console.topics import Follow
 from sbx.protocol.events import text_from_json
 from tests.fake_clock import FakeClock
@@ -467,7 +469,8 @@ async def test_one_connection_follows_so_many_topics(desk: Desk) -> None:
         assert (await page.next())["id"] == "64"
 
 
-async def test_a_logout_ends_the_stream(desk: Desk) -> None:
+async def test_a_logout_ends_the_stream(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_stream, "_CHECK_S", 0.1)
     cookie = await desk.console.login()
     async with stream(desk.console, cookie) as page:
         await desk.console.call("POST", "/api/v1/console/logout", cookie, {})
@@ -478,8 +481,9 @@ async def test_a_logout_ends_the_stream(desk: Desk) -> None:
 
 
 async def test_a_program_follows_notices_as_server_sent_events(
-    desk: Desk, client: httpx.AsyncClient
+    desk: Desk, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sse, "FIRST_S", 0.1)
     accepts = {"accept": "text/event-stream"}
     async with client.stream("GET", f"{API}/events", headers=accepts) as reply:
         assert reply.status_code == 200

@@ -24,6 +24,7 @@ from serving import Service
 from websockets.asyncio.client import connect as connect_websocket
 from websockets.exceptions import InvalidStatus
 
+from sbx.api import ports
 from sbx.api.surfaces import PLANE_PORTS
 from sbx.client import Client
 from sbx.errors import Conflict, SbxError
@@ -470,7 +471,10 @@ with socket.create_server(("127.0.0.1", 8000)) as server:
 """
 
 
-async def test_a_reply_is_cut_once_its_key_is_revoked(sdk: SdkService) -> None:
+async def test_a_reply_is_cut_once_its_key_is_revoked(
+    sdk: SdkService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports, "_CHECK_S", 0.1)
     access = sdk.served.service.access
     key, text = await access.make_key("stopper", operator=False)
     headers = {"authorization": f"Bearer {text}"}
