@@ -9,6 +9,7 @@ import math
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -247,19 +248,9 @@ class Tree(OwnedDescriptor):
             return self.opener(self.fd, relative, flags)
         except FileNotFoundError:
             # From below: a copy of a tree of depth 1500, from the top, took minutes.
-            there = len(relative) - 1
-            while there > 0 and not self._has(relative[:there]):
-                there -= 1
-            for depth in range(there, len(relative)):
+            for depth in range(_existing(self, relative), len(relative)):
                 self._create_directory(relative[:depth], encoded(relative[depth]))
             return self.opener(self.fd, relative, flags)
-
-    def _has(self, relative: Relative) -> bool:
-        try:
-            os.close(self.hold(relative))
-        except FileNotFoundError:
-            return False
-        return True
 
     def _create_directory(self, above: Relative, name: bytes) -> None:
         parent = self.opener(self.fd, above, os.O_PATH | os.O_DIRECTORY)
@@ -276,6 +267,15 @@ class Tree(OwnedDescriptor):
             return
         finally:
             os.close(parent)
+
+
+def _existing(tree: Tree, relative: Relative) -> int:
+    """Return how many parts lead to the deepest directory above a missing path."""
+    for depth in range(len(relative) - 1, 0, -1):
+        with suppress(FileNotFoundError):
+            os.close(tree.hold(relative[:depth]))
+            return depth
+    return 0
 
 
 def _kept_mode(parent: int, name: bytes) -> int:
