@@ -48,7 +48,7 @@ def test_new_hidden_names_and_options_say_why(project: Path, tmp_path: Path) -> 
     ran = in_process("run", "--workspace", project, "-c", plant, stdin=b"", **env)
     lines = {line.partition(" (")[0]: line for line in ran.stderr.splitlines()}
     assert "begins with a dot" in lines["quarantined: .x"]
-    assert "would take it for an option" in lines["quarantined: -y"]
+    assert "would take its name for an option" in lines["quarantined: -y"]
     assert os.listdir(project) == []
     listed = in_process("quarantine", "list", stdin=b"", **env).stdout
     assert "begins with a dot" in listed

