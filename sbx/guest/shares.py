@@ -9,7 +9,8 @@ from contextlib import suppress
 
 from sbx.linux import namespaces
 
-KEYS = "/proc/keys"  # lists the keys of the user who has the jail's uid outside
+# They list and count the keys of the user who has the jail's uid outside.
+KEYS = ("/proc/keys", "/proc/key-users")
 PTYS_MAX = 64  # of 3,072 that all jails of the machine share
 TMPFS_NAMES_MAX = 128 << 10  # each takes 1 KiB of Linux, whatever the size of the tmpfs is
 _INOTIFY_INSTANCES = 16  # of 128 for each user, by default

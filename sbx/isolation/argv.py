@@ -35,7 +35,7 @@ _ZYGOTE_CAPABILITIES = (
     "CAP_CHOWN",  # a /tmp that belongs to the sandbox's uid
 )
 
-HAS_KEYS = os.path.exists(KEYS)  # CONFIG_KEYS
+_COVERED = tuple(filter(os.path.exists, KEYS))  # CONFIG_KEYS
 
 
 def bwrap_argv(plan: LaunchPlan, staged: Callable[[int | str], str]) -> list[str]:
@@ -46,9 +46,9 @@ def bwrap_argv(plan: LaunchPlan, staged: Callable[[int | str], str]) -> list[str
 
     1. namespaces, and a second user namespace inside which no further one can be made;
     2. the mounts of the plan over an empty tmpfs; /proc and /dev come before the mounts on them; a
-       devpts of the broker covers the one of --dev, which has no limit, and /dev/null the list of
-       keys, which names those of the user if the jail has the user's uid. A zygote does not cover
-       it: its forks may mount their own proc(5) only while they see a complete one;
+       devpts of the broker covers the one of --dev, which has no limit, and /dev/null the lists of
+       keys, which name those of the user if the jail has the user's uid. A zygote does not cover
+       them: its forks may mount their own proc(5) only while they see a complete one;
     3. the synthetic /etc, and /sandbox/workspace for code that expects this path;
     4. the root and /dev read-only, once everything is in place;
     5. environment, directory, the filter that holds from the first instruction of the guest.
@@ -57,7 +57,7 @@ def bwrap_argv(plan: LaunchPlan, staged: Callable[[int | str], str]) -> list[str
     argv += ["--uid", str(INSIDE_UID), "--gid", str(INSIDE_GID)]
     if "--disable-userns" in plan.options:
         argv.append("--disable-userns")
-    covers = ["--dev-bind", "/dev/null", KEYS] if HAS_KEYS else []
+    covers = [word for path in _COVERED for word in ("--dev-bind", "/dev/null", path)]
     if plan.staged_devpts:
         covers += ["--dev-bind", staged(DEVPTS), "/dev/pts"]
     argv += _view((*plan.mounts, *plan.own_mounts), plan.files, staged, covers=covers)

@@ -62,6 +62,7 @@ async def test_the_keys_of_the_user_are_not_listed(box: AsyncSandbox) -> None:
     assert "sbx-test-key" in Path("/proc/keys").read_text()
     assert await tell(box, "open('/proc/keys').read()") == ""
     assert await tell(box, "subprocess.getoutput('cat /proc/self/root/proc/keys')") == ""
+    assert await tell(box, "open('/proc/key-users').read()") == ""
 
 
 @pytest.mark.parametrize("path", ["/etc/shadow", "/etc/ssh", "/var/log", "/run", "/sys"])

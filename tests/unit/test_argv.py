@@ -40,7 +40,7 @@ def test_the_whole_list() -> None:
         --disable-userns
         --hostname sandbox --die-with-parent --as-pid-1 --new-session
         --proc /proc --dev /dev
-        --dev-bind /dev/null /proc/keys
+        --dev-bind /dev/null /proc/keys --dev-bind /dev/null /proc/key-users
         --ro-bind-try /usr /usr
         --perms 1777 --size 4096 --tmpfs /tmp
         --perms 0755 --dir /home
@@ -65,7 +65,7 @@ def test_the_whole_list() -> None:
 def test_a_limited_devpts_of_the_broker_covers_the_one_of_bubblewrap() -> None:
     argv = bwrap_argv(replace(PLAN, staged_devpts=True), lambda index: f"/stage/{index}")
     without = bwrap_argv(PLAN, lambda index: f"/stage/{index}")
-    at = without.index("/proc/keys") + 1
+    at = without.index("/proc/key-users") + 1
     assert argv == [*without[:at], "--dev-bind", "/stage/pts", "/dev/pts", *without[at:]]
 
 

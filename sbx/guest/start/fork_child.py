@@ -172,8 +172,8 @@ def _own_view(view: MountView) -> None:
     namespaces.unshare(_OWN)
     mounts.private("/")
     mounts.proc("/proc")
-    if os.path.exists(shares.KEYS):
-        mounts.bind("/dev/null", shares.KEYS)
+    for path in filter(os.path.exists, shares.KEYS):
+        mounts.bind("/dev/null", path)
     mounts.devpts("/dev/pts", ptys_max=shares.PTYS_MAX)
     for top, size, mode in view.tmpfs:
         kept = [path for path in view.kept if path.startswith(f"{top}/")]
