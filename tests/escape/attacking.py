@@ -169,7 +169,7 @@ def _no_landlock(plan: LaunchPlan) -> LaunchPlan:
 
 
 def _no_seccomp(plan: LaunchPlan) -> LaunchPlan:
-    bare = replace(plan.seal, kernel_filter=None, jail_filter=None)
+    bare = replace(plan.seal, kernel_filter=None, jail_filter=None, last_filter=None)
     return replace(plan, filter=ALLOW_ALL, seal=bare)
 
 
