@@ -38,7 +38,7 @@ from sbx.linux import landlock, procfs  # noqa: E402
 CGROUPS = Path("/sys/fs/cgroup")
 MIB = 1 << 20
 GONE_S = 60.0
-BOMB_S = 8.0
+BOMB_S = float(os.environ.get("BOMB_S", "8"))  # more for a slow guest
 SETTINGS = Settings(start_timeout=float(os.environ.get("SBX_START_TIMEOUT", "120")))
 
 SBX = "import sys; from sbx.cli import main; sys.exit(main())"
@@ -285,7 +285,9 @@ async def strict_policy_has_every_wall(runtime: Runtime) -> str:
         return "left out: this linux has no Landlock, which the policy demands"
     async with await runtime.create(policy("strict")) as box:
         receipt = await box.start()
-        assert not any(wall["weaker"] for wall in receipt.walls), receipt.walls
+        hard = [wall for wall in receipt.walls if wall["demanded"] == "hard"]
+        assert len(hard) > 5, receipt.walls
+        assert not any(wall["weaker"] for wall in hard), receipt.walls
         assert (await box.run("1 + 1")).result == "2"
         assert not (await box.run("import os; os.fork()")).ok
     return ", ".join(f"{wall['name']}: {wall['demanded']}" for wall in receipt.walls)
