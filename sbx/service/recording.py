@@ -63,10 +63,13 @@ class Recording(Struct, frozen=True):
 
     @property
     def problems(self) -> Sequence[str]:
+        return self._problems(store_waits=self.pending.refused)
+
+    def _problems(self, *, store_waits: bool) -> Sequence[str]:
         return problems(
             full=self.reserve.full,
             audit_waits=self.audit.refused,
-            store_waits=self.pending.refused,
+            store_waits=store_waits,
             damaged=self.pending.store_damaged,
         )
 
@@ -76,13 +79,7 @@ class Recording(Struct, frozen=True):
 
         `runs`: it runs code. Other work leaves no record in the store.
         """
-        codes = problems(
-            full=self.reserve.full,
-            audit_waits=self.audit.refused,
-            store_waits=runs and self.pending.refused,
-            damaged=self.pending.store_damaged,
-        )
-        if codes:
+        if codes := self._problems(store_waits=runs and self.pending.refused):
             raise refusal(codes[0])
 
     async def record(self, caller: Caller, action: str, object: str, **details: Any) -> None:
