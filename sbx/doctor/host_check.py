@@ -24,7 +24,7 @@ from sbx.protocol.languages import LANGUAGES
 from sbx.runtime.processes.languages import available as available_languages
 from sbx.runtime.processes.languages import how_to_get
 from sbx.runtime.runtime import Runtime
-from sbx.runtime.settings import Settings
+from sbx.runtime.settings import UNREADABLE, Settings, unreadable
 
 _GUEST_NEEDS = ("IPython", "ipykernel", "comm", "matplotlib_inline")
 _LIVE_POLICY = "default"
@@ -313,7 +313,7 @@ def _covers(line: str, ids: range) -> bool:
 
 
 def _other_layers(capabilities: Capabilities, settings: Settings) -> tuple[Layer, ...]:
-    layers = [_interpreter(), _broker(capabilities)]
+    layers = [_interpreter(), _broker(capabilities), _operator_directories(settings)]
     if capabilities.root:
         maps = [Path(f"/proc/self/{kind}_map").read_text() for kind in ("uid", "gid")]
         layers.append(host_ids(maps, *settings.uid_range))
@@ -333,6 +333,23 @@ def _interpreter() -> Layer:
     ipython = importlib.metadata.version("ipython")
     return Layer(
         "interpreter", True, f"Python {version} with IPython {ipython} at {sys.executable}"
+    )
+
+
+def _operator_directories(settings: Settings) -> Layer:
+    """Return whether this user can read the directories of agents, tools and tasks. One that does
+    not exist has no files."""
+    problems = [
+        f"{path} cannot be read: {error.strerror}"
+        for path, error in unreadable(settings.operator_directories)
+        if not isinstance(error, FileNotFoundError)
+    ]
+    return Layer(
+        "operator files",
+        not problems,
+        "the directories of agents, tools and tasks",
+        "; ".join(problems) or None,
+        UNREADABLE if problems else None,
     )
 
 

@@ -3,7 +3,7 @@
 import os
 import pwd
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +23,16 @@ from sbx.workspace.quarantine import HostProtection
 _FIRST_UID = 1_900_000_000  # above the uids of systemd for containers (systemd.io/UIDS-GIDS)
 _UIDS = 100_000_000
 _Count = Annotated[int, Field(ge=1, le=1_000_000)]
+UNREADABLE = "name another directory in the setting (agents_dir, tools_dir, tasks_dir)"
+
+
+def unreadable(directories: Iterable[Path]) -> Iterator[tuple[Path, OSError]]:
+    """Yield each directory that cannot be listed, with the error."""
+    for path in directories:
+        try:
+            os.listdir(path)
+        except OSError as error:
+            yield path, error
 
 
 def _default_environments() -> Path:
@@ -60,9 +70,9 @@ def _values_of(path: Path) -> Mapping[str, Any]:
         return settings_files.toml(path, text) if text is not None else {}
     except SbxError as error:
         # The system's file may be for root only, and this process may have dropped its rights.
-        unreadable = isinstance(error.__context__, PermissionError)
+        refused = isinstance(error.__context__, PermissionError)
         of_another = path.parent == settings_files.SYSTEM and os.geteuid() != 0
-        if unreadable or of_another:
+        if refused or of_another:
             return {}
         raise
 
@@ -216,11 +226,17 @@ class Settings(BaseSettings):
         with_defaults += map(Path, ("/etc/sbx", "/var/lib/sbx", "/var/lib/sbx-environments"))
         with suppress(RuntimeError):  # neither HOME nor an account
             with_defaults.append(default_socket())
-        own = [self.environments, self.agents_dir, self.tools_dir, self.tasks_dir]
+        own = [self.environments, *self.operator_directories]
         own += [self.bwrap] if self.bwrap is not None else []  # it starts each sandbox
         code = (*directories(self.policy_dirs), *own)
         in_files = _own_paths_in_files()
         return OwnPaths((*with_defaults, *in_files.private), (*code, *in_files.code))
+
+    @property
+    def operator_directories(self) -> tuple[Path, ...]:
+        """Return the directories whose files limit agents. One that is not visible would be one
+        without files, so an agent would run without its limits."""
+        return self.agents_dir, self.tools_dir, self.tasks_dir
 
     @property
     def private(self) -> tuple[Path, ...]:

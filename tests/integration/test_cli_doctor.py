@@ -2,7 +2,9 @@
 
 import json
 import re
+from pathlib import Path
 
+import pytest
 from command import in_process
 
 PATHS = ("cold", "pool", "fork")
@@ -55,3 +57,26 @@ def test_paths_that_a_setting_takes_away_are_told_with_the_setting() -> None:
     assert [("yes" in rows[path]) for path in PATHS] == [True, False, False]
     for path in ("pool", "fork"):
         assert re.search(f"slow: no {path}: .*SBX_FAST_PATH", ended.stdout)
+
+
+@pytest.mark.parametrize("setting", ["SBX_AGENTS_DIR", "SBX_TOOLS_DIR", "SBX_TASKS_DIR"])
+def test_directory_that_the_service_cannot_read_is_reported(tmp_path: Path, setting: str) -> None:
+    """The service refuses to start with it, and doctor reported nothing (holes 2.3)."""
+    (tmp_path / "file").touch()
+    variables = {setting: str(tmp_path / "file")}
+    layers = {layer["name"]: layer for layer in _layers(**variables)}
+    assert not layers["operator files"]["found"]
+    assert f"{tmp_path}/file cannot be read: Not a directory" in layers["operator files"]["cause"]
+    assert "agents_dir, tools_dir, tasks_dir" in layers["operator files"]["remedy"]
+
+
+def test_directory_of_the_operator_that_does_not_exist_is_no_problem(tmp_path: Path) -> None:
+    layers = {layer["name"]: layer for layer in _layers(SBX_AGENTS_DIR=str(tmp_path / "none"))}
+    assert layers["operator files"]["found"]
+
+
+def _layers(**variables: str) -> list[dict[str, str]]:
+    layers: list[dict[str, str]] = json.loads(in_process("doctor", "--json", **variables).stdout)[
+        "layers"
+    ]
+    return layers

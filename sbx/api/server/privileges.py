@@ -47,6 +47,7 @@ from sbx.isolation.seccomp import load_filter, load_filters
 from sbx.linux import capabilities, landlock, mountinfo, prctl, procfs, seccomp
 from sbx.linux.landlock import FileRights
 from sbx.policy import Policy, available, load
+from sbx.runtime.settings import UNREADABLE, unreadable
 from sbx.workspace import allowed_paths
 
 _log = logging.getLogger(__name__)
@@ -239,10 +240,10 @@ def drop(
     if not seccomp.supported():
         raise _cannot("seccomp filters are not available", "use a Linux that has them")
     program = load_filter("serve", platform.machine()).program
-    for path in _operator_directories(settings):
+    for path in settings.operator_directories:
         with suppress(OSError):  # a file in a directory that comes later would not be visible
             path.mkdir(parents=True, exist_ok=True)
-    operator = [path for path in _operator_directories(settings) if path.exists()]
+    operator = [path for path in settings.operator_directories if path.exists()]
     readable = _readable(settings)
     tempfile.tempdir = str(settings.data / "tmp")
     os.environ["TMPDIR"] = tempfile.tempdir
@@ -260,12 +261,8 @@ def drop(
     except (OSError, RuntimeError) as error:
         raise _cannot(str(error), "`sbx doctor` lists the layers of this host") from error
     check(account)
-    for path in operator:
-        try:
-            os.listdir(path)
-        except OSError as error:
-            remedy = "name another directory in the setting (agents_dir, tools_dir, tasks_dir)"
-            raise _cannot(f"{path} could then not be read: {error.strerror}", remedy) from error
+    for path, error in unreadable(operator):
+        raise _cannot(f"{path} could then not be read: {error.strerror}", UNREADABLE) from error
 
 
 def check(account: Account) -> None:
@@ -328,17 +325,11 @@ def _readable(settings: ServiceSettings) -> list[str]:
         *(str(_PROJECT / name) for name in ("sbx", "policies")),
         *map(str, settings.policy_dirs),
         str(settings.environments),
-        *map(str, _operator_directories(settings)),
+        *map(str, settings.operator_directories),
         *((str(settings.bwrap),) if settings.bwrap else ()),
         *filter(os.path.isfile, _secret_files(settings)),
     ]
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
-
-
-def _operator_directories(settings: ServiceSettings) -> tuple[Path, ...]:
-    """Return the directories whose files limit agents. One that is not visible would be one without
-    files, so an agent would run without its limits."""
-    return settings.agents_dir, settings.tools_dir, settings.tasks_dir
 
 
 def _secret_files(settings: ServiceSettings) -> Iterator[str]:
@@ -350,13 +341,15 @@ def _secret_files(settings: ServiceSettings) -> Iterator[str]:
                 source = read_source(path)
                 if source.openapi is not None:
                     yield str(source.openapi.document)
-                named = source.secrets.values()
-                yield from (name.removeprefix("file:") for name in named if name[:5] == "file:")
+                yield from _files_of(source.secrets.values())
     for info in available(settings.policy_dirs):
         with suppress(SbxError):  # `confine` logged a warning
             policy = load(info.name, search=settings.policy_dirs)
-            sources = [secret.source for secret in policy.secrets.values()]
-            yield from (name.removeprefix("file:") for name in sources if name.startswith("file:"))
+            yield from _files_of(secret.source for secret in policy.secrets.values())
+
+
+def _files_of(sources: Iterable[str]) -> Iterator[str]:
+    return (source.removeprefix("file:") for source in sources if source.startswith("file:"))
 
 
 def _wrong(problem: str) -> BadRequest:
