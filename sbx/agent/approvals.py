@@ -11,20 +11,19 @@ exist.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
-from sbx.agent.tools.approval_rules import ApprovalRule, matches, rule_for
+from sbx.agent.tools.approval_rules import ApprovalRule, matches, rule_for, rule_kinds
 from sbx.agent.tools.tool import Arguments
 from sbx.aio import Clock, run_to_completion
-from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
+from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError
 from sbx.protocol.approvals import (
     ABORT,
-    AS_RULE,
     RESTART,
     TIMEOUT,
     Approval,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from sbx.store.approvals import ApprovalStore
 
 TIMEOUT_S = 600.0
-_RULE_MAX = 16 << 10  # characters
 _LIST_MAX = 200
 _CURSOR_MAX = 1 << 63  # numbers are below it
 
@@ -56,11 +54,8 @@ class AgentContext(Struct, frozen=True):
 class Pending:
     """A call that waits for a decision. `Approvals.ask` creates it."""
 
-    def __init__(
-        self, approvals: "Approvals", approval: Approval, *, remember_as: Collection[Remember]
-    ) -> None:
+    def __init__(self, approvals: "Approvals", approval: Approval) -> None:
         self.approval = approval
-        self.remember_as = remember_as
         self._approvals = approvals
         self._answer: asyncio.Future[ApprovalDecision] = asyncio.get_running_loop().create_future()
 
@@ -123,15 +118,17 @@ class Approvals:
         tool_name: str,
         tool_args: Arguments,
         dry_run: dict[str, Any] | None = None,
-        remember_as: Collection[Remember] = AS_RULE,
+        remember_as: tuple[Remember, ...] | None = None,
     ) -> Pending:
         """Record the call and make it ready for a decision. Announce it only after this returns.
 
-        `remember_as`: how an approval may count for longer than this call. A call id is used for
-        one question only: a late answer to a first question would answer the second. Raise
-        Conflict, NotFound `no_conversation` for a deleted conversation, and TooLarge.
+        `remember_as`: how an approval may count for longer than this call; None is `rule_kinds`. A
+        call id is used for one question only: a late answer to a first question would answer the
+        second. Raise Conflict, NotFound `no_conversation` for a deleted conversation, and TooLarge.
         """
         now = self._clock.now()
+        if remember_as is None:
+            remember_as = rule_kinds(tool_name, tool_args)
         approval = Approval(
             tool_call_id=tool_call_id,
             tool_name=tool_name,
@@ -145,12 +142,14 @@ class Approvals:
             agent_id=place.agent_id,
             project_id=place.project_id,
             dry_run=dry_run,
+            remember_as=remember_as,
         )
         if tool_call_id in self._waiting:
             raise Conflict(f"the call {tool_call_id} already waits for a decision")
-        pending = self._waiting[tool_call_id] = Pending(self, approval, remember_as=remember_as)
+        pending = self._waiting[tool_call_id] = Pending(self, approval)
         try:
-            pending.approval = await run_to_completion(self._records.add(approval))
+            added = await run_to_completion(self._records.add(approval))
+            pending.approval = replace(added, remember_as=remember_as)
         except asyncio.CancelledError:
             await run_to_completion(self.deny(approval, ABORT))
             raise
@@ -228,14 +227,15 @@ class Approvals:
                 hint="approve the call without remember, or decide with a key of the owner",
                 details={"field": "remember"},
             )
-        pending = self._waiting.get(tool_call_id)
-        if remember is not None and pending is not None and remember not in pending.remember_as:
+        if remember is not None and remember not in approval.remember_as:
             raise BadRequest(
                 f"an approval of this {approval.tool_name} cannot be remembered as {remember}",
                 code="not_remembered",
-                hint="approve it once; the setting changes, or ask_outside for some"
-                " directories, allows changes without a question",
-                details={"field": "remember", "possible": list(pending.remember_as)},
+                hint=f"approve it once, or as {' or '.join(approval.remember_as)}"
+                if approval.remember_as
+                else "approve it once; the setting changes, or ask_outside for some directories,"
+                " allows changes without a question",
+                details={"field": "remember", "possible": list(approval.remember_as)},
             )
         rule = _rule(approval, approved, remember, prefix, by, now)
         decision = ApprovalDecision(approved, by, now, remember)
@@ -246,7 +246,18 @@ class Approvals:
         approval = await self._records.get(tool_call_id)
         if approval is None or not reach.covers(approval):
             raise _unknown(tool_call_id)
-        return approval
+        return self._with_remember_as(reach, approval)
+
+    def _with_remember_as(self, reach: ApprovalScope, approval: Approval) -> Approval:
+        """Return the approval as a caller with this reach may decide it. A caller with bounds may
+        not create a rule."""
+        if approval.decision is not None or reach.is_bounded:
+            return approval
+        pending = self._waiting.get(approval.tool_call_id)
+        if pending is None:
+            kinds = rule_kinds(approval.tool_name, approval.tool_args)
+            return replace(approval, remember_as=kinds)
+        return replace(approval, remember_as=pending.approval.remember_as)
 
     async def pending(
         self, reach: ApprovalScope, *, limit: int = 50, cursor: str | None = None
@@ -260,7 +271,8 @@ class Approvals:
 
         approvals = await page(_after(cursor), max(1, min(limit, _LIST_MAX)))
         more = approvals and await page(approvals[-1].seq, 1)
-        return approvals, str(approvals[-1].seq) if more else None
+        offered = [self._with_remember_as(reach, approval) for approval in approvals]
+        return offered, str(approvals[-1].seq) if more else None
 
     async def rules(
         self,
@@ -350,12 +362,6 @@ def _rule(
     if remember not in ("exact", "prefix"):  # the sandbox remembers granted access
         return None
     rule = rule_for(approval.tool_name, approval.tool_args, remember, prefix)
-    if len(rule.text) > _RULE_MAX:
-        raise TooLarge(
-            f"a remembered call may have at most {_RULE_MAX} characters",
-            hint="approve it once",
-            details={"limit": _RULE_MAX},
-        )
     return StoredApprovalRule(
         id=f"rule-{secrets.token_hex(8)}",
         owner=approval.owner,

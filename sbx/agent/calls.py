@@ -14,7 +14,7 @@ order of the calls. If a call needs an approval, `approvals` has recorded it as 
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Literal
@@ -38,7 +38,7 @@ from sbx.agent.history import ENDED
 from sbx.agent.messages import TokenUsage, ToolCall, carried
 from sbx.agent.sandbox import ToolChanges, ToolSandbox, commands_allowed, is_sandboxed
 from sbx.agent.tools import access
-from sbx.agent.tools.approval_rules import COMMAND_TOOL, Permissions, subject
+from sbx.agent.tools.approval_rules import COMMAND_TOOL, Permissions, rule_kinds, subject
 from sbx.agent.tools.execution import EXECUTE_COMMAND
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.results import (
@@ -65,7 +65,7 @@ from sbx.aio import run_to_completion
 from sbx.errors import Denied, SbxError, TooLarge, Unavailable
 from sbx.policy.grants import Grants
 from sbx.protocol.agent import AgentEvent, Json, ToolApproval, ToolEnd, ToolOutput, ToolStart
-from sbx.protocol.approvals import ABORT, AS_GRANT, AS_RULE, ApprovalDecision, Remember
+from sbx.protocol.approvals import ABORT, ApprovalDecision, Remember
 from sbx.telemetry import spans
 
 HERE = AgentContext("local", "default")
@@ -216,7 +216,7 @@ class AgentToolCalls:
     async def _ruling(self, call: "_Call") -> Ruling:
         if call.call.name == access.NAME and self._grants is not None:
             call.arguments = access.question(self._grants, call.arguments)
-            call.remember_as = AS_GRANT
+            call.remember_as = access.durations(call.arguments)
             return "ask"  # no rule and no permission answers this question
         return await self._ruling_of(call, self._tools.get(call.call.name))
 
@@ -226,7 +226,8 @@ class AgentToolCalls:
         # approved by their changes, which may differ the next time.
         as_call = ruling == "ask" and _trial_of(self._sandbox, call, ruling, tool) is None
         as_command = tool.name == COMMAND_TOOL and ruling in ("ask", "changes")
-        call.remember_as = AS_RULE if as_call or as_command else ()
+        kinds = rule_kinds(tool.name, call.arguments) if as_call or as_command else ()
+        call.remember_as = kinds
         if call.remember_as and self._approvals is not None:
             text = subject(tool.name, call.arguments)
             if await self._approvals.remembers(self._place, tool.name, text):
@@ -391,7 +392,7 @@ class _Call:
         self.arguments: Arguments = {}
         self.open = False
         self.pending: Pending | None = None
-        self.remember_as: Collection[Remember] = ()
+        self.remember_as: tuple[Remember, ...] = ()
         self.decision: ApprovalDecision | None = None
         self.took_s = 0.0
         self._held_back: list[tuple[str, str]] = []
@@ -427,16 +428,17 @@ class _CallEvents:
 
     def start(self, call: "_Call", *, dry_run: Json | None = None) -> None:
         call.open = True
-        expires_at = None if call.pending is None else call.pending.approval.expires_at
+        approval = None if call.pending is None else call.pending.approval
         self._emit(
             ToolStart(
                 call.call.id,
                 call.call.name,
                 call.arguments,
-                approval_required=expires_at is not None,
-                expires_at=expires_at,
+                approval_required=approval is not None,
+                expires_at=None if approval is None else approval.expires_at,
                 dry_run=dry_run,
                 sandboxed=self._sandboxed,
+                remember_as=() if approval is None else approval.remember_as,
             )
         )
 

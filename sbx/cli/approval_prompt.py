@@ -15,7 +15,7 @@ from sbx.cli.terminal import END_OF_INPUT, STDERR, forget_typed, one_line, scrub
 from sbx.errors import BadRequest, Conflict
 from sbx.protocol.agent import ToolStart
 from sbx.protocol.approvals import ApprovalScope, Remember
-from sbx.protocol.grants import GRANT_DURATIONS, Access
+from sbx.protocol.grants import Access
 
 _OUTPUT_LINES = 20
 _MARKS = {"added": "+", "changed": "~", "removed": "-"}
@@ -139,15 +139,14 @@ def show_change(
 async def ask(event: ToolStart, read: Read) -> Answer:
     """Ask for yes, no, or always; about requested access, for how long.
 
-    Discard text typed before the question. Changes of files cannot be allowed with "always",
-    except for the changes of a command.
+    Discard text typed before the question. "Always" is a choice only for a call that can be
+    remembered.
     """
     forget_typed()
     if event.tool_name == access.NAME:
         return await _ask_about_access(event, read)
     question = "Make these changes?" if event.dry_run is not None else "Allow this?"
-    may_be_remembered = event.dry_run is None or "command" in event.tool_args
-    choices = "[y]es, [n]o, [a]lways" if may_be_remembered else "[y]es, [n]o"
+    choices = "[y]es, [n]o, [a]lways" if event.remember_as else "[y]es, [n]o"
     while True:
         write(STDERR, f"{question} {choices}: ")
         reply = await read()
@@ -156,20 +155,19 @@ async def ask(event: ToolStart, read: Read) -> Answer:
                 return Answer(True)
             case "n" | "no":
                 return Answer(False)
-            case "a" | "always" if may_be_remembered:
+            case "a" | "always" if event.remember_as:
                 return await _always(event, read)
         if reply == END_OF_INPUT:
             return Answer(False)
 
 
 async def _ask_about_access(event: ToolStart, read: Read) -> Answer:
-    longest = GRANT_DURATIONS.index(event.tool_args.get("longest", "once"))
     answers = {"y": Answer(True), "yes": Answer(True), "n": Answer(False), "no": Answer(False)}
     choices = ["[y]es, for the next run"]
-    if longest >= GRANT_DURATIONS.index("hour"):
+    if "hour" in event.remember_as:
         choices.append("for an [h]our")
         answers |= {"h": Answer(True, "hour"), "hour": Answer(True, "hour")}
-    if longest >= GRANT_DURATIONS.index("conversation"):
+    if "conversation" in event.remember_as:
         choices.append("for the [c]onversation")
         lasting = Answer(True, "conversation")
         answers |= {"c": lasting, "conversation": lasting}
@@ -185,14 +183,19 @@ async def _ask_about_access(event: ToolStart, read: Read) -> Answer:
 
 
 async def _always(event: ToolStart, read: Read) -> Answer:
-    if "command" not in event.tool_args:
+    if "prefix" not in event.remember_as:
         return Answer(True, "exact")
+    exactly = "exact" in event.remember_as
     write(
         STDERR,
-        "Press Enter to allow exactly this command, or type the first words of such commands: ",
+        "Press Enter to allow exactly this command, or type the first words of such commands: "
+        if exactly
+        else "Type the first words of such commands, or press Enter to allow this one only: ",
     )
     reply = await read()
     if reply == END_OF_INPUT:
         return Answer(False)
     words = reply.strip()
-    return Answer(True, "prefix", words) if words else Answer(True, "exact")
+    if words:
+        return Answer(True, "prefix", words)
+    return Answer(True, "exact" if exactly else None)

@@ -32,7 +32,7 @@ class ToolStart:
     """`expires_at` (seconds of the epoch) is set if the call needs an approval.
 
     `dry_run` is the result of the call on a copy of the files, if it was tried on one: status,
-    exit_code, output, changes.
+    exit_code, output, changes. `remember_as`: how an approval may count for longer than this call.
     """
 
     tool_call_id: str
@@ -42,6 +42,7 @@ class ToolStart:
     expires_at: float | None = None
     dry_run: Json | None = None
     sandboxed: bool = True
+    remember_as: tuple[Remember, ...] = ()
     type: Literal["tool_start"] = field(default="tool_start", init=False)
 
 
@@ -127,8 +128,8 @@ _KINDS: dict[str, type] = {
 def to_json(event: AgentEvent) -> Json:
     data = asdict(event)
     if isinstance(event, ToolStart):
-        for key in ("expires_at", "dry_run"):
-            if data[key] is None:
+        for key, absent in (("expires_at", None), ("dry_run", None), ("remember_as", ())):
+            if data[key] == absent:
                 del data[key]
     return {"type": event.type, **{key: value for key, value in data.items() if key != "type"}}
 

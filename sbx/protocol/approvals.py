@@ -10,7 +10,6 @@ from typing import Any, Literal
 RuleKind = Literal["exact", "prefix"]
 # How long an approval counts: a rule for further calls, or the duration of granted access.
 Remember = RuleKind | Literal["hour", "conversation"]
-AS_RULE: tuple[Remember, ...] = ("exact", "prefix")
 AS_GRANT: tuple[Remember, ...] = ("hour", "conversation")
 TIMEOUT = "timeout"
 ABORT = "abort"
@@ -49,6 +48,7 @@ class Approval:
     lists.
 
     `dry_run` is the result of the call on a copy of the files, if it was tried on one.
+    `remember_as`: how an approval may count for longer than this call.
     """
 
     tool_call_id: str
@@ -65,6 +65,7 @@ class Approval:
     dry_run: Mapping[str, Any] | None = None
     decision: ApprovalDecision | None = None
     seq: int = 0
+    remember_as: tuple[Remember, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of the call in a list."""
@@ -75,6 +76,7 @@ class Approval:
             "conversation_id": self.conversation_id,
             "created_at": self.created_at,
             "expires_at": self.expires_at,
+            "remember_as": list(self.remember_as),
         }
         if self.dry_run is not None:
             data["dry_run"] = dict(self.dry_run)

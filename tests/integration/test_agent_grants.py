@@ -226,11 +226,19 @@ async def test_the_question_shows_the_access_and_not_only_the_words_of_a_page(
 async def test_a_person_cannot_grant_for_longer_than_the_policy_permits(
     box: AsyncSandbox, site: Web
 ) -> None:
-    _, messages = await followed(
-        box, [code(site.url), code(site.url)], lambda _: {"remember": "conversation"}
-    )
-    assert "permits connections to" in results(messages)[0]
-    assert "for hour at most" in results(messages)[0]
+    """The terminal and the page offered this, and the tool refused it after the yes."""
+    possible = []
+    approvals = Approvals()
+    agent = Agent(box, ReplayModel([code(site.url), "ok"]), approvals=approvals)
+    async with asyncio.timeout(120), aclosing(agent.stream("go")) as stream:
+        async for event in stream:
+            if isinstance(event, ToolStart) and event.approval_required:
+                possible.append(event.remember_as)
+                with pytest.raises(BadRequest) as refused:
+                    await approvals.decide(ME, event.tool_call_id, True, remember="conversation")
+                assert refused.value.code == "not_remembered"
+                await approvals.decide(ME, event.tool_call_id, False)
+    assert possible == [("hour",)]
     assert box.conversation("default").grants.active == ()
 
 

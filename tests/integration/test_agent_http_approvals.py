@@ -80,6 +80,7 @@ async def test_a_yes_makes_the_very_changes_of_the_dry_run(
         (waiting,) = await pending(person)
         assert waiting["tool_call_id"] == start["tool_call_id"]
         assert waiting["tool_args"] == {"command": WRITES}
+        assert waiting["remember_as"] == start["remember_as"] == ["exact", "prefix"]
         assert waiting["expires_at"] == start["expires_at"] == waiting["created_at"] + 600
         status = f"{API}/conversations/yes/runs/{start['run_id']}"
         active = (await person.get(status)).json()
@@ -239,6 +240,7 @@ async def test_a_cell_is_asked_about_by_its_changes_and_keeps_its_variables(
         )
         (waiting,) = await pending(person)
         assert waiting["dry_run"] == start["dry_run"]
+        assert waiting["remember_as"] == start.get("remember_as", []) == []
         assert (await decide(person, start["tool_call_id"], False)).status_code == 200
         second = await asked_for(events)
         assert second["dry_run"]["output"].startswith("x is 5\n")

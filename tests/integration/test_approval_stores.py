@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from sbx.agent.approvals import AgentContext, Approvals, Pending
-from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
+from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError
 from sbx.protocol.approvals import ApprovalScope
 from sbx.store import Store, chats, database, projects
 from sbx.store.approvals import ApprovalStore
@@ -102,6 +102,7 @@ async def test_it_is_there_to_be_decided_as_soon_as_it_was_asked(desk: Desk) -> 
         "conversation_id": "talk",
         "created_at": desk.clock.now(),
         "expires_at": desk.clock.now() + 600,
+        "remember_as": ["exact", "prefix"],
     }
     decided = await desk.approvals.decide(ME, "call-1", True)
     assert decided.decision == await pending.decision()
@@ -316,6 +317,8 @@ async def test_a_reach_with_bounds_approves_a_call_and_makes_no_rule(
     which still held when the token was revoked."""
     await desk.ask(place, "touch one")
     token = ApprovalScope("me", "ann", "coder", place.conversation_id)
+    assert (await desk.approvals.get(ME, "call-1")).remember_as == ("exact", "prefix")
+    assert (await desk.approvals.get(token, "call-1")).remember_as == ()
     with pytest.raises(Denied) as refused:
         await desk.approvals.decide(token, "call-1", True, remember="prefix", prefix="touch")
     assert refused.value.code == "rule_not_permitted"
@@ -327,9 +330,11 @@ async def test_a_reach_with_bounds_approves_a_call_and_makes_no_rule(
 
 
 async def test_a_command_too_long_to_remember_can_be_approved_for_once(desk: Desk) -> None:
-    await desk.ask(HERE, "echo " + "x" * 20_000)
-    with pytest.raises(TooLarge):
+    pending = await desk.ask(HERE, "echo " + "x" * 20_000)
+    assert pending.approval.remember_as == ("prefix",)
+    with pytest.raises(BadRequest) as refused:
         await desk.approvals.decide(ME, "call-1", True, remember="exact")
+    assert refused.value.code == "not_remembered"
     await desk.approvals.decide(ME, "call-1", True)
 
 

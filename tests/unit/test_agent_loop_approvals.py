@@ -354,6 +354,7 @@ async def test_changes_of_code_and_files_are_asked_about_each_time(call: ToolCal
         (start,) = of_kind(events, ToolStart)
         assert isinstance(start, ToolStart)
         assert start.approval_required
+        assert start.remember_as == ()
 
 
 @pytest.mark.parametrize("approved", [True, False])

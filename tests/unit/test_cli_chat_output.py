@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from sbx.agent.tools import access
 from sbx.cli.agent_output import AgentPrinter
 from sbx.cli.approval_prompt import Answer, ask, show_dry_run
 from sbx.cli.terminal import END_OF_INPUT
 from sbx.protocol.agent import AgentRunEnd, AgentTextDelta, ToolEnd, ToolOutput, ToolStart
+from sbx.protocol.approvals import Remember
 
 HOSTILE = "rm -rf x\rls       \x1b[8m\x1b]0;t\x07\u202e"
 
@@ -134,7 +136,11 @@ async def test_a_question_about_access_offers_the_permitted_durations(
     longest: str, typed: list[str], expected: Answer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = {"kind": "network", "target": f"a.example.org:443{HOSTILE}", "longest": longest}
-    start = ToolStart("c1", "request_access", arguments, approval_required=True)
+    start = ToolStart(
+        *("c1", "request_access", arguments),
+        approval_required=True,
+        remember_as=access.durations(arguments),
+    )
 
     async def read() -> str:
         return typed.pop(0)
@@ -145,6 +151,38 @@ async def test_a_question_about_access_offers_the_permitted_durations(
     assert shown.startswith("Grant connections to a.example.org:443rm -rf x ls")
     assert ("an [h]our" in shown) == (longest != "once")
     assert ("the [c]onversation" in shown) == (longest == "conversation")
+
+
+@pytest.mark.parametrize(
+    ("remember_as", "typed", "expected"),
+    [
+        ((), ["a", "always", "y"], Answer(True)),
+        (("exact",), ["a"], Answer(True, "exact")),
+        (("exact", "prefix"), ["a", ""], Answer(True, "exact")),
+        (("exact", "prefix"), ["a", "git log"], Answer(True, "prefix", "git log")),
+        (("prefix",), ["a", ""], Answer(True)),
+    ],
+)
+async def test_always_is_a_choice_only_for_a_call_that_can_be_remembered(
+    remember_as: tuple[Remember, ...],
+    typed: list[str],
+    expected: Answer,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A cell of a project that is too large for a trial, and the check of a task, had the choice,
+    and the decision was refused (not_remembered)."""
+    start = ToolStart(
+        *("c1", "execute_command", {"command": "x"}),
+        approval_required=True,
+        remember_as=remember_as,
+    )
+
+    async def read() -> str:
+        return typed.pop(0)
+
+    assert await ask(start, read) == expected
+    assert typed == []
+    assert ("[a]lways" in capfd.readouterr().err) == bool(remember_as)
 
 
 ARGUMENTS: dict[str, Any] = {

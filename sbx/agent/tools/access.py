@@ -18,7 +18,8 @@ from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolDefinitio
 from sbx.errors import Conflict, Denied
 from sbx.policy.grants import Grants
 from sbx.policy.units import MIB
-from sbx.protocol.grants import ACCESS_KINDS, Access, GrantDuration
+from sbx.protocol.approvals import AS_GRANT, Remember
+from sbx.protocol.grants import ACCESS_KINDS, GRANT_DURATIONS, Access, GrantDuration
 
 NAME = "request_access"
 _REASON_MAX = 500
@@ -50,6 +51,12 @@ def question(grants: Grants, arguments: Arguments) -> dict[str, Any]:
     if reason := str(arguments.get("reason", ""))[:_REASON_MAX]:
         shown["reason"] = reason
     return shown
+
+
+def durations(shown: Arguments) -> tuple[Remember, ...]:
+    """Return the durations, beyond the next run, for which a person may grant the access."""
+    longest = GRANT_DURATIONS.index(shown["longest"])
+    return tuple(each for each in AS_GRANT if GRANT_DURATIONS.index(each) <= longest)
 
 
 def words(shown: Arguments) -> str:

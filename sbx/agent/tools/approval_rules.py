@@ -24,9 +24,11 @@ from msgspec import Struct, field
 
 from sbx.agent.tools.tool import Arguments, Effect, Permission, Ruling, Tool
 from sbx.errors import BadRequest
+from sbx.protocol.approvals import RuleKind
 
 COMMAND_TOOL = "execute_command"
 PREFIX_MAX = 1000  # characters
+RULE_MAX = 16 << 10
 _WORKSPACE = (".", "./", "/workspace", "/workspace/")
 _COMMAND_MAX = 128 << 10  # characters; the limit of an argument of bash
 
@@ -88,6 +90,12 @@ def subject(tool: str, arguments: Arguments) -> str:
         return command
     place = cwd if cwd.startswith("/") else f"/workspace/{cwd}"
     return f"cd {shlex.quote(place)} || exit; {command}"
+
+
+def rule_kinds(tool: str, arguments: Arguments) -> tuple[RuleKind, ...]:
+    """Return the kinds of rules that can allow further calls like this one."""
+    exact: tuple[RuleKind, ...] = ("exact",) if len(subject(tool, arguments)) <= RULE_MAX else ()
+    return (*exact, "prefix") if tool == COMMAND_TOOL else exact
 
 
 def rule_for(

@@ -165,12 +165,15 @@ class Decided(BaseModel):
 
 
 class PendingBody(BaseModel):
+    """`remember_as`: the values of `remember` with which this caller may approve the call."""
+
     tool_call_id: str
     tool_name: str
     tool_args: Json
     conversation_id: str
     created_at: float
     expires_at: float
+    remember_as: list[Remember] = []
     dry_run: Json | None = None
 
 

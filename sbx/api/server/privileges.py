@@ -261,8 +261,8 @@ def drop(
     except (OSError, RuntimeError) as error:
         raise _cannot(str(error), "`sbx doctor` lists the layers of this host") from error
     check(account)
-    for path, error in unreadable(operator):
-        raise _cannot(f"{path} could then not be read: {error.strerror}", UNREADABLE) from error
+    for path, cause in unreadable(operator):
+        raise _cannot(f"{path} could then not be read: {cause.strerror}", UNREADABLE) from cause
 
 
 def check(account: Account) -> None:

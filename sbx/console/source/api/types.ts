@@ -1,5 +1,5 @@
 // The bodies of the routes that the page calls.
-import type { DryRun, Problem } from "../types/agent";
+import type { DryRun, Problem, Remember } from "../types/agent";
 
 export type Allowed = true | Problem;
 
@@ -39,6 +39,7 @@ export interface Approval {
   conversation_id: string;
   created_at: number;
   expires_at: number;
+  remember_as: Remember[];
   dry_run?: DryRun;
 }
 

@@ -117,6 +117,7 @@ export function reduce(shown: Shown, event: AgentEvent): Shown {
         status: event.approval_required ? "pending_approval" : "running",
         sandboxed: event.sandboxed,
         expiresAt: event.expires_at,
+        rememberAs: event.remember_as,
         dryRun: event.dry_run,
         output: [],
       };

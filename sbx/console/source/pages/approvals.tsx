@@ -17,6 +17,7 @@ export function executionOf(approval: Approval): ToolExecution {
     status: "pending_approval",
     sandboxed: true,
     expiresAt: approval.expires_at,
+    rememberAs: approval.remember_as,
     dryRun: approval.dry_run,
     output: [],
   };

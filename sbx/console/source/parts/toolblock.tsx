@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { useMemo } from "preact/hooks";
 import { call } from "../api/calls";
 import { duration, errorText, t, took } from "../i18n";
-import type { DryRun, FileChange, ToolExecution } from "../types/agent";
+import type { DryRun, FileChange, Remember, ToolExecution } from "../types/agent";
 import { setting } from "../shell/state";
 import { Action, Dialog, exact, Field, Name, safe, useNow } from "./common";
 import { Output, Outputs, type Place } from "./output";
@@ -132,7 +132,9 @@ export function Question({ execution }: { execution: ToolExecution }): JSX.Eleme
   const decide = (body: unknown): Promise<unknown> => call("POST", `/api/v1/approvals/${encodeURIComponent(execution.toolCallId)}`, body);
   const command = execution.toolArgs.command;
   const asks = execution.toolName === "request_access";
-  const lasting = asks ? DURATIONS.slice(1, DURATIONS.indexOf(String(execution.toolArgs.longest)) + 1) : [];
+  const possible = execution.rememberAs ?? [];
+  const lasting = possible.filter((each) => each === "hour" || each === "conversation");
+  const kinds = possible.filter((each) => each === "exact" || each === "prefix");
   return (
     <div class="question">
       {asks && <RequestedAccess asked={execution.toolArgs} />}
@@ -150,7 +152,7 @@ export function Question({ execution }: { execution: ToolExecution }): JSX.Eleme
           </Action>
         ))}
         <Action act={() => decide({ approved: false })}>{t("approval.deny")}</Action>
-        {typeof command === "string" && execution.toolName !== "completion_check" && (
+        {kinds.length > 0 && (
           <button type="button" onClick={() => (always.value = true)}>
             {t("approval.always")}
           </button>
@@ -159,12 +161,11 @@ export function Question({ execution }: { execution: ToolExecution }): JSX.Eleme
           {duration(left)}
         </span>
       </div>
-      {always.value && <AlwaysDialog command={String(command)} decide={decide} onClose={() => (always.value = false)} />}
+      {always.value && <AlwaysDialog command={typeof command === "string" ? command : ""} kinds={kinds} decide={decide} onClose={() => (always.value = false)} />}
     </div>
   );
 }
 
-const DURATIONS = ["once", "hour", "conversation"]; // the shortest first
 const KINDS = ["network", "secret", "directory", "run_time", "memory", "package"];
 
 /** The access in the words of sbx, and then the reason, which a model wrote. */
@@ -186,8 +187,8 @@ function RequestedAccess({ asked }: { asked: Record<string, unknown> }): JSX.Ele
   );
 }
 
-function AlwaysDialog({ command, decide, onClose }: { command: string; decide: (body: unknown) => Promise<unknown>; onClose: () => void }): JSX.Element {
-  const kind = useSignal<"exact" | "prefix">("exact");
+function AlwaysDialog({ command, kinds, decide, onClose }: { command: string; kinds: Remember[]; decide: (body: unknown) => Promise<unknown>; onClose: () => void }): JSX.Element {
+  const kind = useSignal(kinds[0]);
   const prefix = useSignal(command.split(/\s+/).slice(0, 2).join(" "));
   const act = async (): Promise<void> => {
     const more = kind.value === "prefix" ? { remember: "prefix", prefix: prefix.value } : { remember: "exact" };
@@ -196,17 +197,17 @@ function AlwaysDialog({ command, decide, onClose }: { command: string; decide: (
   };
   return (
     <Dialog title={t("approval.always_title")} onClose={onClose}>
-      <label class="choice">
-        <input type="radio" name="kind" checked={kind.value === "exact"} onChange={() => (kind.value = "exact")} />
-        {t("approval.exact")}
-      </label>
-      <label class="choice">
-        <input type="radio" name="kind" checked={kind.value === "prefix"} onChange={() => (kind.value = "prefix")} />
-        {t("approval.prefix")}
-      </label>
-      <Field label={t("approval.prefix_field")}>
-        <input type="text" value={prefix.value} disabled={kind.value !== "prefix"} onInput={(event) => (prefix.value = event.currentTarget.value)} />
-      </Field>
+      {kinds.map((each) => (
+        <label key={each} class="choice">
+          <input type="radio" name="kind" checked={kind.value === each} onChange={() => (kind.value = each)} />
+          {t(`approval.${each}`)}
+        </label>
+      ))}
+      {kinds.includes("prefix") && (
+        <Field label={t("approval.prefix_field")}>
+          <input type="text" value={prefix.value} disabled={kind.value !== "prefix"} onInput={(event) => (prefix.value = event.currentTarget.value)} />
+        </Field>
+      )}
       <div class="buttons">
         <Action kind="primary" act={act}>
           {t("approval.allow_always")}
