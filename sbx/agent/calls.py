@@ -474,10 +474,13 @@ def _trial_of(
     return begin, effect
 
 
-async def _run_check(events: _CallEvents, call: _Call, sandbox: ToolSandbox) -> ToolResult:
+async def _run_check(
+    events: _CallEvents, call: _Call, sandbox: ToolSandbox, *, is_dropped: bool = False
+) -> ToolResult:
     if not call.open:
         events.start(call)
-    live = ToolCallRequest(call.call.id, sandbox, partial(events.output, call))
+    emit = partial(events.output, call)
+    live = ToolCallRequest(call.call.id, sandbox, emit, is_dropped=is_dropped)
     with call.timed():
         output = await EXECUTE_COMMAND.act(live, call.arguments)
     result = output if isinstance(output, ToolResult) else ToolResult(output)
@@ -491,7 +494,7 @@ async def _check_copy(events: _CallEvents, call: _Call, begin: _Begin) -> ToolRe
     except (TooLarge, Unavailable):
         return None
     try:
-        return await _run_check(events, call, changes.sandbox)
+        return await _run_check(events, call, changes.sandbox, is_dropped=True)
     finally:
         await run_to_completion(changes.rollback())
 

@@ -126,6 +126,21 @@ async def test_abort_denies_what_waits_and_ends_the_run(
     assert [message["role"] for message in said] == ["user", "assistant", "tool"]
 
 
+async def test_check_reports_no_quarantine_that_was_dropped_with_its_copy(
+    at: Desk, asker: httpx.AsyncClient
+) -> None:
+    """Its output named an item and how to restore it, and no item was there."""
+    directory = at.directory("check")
+    at.model.add(Response("done"))
+    check = "echo x > .envrc; mkdir .husky; echo checked"
+    asked = body("check", project_id=await project(asker, directory), completion_check=check)
+    events = await the_rest(following(asker, asked))
+    assert events[-1]["reason"] == "done"
+    assert "checked" in one(events, "tool_end")["result"]
+    assert "quarantine" not in str(events)
+    assert list(directory.iterdir()) == []
+
+
 async def test_a_session_that_is_stopped_aborts_its_agents(
     at: Desk, asker: httpx.AsyncClient, person: httpx.AsyncClient
 ) -> None:

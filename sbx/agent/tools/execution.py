@@ -1,5 +1,6 @@
 """run_code and execute_command: a run with live output, and its result as text."""
 
+import dataclasses
 import signal
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import aclosing, suppress
@@ -156,6 +157,8 @@ EXECUTE_COMMAND = Tool(
 async def _followed(call: ToolCallRequest, live: ToolRun) -> Run:
     """Follow a run. The user sees the names of quarantined items, as the model does."""
     run = await followed(call.sandbox, live, call.emit)
+    if call.is_dropped:
+        return dataclasses.replace(run, quarantined=())
     if notice := quarantine_notice(run.quarantined):
         call.emit("stderr", f"\n{notice}" if run.text and run.text[-1] != "\n" else notice)
     return run

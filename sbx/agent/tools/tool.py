@@ -33,12 +33,14 @@ class ToolDefinition(Struct, frozen=True):
 
 class ToolCallRequest(Struct, frozen=True):
     """One call in progress. `sandbox` is the one of the conversation. `decision` is that of a
-    person, if the call needed one."""
+    person, if the call needed one. `is_dropped`: it works on a copy of the files that is dropped,
+    with its quarantine."""
 
     id: str
     sandbox: "ToolSandbox"
     emit: Emit
     decision: ApprovalDecision | None = None
+    is_dropped: bool = False
 
 
 class ToolResult(Struct, frozen=True):
