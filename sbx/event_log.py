@@ -4,15 +4,19 @@ The first event has the number 1, and a number names the same event each time. A
 reconnects passes the number of the last event that it received, and gets the later ones.
 
     EventLog       the events of one run, in memory
+    EndedRuns      the runs that ended a short time ago, for clients that follow them again
     ChangeSignal   a wake-up for readers of a log that is stored elsewhere: in a table, in a file
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator
-from typing import Generic, TypeVar
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncGenerator, Hashable
+from typing import Generic, NamedTuple, TypeVar
+
+from sbx.aio import Clock
 
 E = TypeVar("E")
+K = TypeVar("K", bound=Hashable)
 
 RETENTION_S = 60.0  # for which a service keeps the log of a run that has ended
 
@@ -122,3 +126,72 @@ class EventLog(Generic[E]):
             oldest = self._droppable.popleft() if self._droppable else next(iter(self._sizes))
             self._events[oldest - 1] = None
             self.size -= self._sizes.pop(oldest)
+
+
+class _EndedRun(NamedTuple, Generic[E]):
+    run: E
+    owner: str
+    size: int
+    until: float
+
+
+class EndedRuns(Generic[K, E]):
+    """The runs that ended less than `seconds` ago, with at most `size_max` bytes together.
+
+    The owner with the most bytes makes room, by its oldest run. So a run of an owner that is within
+    an equal share stays, whatever the others keep.
+    """
+
+    def __init__(self, clock: Clock, size_max: int, seconds: float = RETENTION_S) -> None:
+        self._clock = clock
+        self._size_max = size_max
+        self._seconds = seconds
+        self._runs: dict[K, _EndedRun[E]] = {}  # the oldest first
+        self._keys: defaultdict[str, dict[K, None]] = defaultdict(dict)  # of each owner
+        self._sizes: Counter[str] = Counter()  # by owner
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def add(self, key: K, run: E, *, owner: str, size: int) -> None:
+        """Keep a run that has just ended, unless it alone has more than `size_max` bytes."""
+        self.pop(key)
+        self._expire()
+        if size > self._size_max:
+            return
+        self._runs[key] = _EndedRun(run, owner, size, self._clock.now() + self._seconds)
+        self._keys[owner][key] = None
+        self._sizes[owner] += size
+        self.size += size
+        while self.size > self._size_max:
+            largest = max(self._sizes, key=self._sizes.__getitem__)
+            self.pop(next(iter(self._keys[largest])))
+
+    def get(self, key: K) -> E | None:
+        self._expire()
+        ended = self._runs.get(key)
+        return None if ended is None else ended.run
+
+    def pop(self, key: K) -> None:
+        """Forget a run, if it is there."""
+        ended = self._runs.pop(key, None)
+        if ended is None:
+            return
+        self.size -= ended.size
+        self._sizes[ended.owner] -= ended.size
+        del self._keys[ended.owner][key]
+        if not self._keys[ended.owner]:
+            del self._keys[ended.owner], self._sizes[ended.owner]
+
+    def clear(self) -> None:
+        for key in list(self._runs):
+            self.pop(key)
+
+    def _expire(self) -> None:
+        now = self._clock.now()
+        while self._runs:
+            key, oldest = next(iter(self._runs.items()))
+            if oldest.until > now:
+                return
+            self.pop(key)

@@ -14,17 +14,16 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any
 
-from cachetools import TTLCache
 from msgspec import Struct
 
 from sbx.agent.messages import Price
 from sbx.agent.progress import RunProgress
 from sbx.aio import Clock
 from sbx.errors import Broken, Conflict, NotFound, SbxError, Unavailable
-from sbx.event_log import RETENTION_S, EventLog
+from sbx.event_log import RETENTION_S, EndedRuns, EventLog
 from sbx.protocol.agent import (
     AgentEvent,
     AgentRunEnd,
@@ -223,8 +222,9 @@ class Chats:
 
     `most` is the limit of runs that work, and `per_owner`, a tenth of it, the limit for one owner.
     An owner may have as many that wait for an approval, which keep no agent of others from work.
-    Ended runs are replayed for `replay_s` seconds, within `ended_bytes` in total and `run_bytes`
-    each. `on_change` is called at the start and at the end of a run.
+    Ended runs are replayed for `replay_s` seconds, within `run_bytes` each and `ended_bytes` in
+    total, of which each owner has an equal share. `on_change` is called at the start and at the end
+    of a run.
     """
 
     def __init__(
@@ -245,9 +245,7 @@ class Chats:
         self._per_owner = per_owner
         self._run_bytes = run_bytes
         self._running: dict[Key, ChatRun] = {}
-        self._ended: TTLCache[Key, ChatRun] = TTLCache(
-            ended_bytes, replay_s, timer=clock.now, getsizeof=lambda run: run.log.size
-        )
+        self._ended: EndedRuns[Key, ChatRun] = EndedRuns(clock, ended_bytes, replay_s)
         self._on_change = on_change
         self._closing = False
 
@@ -263,7 +261,7 @@ class Chats:
         try:
             async with AsyncExitStack() as resources:
                 agent = await resources.enter_async_context(self._open(run))
-                self._ended.pop(ask.key, None)
+                self._ended.pop(ask.key)
                 run._begin(agent, resources.pop_all(), self._over)
                 self._on_change(run)
         except BaseException as error:
@@ -338,8 +336,7 @@ class Chats:
 
     def _over(self, run: ChatRun) -> None:
         del self._running[run.ask.key]
-        with suppress(ValueError):  # it is larger than all ended runs may be together
-            self._ended[run.ask.key] = run
+        self._ended.add(run.ask.key, run, owner=run.ask.owner, size=run.log.size)
         self._on_change(run)
 
 

@@ -14,13 +14,10 @@ import asyncio
 import logging
 from collections import Counter
 from contextlib import suppress
-from operator import attrgetter
-
-from cachetools import TTLCache
 
 from sbx.aio import Clock
 from sbx.errors import Unavailable
-from sbx.event_log import RETENTION_S
+from sbx.event_log import RETENTION_S, EndedRuns
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.languages import LANGUAGES
 from sbx.runtime.conversation import Conversation
@@ -37,7 +34,7 @@ from sbx.store.runs import RunRow as RunRow
 from sbx.telemetry import logs, metrics
 
 _log = logging.getLogger(__name__)
-_REPLAY_MAX = 64 << 20  # bytes, of all runs that have ended
+_REPLAY_MAX = 64 << 20  # bytes, of all runs that have ended; each owner has an equal share
 _OUTPUT_MAX = 512 << 20  # bytes of events, of all active runs
 _OUTPUT_SHARE = 4 << 20  # bytes that each of them may hold in any case
 _ASKED_MAX = 256 << 20  # characters of code and stdin, of all active and waiting runs
@@ -86,9 +83,7 @@ class Runs:
         self._asked: Counter[str] = Counter()  # by owner
         self._running: dict[str, RunHandle] = {}
         self._queues: dict[tuple[str, str, str], RunQueue] = {}
-        self._ended: TTLCache[str, RunHandle] = TTLCache(
-            replay_max, replay_s, timer=clock.now, getsizeof=attrgetter("size")
-        )
+        self._ended: EndedRuns[str, RunHandle] = EndedRuns(clock, replay_max, replay_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -294,8 +289,7 @@ class Runs:
         del self._running[handle.run_id]
         if not self._running:
             self._idle.set()
-        with suppress(ValueError):  # it is larger than all ended runs may be together
-            self._ended[handle.run_id] = handle
+        self._ended.add(handle.run_id, handle, owner=handle.owner, size=handle.size)
 
 
 def _full(what: str, limit: int) -> Unavailable:

@@ -21,12 +21,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sbx.api.middleware import RequestLimitsMiddleware
-from sbx.errors import Unavailable
+from sbx.errors import NotFound, Unavailable
+from sbx.event_log import EndedRuns
 from sbx.service import auth, runs
 from sbx.service.caller import Caller
 from sbx.service.ids import LABELS_MAX
 from sbx.service.limits import OwnerBytes
-from sbx.service.run import RunRequest
+from sbx.service.run import RunHandle, RunRequest
 from sbx.store import chats
 
 E2B_FILES = "/filesystem.Filesystem"
@@ -359,6 +360,30 @@ async def test_a_kernel_of_an_owner_below_its_share_is_not_evicted(tmp_path: Pat
             await use_all()
             result = await run(service, mine.id, "x")
             assert (result.ok, result.state_lost) == (True, False)
+
+
+async def test_ended_runs_of_one_owner_leave_those_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One owner could end the replay of all others: the oldest run of all made room."""
+    large = RunRequest("python", "print('x' * 1_000_000)")
+    other = Caller("other", "key")
+    async with open_service(tmp_path / "data") as service:
+        monkeypatch.setattr(service.runs, "_ended", EndedRuns(service.clock, 10_000_000))
+
+        async def ended(caller: Caller, sandbox: str) -> RunHandle:
+            handle = await service.runs.start(caller, sandbox, "default", large)
+            assert (await handle.result()).ok
+            return handle
+
+        mine = (await service.sandboxes.create(ME)).id
+        theirs = (await service.sandboxes.create(other)).id
+        kept = await ended(other, theirs)
+        handles = [await ended(ME, mine) for _ in range(5)]
+        assert await service.runs.attach(other, theirs, kept.run_id) is kept
+        assert await service.runs.attach(ME, mine, handles[-1].run_id) is handles[-1]
+        with pytest.raises(NotFound):  # of the owner that has most, the oldest run
+            await service.runs.attach(ME, mine, handles[0].run_id)
 
 
 @pytest.mark.full_tier

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from cachetools import TTLCache
 
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
+from sbx.event_log import EndedRuns
 from sbx.protocol.runs import Cause, Event, InputRequest, Run, RunEnd, RunStart, Status, Stdout
 from sbx.runtime.run.context import Context
 from sbx.runtime.settings import Settings
@@ -425,13 +425,12 @@ async def test_a_run_is_replayed_for_60_s_after_its_end(talk: Talk) -> None:
 async def test_what_is_kept_for_replay_is_bounded_in_all(
     talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small: TTLCache[str, RunHandle] = TTLCache(5_000_000, 60, getsizeof=talk.runs._ended.getsizeof)
-    monkeypatch.setattr(talk.runs, "_ended", small)
+    monkeypatch.setattr(talk.runs, "_ended", EndedRuns(talk.service.clock, 5_000_000))
     handles = []
     for _ in range(4):
         handles.append(await talk.start("print('x' * 1_000_000)"))
         await handles[-1].result()
-        assert 1_000_000 < talk.runs._ended.currsize <= 5_000_000
+        assert 1_000_000 < talk.runs._ended.size <= 5_000_000
     assert await talk.runs.attach(ANN, talk.box, handles[-1].run_id) is handles[-1]
     with pytest.raises(NotFound):
         await talk.runs.attach(ANN, talk.box, handles[0].run_id)

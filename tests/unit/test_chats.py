@@ -265,3 +265,18 @@ async def test_what_has_ended_takes_no_more_room_than_it_may(at: Desk) -> None:
     with pytest.raises(NotFound):
         chats.find(("me", "c1"))
     await chats.close()
+
+
+async def test_ended_runs_of_one_owner_leave_those_of_another(at: Desk) -> None:
+    """The oldest run of all made room, also for an owner that filled all of it."""
+    chats = Chats(at.open, FakeClock(), ended_bytes=8000)
+    at.words = ("x" * 1000,)
+    for owner, name in (("other", "c"), *(("me", f"c{number}") for number in range(8))):
+        run = await chats.start(asked(name, owner))
+        at.agents[-1].go_on.set()
+        await run.ended()
+    assert chats.find(("other", "c"))
+    assert chats.find(("me", "c7"))
+    with pytest.raises(NotFound):
+        chats.find(("me", "c0"))
+    await chats.close()
