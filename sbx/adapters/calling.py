@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sbx.agent.messages import ToolCall
+from sbx.agent.prompt import surroundings_of
 from sbx.agent.sandbox import Conversations, ToolSandbox, one_of
 from sbx.agent.tools.execution import unheard
 from sbx.agent.tools.registry import Tools
@@ -31,7 +32,12 @@ class ToolCaller:
         self._tools = tools or Tools()
 
     def definitions(self) -> tuple[ToolDefinition, ...]:
-        return self._tools.definitions()
+        """Return the tools that exist in the sandbox. A sandbox for asyncio cannot be asked here:
+        return all of them."""
+        if not isinstance(self._sandbox, BlockingConversation):
+            return self._tools.definitions()
+        loop, inner = beneath(self._sandbox)
+        return self._tools.definitions(loop.call(surroundings_of(inner)))
 
     def call(self, name: str, arguments: str | Mapping[str, Any]) -> ToolResult:
         """Call a tool and wait. Raise BadRequest `needs_asyncio` for a sandbox for asyncio."""

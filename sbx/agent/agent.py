@@ -15,7 +15,7 @@ import inspect
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
@@ -29,25 +29,19 @@ from sbx.agent.compaction import WHEN_LONG, Compaction
 from sbx.agent.history import MemoryHistory, MessageHistory, Thread
 from sbx.agent.messages import Message, Price, Response, TokenUsage, carried
 from sbx.agent.models import Model
-from sbx.agent.sandbox import Conversations, ToolSandbox, in_project, is_sandboxed, one_of
+from sbx.agent.prompt import surroundings_of, system_prompt
+from sbx.agent.sandbox import Conversations, ToolSandbox, is_sandboxed, one_of
 from sbx.agent.step import ModelAnswers, Step, SystemPrompt, results_of
 from sbx.agent.tools.approval_rules import Permissions
-from sbx.agent.tools.execution import limited_to
 from sbx.agent.tools.registry import Tools
-from sbx.agent.tools.tool import ToolDefinition
 from sbx.aio import run_to_completion
 from sbx.errors import BadRequest, Broken, Conflict, SbxError
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, AgentRunStart, Json, Reason, StepEnd
 from sbx.protocol.files import Upload
+from sbx.protocol.surroundings import Surroundings
 from sbx.telemetry import spans
 from sbx.telemetry.host_paths import without_host_paths
 from sbx.workspace.uploads import uploads_told
-
-SYSTEM = """\
-You work in a sandbox: your own /workspace, a Python kernel that keeps its variables between calls,
-and a shell. Do the task with the tools. Look at data before you rely on what it holds. When code
-fails, read the traceback, mend the cause and run it again. When you are done, answer in a few plain
-words, with the figures that were asked for and the paths of the files that you made."""
 
 CHECK_FAILED = "The task is not complete, because this check failed:"
 
@@ -105,8 +99,10 @@ class Agent:
 
     `approvals` receives each call for which `permissions` returns `ask`, together with `place`.
     Without `approvals` such a call is denied. `history` keeps the messages between runs; by default
-    the agent has its own in memory. `describe_files` turns the list of uploads into the text about
-    files in the system prompt. `changes` reads the setting that decides which changes of project
+    the agent has its own in memory. The system prompt and the definitions of tools name the paths,
+    languages and tools that this sandbox has. `system` replaces that prompt, and `instructions`
+    follow it. `describe_files` turns the list of uploads into the text about files, which is last.
+    `changes` reads the setting that decides which changes of project
     files need an approval. By default all of them do.
     """
 
@@ -119,7 +115,8 @@ class Agent:
         approvals: Approvals | None = None,
         history: MessageHistory | None = None,
         permissions: Permissions | None = None,
-        system: str = SYSTEM,
+        system: str | None = None,
+        instructions: str = "",
         budget: Budget = UNBOUNDED,
         compaction: Compaction | None = WHEN_LONG,
         place: AgentContext = HERE,
@@ -132,7 +129,9 @@ class Agent:
         self._tools = tools or Tools()
         self._approvals = approvals
         self._permissions = permissions or Permissions()
-        self._prompt = _fresh_prompt(system, self._sandbox, describe_files)
+        self._system = system
+        self._instructions = instructions
+        self._describe_files = describe_files
         self._budget = budget
         self._compaction = compaction
         self._place = place
@@ -194,8 +193,9 @@ class Agent:
     async def _run(self, request: "_Request", emit: EmitEvent) -> None:
         self._is_started = True
         thread = Thread(self.history)
-        definitions = await self._definitions()
-        answers = ModelAnswers(self._model, self._prompt, definitions, thread, emit)
+        around = await surroundings_of(self._sandbox)
+        definitions = self._tools.with_access(self._sandbox).definitions(around)
+        answers = ModelAnswers(self._model, self._prompt_in(around), definitions, thread, emit)
         calls = AgentToolCalls(
             self._sandbox,
             self._tools,
@@ -214,17 +214,18 @@ class Agent:
         usage = answers.usage + calls.usage
         emit(AgentRunEnd(reason, answers.content, usage.to_dict(), error))
 
-    async def _definitions(self) -> tuple[ToolDefinition, ...]:
-        """Return the tools, without languages that this sandbox cannot run, if it reports them."""
-        definitions = self._tools.with_access(self._sandbox).definitions()
-        box: Any = self._sandbox
-        own = box.conversation("default") if hasattr(box, "conversation") else box
-        languages = getattr(own, "languages", None)
-        with suppress(SbxError):  # the first call then reports it
-            if languages is not None:
-                available = await languages()
-                definitions = tuple(limited_to(available, each) for each in definitions)
-        return definitions
+    def _prompt_in(self, around: Surroundings) -> SystemPrompt:
+        """Return a function that builds the prompt. It is called before each request to the model,
+        because files come and go while an agent works."""
+        system = self._system
+        text = system_prompt(around, self._instructions) if system is None else system
+        describe = self._describe_files or partial(uploads_told, around=around)
+
+        async def prompt() -> str:
+            files = describe(await self._sandbox.uploads.list())
+            return f"{text}\n\n{files}" if text else files
+
+        return prompt
 
     async def _loop(
         self,
@@ -306,18 +307,6 @@ def _request(message: str | Message | None, how: AgentOptions) -> _Request:
 
 async def _result(value: object) -> object:
     return await value if inspect.isawaitable(value) else value
-
-
-def _fresh_prompt(base: str, sandbox: ToolSandbox, describe: DescribeFiles | None) -> SystemPrompt:
-    """Return a function that builds the prompt. It is called before each request to the model,
-    because files come and go while an agent works."""
-    describe_files = describe or partial(uploads_told, apart=in_project(sandbox))
-
-    async def prompt() -> str:
-        files = describe_files(await sandbox.uploads.list())
-        return f"{base}\n\n{files}" if base else files
-
-    return prompt
 
 
 class _EventQueue:

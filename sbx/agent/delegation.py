@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 
 from msgspec import Struct
 
-from sbx.agent.agent import SYSTEM, Agent, Budget
+from sbx.agent.agent import Agent, Budget
 from sbx.agent.messages import Price, TokenUsage, carried
 from sbx.agent.models import Model
 from sbx.agent.sandbox import ToolSandbox
@@ -123,7 +123,7 @@ async def _delegate(
             delegation.model,
             tools=tools,
             permissions=delegation.permissions(sandbox),
-            system="\n\n".join(filter(None, (SYSTEM, delegation.instructions, _PROMPT))),
+            instructions="\n\n".join(filter(None, (delegation.instructions, _PROMPT))),
             budget=Budget(delegation.max_tokens, cost=delegation.max_cost, price=delegation.price),
         )
         steps = arguments.get("max_steps", delegation.max_steps)

@@ -25,6 +25,7 @@ from urllib.parse import quote, unquote, urlsplit
 from sbx import __version__
 from sbx.agent.mcp_calls import McpApprovals, McpCalls
 from sbx.agent.messages import ToolCall, carried
+from sbx.agent.prompt import surroundings_of
 from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.task import TaskTemplate, fill
 from sbx.agent.tools import paths
@@ -32,6 +33,7 @@ from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
 from sbx.errors import BadRequest, SbxError, needs_extra
 from sbx.protocol.files import FileEntry
+from sbx.protocol.surroundings import Surroundings
 
 with needs_extra("sbx mcp", "mcp"):
     import anyio
@@ -50,10 +52,6 @@ _PROGRESS_MAX = 4096  # characters of live output in one message; the result has
 _WORKSPACE = "/workspace"
 _BODY_MAX = 16 << 20  # bytes of an HTTP request: one writes a file
 _FILES_MAX = 1000  # of the list of resources
-_INSTRUCTIONS = (
-    "All tools act on one sandbox, which is yours until you disconnect: variables of run_code and "
-    "files below /workspace are there for the next call."
-)
 Context = ServerRequestContext[Any, Any]
 ReadTemplates = Callable[[], Awaitable[Mapping[str, TaskTemplate]]]
 
@@ -67,7 +65,7 @@ async def serve(
     """Serve stdin and stdout of this process until the client closes them. Meanwhile all other
     writes to stdout go to stderr."""
     calls = McpCalls(lambda: nullcontext(sandbox), tools, asks)
-    server = make_server(sandbox, tools, read_templates, calls)
+    server = make_server(sandbox, tools, read_templates, calls, await surroundings_of(sandbox))
     # Use our own reader: the reader of the SDK blocks in a thread that no signal interrupts.
     async with stdio_server(stdin=cast("anyio.AsyncFile[str]", _lines(_STDIN))) as (reads, writes):
         await server.run(reads, writes, server.create_initialization_options())
@@ -83,7 +81,7 @@ async def serve_http(
     send: Send,
 ) -> None:
     """Serve one HTTP request of a client, by ASGI, and forget the client."""
-    server = make_server(sandbox, tools, read_templates, calls)
+    server = make_server(sandbox, tools, read_templates, calls, await surroundings_of(sandbox))
     manager = StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=_BODY_MAX)
     async with manager.run():
         await manager.handle_request(scope, receive, send)
@@ -94,16 +92,18 @@ def make_server(
     tools: Tools,
     read_templates: ReadTemplates,
     calls: McpCalls,
+    around: Surroundings,
 ) -> Server[Any]:
-    """Return a server of these tools for one client. `read_templates` reads its prompts when a
-    client asks for them. `calls` asks the user of the client about calls that need an approval."""
+    """Return a server of these tools for one client, as far as they exist in `around`.
+    `read_templates` reads its prompts when a client asks for them. `calls` asks the user of the
+    client about calls that need an approval."""
     tools = tools.with_access(sandbox)
 
     async def list_tools(
         context: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
         return types.ListToolsResult(
-            tools=[_described(definition) for definition in tools.definitions()]
+            tools=[_described(definition) for definition in tools.definitions(around)]
         )
 
     async def call_tool(
@@ -161,7 +161,7 @@ def make_server(
     return Server(
         "sbx",
         version=__version__,
-        instructions=_INSTRUCTIONS,
+        instructions=_instructions(around),
         on_list_tools=list_tools,
         on_call_tool=call_tool,
         on_list_resources=list_resources,
@@ -169,6 +169,16 @@ def make_server(
         on_list_prompts=list_prompts,
         on_get_prompt=get_prompt,
     )
+
+
+def _instructions(around: Surroundings) -> str:
+    if around.place == "host":
+        what = "the computer of the user, without a sandbox"
+    else:
+        what = "one sandbox, which is yours until you disconnect"
+    variables = "variables of run_code and " if "python" in around.run_languages else ""
+    files = f"{variables}files below {around.shown_directory}"
+    return f"All tools act on {what}: {files} are there for the next call."
 
 
 class _Live:

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from sbx.agent.agent import SYSTEM, Budget
+from sbx.agent.agent import Budget
 from sbx.agent.delegation import Delegation, OpenSandbox, delegate_tool
 from sbx.agent.messages import Price
 from sbx.agent.models import Model
@@ -117,10 +117,6 @@ class AgentProfile(OperatorTable):
         if self.limits.max_cost is not None and self.price is None:
             raise ValueError("limits.max_cost needs the table price")
         return self
-
-    @property
-    def system(self) -> str:
-        return f"{SYSTEM}\n\n{self.instructions}" if self.instructions else SYSTEM
 
     @property
     def budget(self) -> Budget:

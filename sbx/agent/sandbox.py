@@ -53,6 +53,7 @@ class ToolSandbox(Protocol):
         sandboxed, commands_allowed         of a project; see the functions of these names
         grants                              the `Grants` of a conversation; if its policy permits
                                             some, refused access becomes a question
+        surroundings()                      return the `Surroundings`; others are whole sandboxes
         begin(effect)                       of a project: start a trial and return `ToolChanges`;
                                             raise TooLarge and Unavailable if the project cannot be
                                             copied

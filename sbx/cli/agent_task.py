@@ -92,7 +92,7 @@ async def perform(
             host.model,
             tools=tools,
             permissions=permissions,
-            system=profile.system,
+            instructions=profile.instructions,
             budget=replace(profile.budget, tokens=task.max_tokens, seconds=task.max_seconds),
         )
         on_agent(agent.abort)

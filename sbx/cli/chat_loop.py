@@ -116,7 +116,7 @@ class _Chat:
             approvals=conversation.approvals,
             history=conversation.history,
             permissions=Permissions("project" if asks else "free", overrides=self._overrides),
-            system=profile.system,
+            instructions=profile.instructions,
             budget=profile.budget,
             place=conversation.place,
             changes=self._changes,

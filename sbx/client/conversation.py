@@ -28,6 +28,7 @@ from sbx.client.terminals import RemoteTerminals
 from sbx.protocol.events import text_to_json
 from sbx.protocol.fields import read_fields
 from sbx.protocol.receipt import Receipt
+from sbx.protocol.surroundings import Surroundings, surroundings_from_json
 from sbx.protocol.usage import SandboxUsage
 from sbx.run_methods import ScriptMethods
 
@@ -75,6 +76,11 @@ class RemoteConversation(RemoteRuns, ScriptMethods[RemoteRun]):
         line = None if text is None else text_to_json(checks.text(text, "stdin"))
         path = target("v1", "sandboxes", self._state.sandbox_id, "runs", run_id, "stdin")
         await self._wire.call("POST", path, body=json.dumps({"text": line}).encode("ascii"))
+
+    async def surroundings(self) -> Surroundings:
+        """Return the paths, languages and capabilities that code and tools have here."""
+        reply = await self._calls.call("GET", f"{self._path}/surroundings")
+        return decode("surroundings", surroundings_from_json, reply)
 
     # -- dry runs and checkpoints -----------------------------------------------------------------
 

@@ -79,6 +79,7 @@ class RemoteSandbox:
     give_up = to_default(RemoteConversation.give_up)
     dry_run = to_default(RemoteConversation.dry_run)
     checkpoint = to_default(RemoteConversation.checkpoint)
+    surroundings = to_default(RemoteConversation.surroundings)
     usage = to_default(RemoteConversation.usage)
     stream_usage = to_default(RemoteConversation.stream_usage)
     read_receipt = to_default(RemoteConversation.read_receipt)

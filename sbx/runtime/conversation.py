@@ -14,6 +14,7 @@ from sbx.policy import Policy
 from sbx.policy.grants import Grants
 from sbx.protocol.languages import check_language
 from sbx.protocol.runs import RunError
+from sbx.protocol.surroundings import Place, Surroundings
 from sbx.protocol.usage import SandboxUsage
 from sbx.run_methods import RunCall, ScriptMethods, to_default
 from sbx.runtime.files.disk_limit import DiskLimit, DiskLimitState
@@ -202,11 +203,12 @@ class Conversation(ScriptMethods[ActiveRun]):
         self._default.check_open()
         return await self._languages.tool(name, self._has_file)
 
-    async def languages(self) -> tuple[str, ...]:
-        """Return the languages of scripts that this host has programs for, without Python."""
-        if not self._policy.processes or "shell" not in self._policy.capabilities:
-            return ()
-        return await self._languages.names()
+    async def surroundings(self) -> Surroundings:
+        """Return the paths, languages and capabilities that code and tools have here."""
+        place: Place = "workspace" if (await self.opened()).host_directory is None else "directory"
+        capabilities = self._policy.capabilities
+        languages = await self._languages.names() if "shell" in capabilities else ()
+        return Surroundings(place, capabilities=capabilities, languages=languages)
 
     async def _has_file(self, path: str) -> bool:
         return (await self.files.stat(path)).kind == "file"

@@ -127,6 +127,7 @@ class AsyncSandbox(SandboxKernels):
     give_up = to_default(Conversation.give_up)
     dry_run = to_default(Conversation.dry_run)
     checkpoint = to_default(Conversation.checkpoint)
+    surroundings = to_default(Conversation.surroundings)
     usage = to_default(Conversation.usage)
     stream_usage = to_default(Conversation.stream_usage)
     read_receipt = to_default(Conversation.read_receipt)

@@ -32,6 +32,7 @@ from sbx.errors import SbxError
 from sbx.protocol.agent import Json
 from sbx.protocol.languages import check_language
 from sbx.protocol.runs import Event
+from sbx.protocol.surroundings import Surroundings
 from sbx.runtime.conversation import Conversation
 from sbx.runtime.snapshots.checkpoints import Checkpoint
 from sbx.runtime.snapshots.dry_run import DryRun
@@ -130,7 +131,7 @@ class AgentRunFactory(Struct, frozen=True):
                 approvals=self.approvals,
                 history=history,
                 permissions=_permissions(request, sandbox),
-                system=request.profile.system,
+                instructions=request.profile.instructions,
                 budget=request.profile.budget,
                 place=_place(request),
                 changes=partial(chats.changes_setting, self.service.store, request.chat.id),
@@ -296,6 +297,9 @@ class AgentSandbox:
 
     async def give_up(self, run: AgentRun, /) -> None:
         await run.give_up()
+
+    async def surroundings(self) -> Surroundings:
+        return await self._conversation.surroundings()
 
     async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None

@@ -241,6 +241,7 @@ class BlockingConversation(BlockingKernel):
     write_stdin = call(RemoteConversation.write_stdin)
     dry_run = wrap(RemoteConversation.dry_run, BlockingDryRun)
     checkpoint = wrap(RemoteConversation.checkpoint, BlockingCheckpoint)
+    surroundings = call(RemoteConversation.surroundings)
     usage = call(RemoteConversation.usage)
     stream_usage = each(RemoteConversation.stream_usage)
     start = call(RemoteConversation.start)

@@ -20,6 +20,7 @@ from msgspec import Struct
 from sbx.errors import BadRequest, Conflict, NotFound, TooLarge
 from sbx.linux.descriptors import closing
 from sbx.protocol.files import FileEntry, Upload
+from sbx.protocol.surroundings import Surroundings, printable
 from sbx.workspace.errors import is_a_directory, not_a_file, too_large, translated
 from sbx.workspace.paths import UPLOADS, UPLOADS_APART, check_name
 from sbx.workspace.safe_open import encoded
@@ -40,39 +41,41 @@ _LISTED = 100_000
 
 
 # The text about the files of a conversation for the system prompt of a model.
-_GENERATED = "/workspace/uploads/generated/"
+_GENERATED = f"{UPLOADS.rpartition('/')[0]}/generated/"
 _LISTED_MAX = 500  # files in one prompt
 
 
-def uploads_told(uploads: Sequence[Upload], *, apart: bool = False) -> str:
-    """Return the text for a system prompt. `apart`: a host directory is the workspace.
+def uploads_told(uploads: Sequence[Upload], around: Surroundings) -> str:
+    """Return the text for a system prompt about the files in these surroundings.
 
     The user chooses the names. So each name has its own line, and unprintable characters are
     escaped: a name cannot pass for a sentence of the prompt.
     """
-    root = f"{UPLOADS_APART if apart else UPLOADS}/"
+    is_on_host = around.place == "host"
+    root = f"{UPLOADS if around.place == 'workspace' else UPLOADS_APART}/"
     lines = [f"The files that the user uploaded are in {root}, which is read-only."]
+    if is_on_host:  # the directory exists with the first upload
+        lines = ["The user uploaded files. Do not change them."] if uploads else []
     if uploads:
         lines.append("These are all of them, with their full paths:")
         lines += [
-            f"- {_plain(upload.path)} ({upload.size} bytes)" for upload in uploads[:_LISTED_MAX]
+            f"- {printable(upload.path)} ({upload.size} bytes)" for upload in uploads[:_LISTED_MAX]
         ]
         if len(uploads) > _LISTED_MAX:
-            lines.append(f"- and {len(uploads) - _LISTED_MAX} more: list {root}")
+            lines.append(f"- and {len(uploads) - _LISTED_MAX} more: list their directory")
     else:
-        lines.append("There are no files yet.")
-    if apart:
-        lines.append("The working directory is /workspace: a directory that belongs to the user.")
-    else:
+        lines.append("The user uploaded no files." if is_on_host else "There are no files yet.")
+    if around.place == "workspace":
         lines.append(f"Write the files that you generate to {_GENERATED}.")
         lines.append(
             "The working directory is /workspace; files that you write there are kept as well."
         )
+    else:
+        lines.append(
+            f"The working directory is {around.shown_directory}: a directory that belongs to the"
+            " user."
+        )
     return "\n".join(lines)
-
-
-def _plain(path: str) -> str:
-    return path if path.isprintable() else ascii(path)
 
 
 class UploadLimits(Struct, frozen=True):

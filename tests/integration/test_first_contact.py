@@ -18,19 +18,13 @@ from places import short_directory
 from service_process import Service, service
 
 import sbx
-from sbx import Runtime, Sandbox
-from sbx.agent.agent import Agent
-from sbx.agent.messages import Response
-from sbx.agent.models.replay import ReplayModel
-from sbx.agent.tools.execution import EXECUTE_COMMAND, RUN_CODE, limited_to
+from sbx import Sandbox
 from sbx.cli import app, output
 from sbx.cli.agent_output import _without
 from sbx.errors import BadRequest, Conflict, NotFound
 from sbx.kernels.memory_watcher import Watcher
 from sbx.policy.units import parse_duration
-from sbx.protocol.languages import ALIASES
 from sbx.protocol.runs import Cause
-from sbx.runtime.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -305,25 +299,6 @@ def test_a_client_whose_service_ends_is_told_so() -> None:
             _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "note: another client stopped the run or its sandbox, or the service ended" in errors
-
-
-@pytest.mark.needs("namespaces")
-async def test_a_model_is_offered_only_languages_that_this_host_runs() -> None:
-    async with Runtime(Settings(fast_path=False)) as runtime:
-        box = await runtime.create("default")
-        available = set(await box.conversation("default").languages())
-        assert "bash" in available
-        model = ReplayModel([Response("done")])
-        assert (await Agent(box, model).run("hello")).reason == "done"
-    (run_code,) = [tool for tool in model.requests[0].tools if tool.name == "run_code"]
-    names = set(run_code.parameters["properties"]["language"]["enum"])
-    assert {ALIASES.get(name, name) for name in names} == {"python", *available}
-
-
-def test_a_sandbox_without_languages_is_offered_python_alone() -> None:
-    limited = limited_to((), RUN_CODE.definition)
-    assert limited.parameters["properties"]["language"]["enum"] == ["python"]
-    assert limited_to((), EXECUTE_COMMAND.definition) is EXECUTE_COMMAND.definition
 
 
 def test_the_prompt_of_a_terminal_shows_that_it_is_inside(box: Sandbox) -> None:

@@ -24,6 +24,7 @@ from sbx.agent.settings import (
 )
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
 from sbx.protocol.files import Upload
+from sbx.protocol.surroundings import Surroundings
 from sbx.workspace.uploads import uploads_told
 from tests.fake_sandbox import FakeSandbox
 
@@ -422,9 +423,6 @@ def test_a_budget_is_above_nothing(wrong: dict[str, Any]) -> None:
 
 def test_what_is_told_of_uploads() -> None:
     upload = Upload("a\nb", 3, "", "/workspace/uploads/temparea/a\nb", 0.0)
-    text = uploads_told([upload])
+    text = uploads_told([upload], Surroundings())
     assert r"'/workspace/uploads/temparea/a\nb' (3 bytes)" in text
     assert "/workspace/uploads/generated/" in text
-    beside = uploads_told([], apart=True)
-    assert "/uploads/, which is read-only" in beside
-    assert "generated" not in beside

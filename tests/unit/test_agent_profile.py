@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from sbx.agent.agent import SYSTEM, Budget
+from sbx.agent.agent import Budget
 from sbx.agent.messages import Price, TokenUsage, ToolCall
 from sbx.agent.profile import NO_PROFILE, AgentProfile, parse_profile, profile_files, read_profile
 from sbx.agent.tools.function_tool import tool
@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_without_fields_a_profile_changes_nothing() -> None:
-    assert NO_PROFILE.system == SYSTEM
     assert NO_PROFILE.budget == Budget()
     assert NO_PROFILE.select(Tools()).names == Tools().names
     assert NO_PROFILE.max_steps(None, 10) == 10

@@ -2,10 +2,9 @@
 
 import dataclasses
 import signal
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
-
-from msgspec.structs import replace
+from typing import Any
 
 from sbx.agent.sandbox import ToolRun, ToolSandbox
 from sbx.agent.tools.figures import figures, kept, shown_outputs
@@ -13,15 +12,14 @@ from sbx.agent.tools.tool import (
     Arguments,
     Effect,
     Emit,
-    Tool,
     ToolCallRequest,
     ToolDefinition,
     ToolResult,
+    define_builtin,
 )
 from sbx.aio import run_to_completion
 from sbx.errors import Broken, SbxError
 from sbx.protocol.bundles import text_of
-from sbx.protocol.languages import ALIASES, LANGUAGES
 from sbx.protocol.runs import (
     Cause,
     Run,
@@ -32,6 +30,7 @@ from sbx.protocol.runs import (
     quarantine_notice,
     strip_escapes,
 )
+from sbx.protocol.surroundings import Surroundings
 
 _CAUSES = {
     Cause.MEMORY: "it used more memory than it may",
@@ -44,7 +43,6 @@ _CAUSES = {
     Cause.HONEYTOKEN: "it used a planted credential, and the sandbox is frozen",
 }
 
-_LANGUAGES = ["python", *LANGUAGES, *ALIASES]
 _QUARANTINED = (
     "These new names work in the sandbox, but a program of the user's computer would obey them. So"
     " they are kept outside of the user's directory until the user restores them:"
@@ -70,45 +68,50 @@ async def _run_code(call: ToolCallRequest, arguments: Arguments) -> ToolResult:
     )
 
 
-def limited_to(languages: Collection[str], definition: ToolDefinition) -> ToolDefinition:
-    """Return the definition of run_code for a sandbox that runs these languages; any other
-    definition as it is."""
-    if definition.name != RUN_CODE.definition.name:
-        return definition
-    names = [name for name in _LANGUAGES if ALIASES.get(name, name) in ("python", *languages)]
-    properties = definition.parameters["properties"]
-    language = {**properties["language"], "enum": names}
-    parameters = {**definition.parameters, "properties": {**properties, "language": language}}
-    return replace(definition, parameters=parameters)
-
-
 def _effect_of_code(arguments: Arguments) -> Effect:
     return "code" if arguments.get("language", "python") == "python" else "command"
 
 
-RUN_CODE = Tool(
-    definition=ToolDefinition(
+def _define_run_code(around: Surroundings) -> ToolDefinition | None:
+    names = around.run_languages
+    if not names:
+        return None
+    has_python, has_scripts = "python" in names, names != ["python"]
+    sentences = [
+        f"Run code {_where(around)}.",
+        *([_PYTHON] * has_python),
+        *([f"{'Other languages run' if has_python else 'It runs'} {_SCRIPTS}"] * has_scripts),
+        f"The working directory is {around.shown_directory}.",
+    ]
+    language: dict[str, Any] = {"type": "string", "enum": names}
+    return ToolDefinition(
         name="run_code",
-        description=(
-            "Run code in the sandbox. Python runs in one notebook kernel: variables, imports and"
-            " functions stay for the next call, the value of the last expression is the result,"
-            " and figures that are shown come back as images. Other languages run as a script each"
-            " time, and keep nothing but files. The working directory is the workspace."
-        ),
+        description=" ".join(sentences),
         parameters={
             "type": "object",
             "properties": {
                 "code": {"type": "string", "description": "The code."},
-                "language": {"type": "string", "enum": _LANGUAGES, "default": "python"},
+                "language": language | ({"default": "python"} if has_python else {}),
             },
-            "required": ["code"],
+            "required": ["code", *([] if has_python else ["language"])],
             "additionalProperties": False,
         },
-    ),
-    act=_run_code,
-    effect=_effect_of_code,
-    confined=True,
+    )
+
+
+_PYTHON = (
+    "Python runs in one notebook kernel: variables, imports and functions stay for the next call,"
+    " the value of the last expression is the result, and figures that are shown come back as"
+    " images."
 )
+_SCRIPTS = "as a script each time, and keep nothing but files."
+
+
+def _where(around: Surroundings) -> str:
+    return "on the computer of the user" if around.place == "host" else "in the sandbox"
+
+
+RUN_CODE = define_builtin(_define_run_code, _run_code, _effect_of_code)
 
 
 # -- execute_command -------------------------------------------------------------------------------
@@ -122,12 +125,14 @@ async def _execute_command(call: ToolCallRequest, arguments: Arguments) -> ToolR
     return ToolResult(describe_run(run), is_error=not run.ok)
 
 
-EXECUTE_COMMAND = Tool(
-    definition=ToolDefinition(
+def _define_execute_command(around: Surroundings) -> ToolDefinition | None:
+    if "shell" not in around.capabilities:
+        return None
+    return ToolDefinition(
         name="execute_command",
         description=(
-            "Run a bash command in the sandbox, and get its output and exit code. Each command is"
-            " a shell of its own: directory and variables do not stay, files do. It has no"
+            f"Run a bash command {_where(around)}, and get its output and exit code. Each command"
+            " is a shell of its own: directory and variables do not stay, files do. It has no"
             " terminal and no input, so use options that ask for none."
         ),
         parameters={
@@ -136,7 +141,7 @@ EXECUTE_COMMAND = Tool(
                 "command": {"type": "string", "minLength": 1, "description": "For bash -c."},
                 "cwd": {
                     "type": "string",
-                    "description": "Its directory; the workspace where none is given.",
+                    "description": f"Its directory; {around.shown_directory} where none is given.",
                 },
                 "timeout": {
                     "type": "number",
@@ -147,10 +152,11 @@ EXECUTE_COMMAND = Tool(
             "required": ["command"],
             "additionalProperties": False,
         },
-    ),
-    act=_execute_command,
-    effect=lambda _arguments: "command",
-    confined=True,
+    )
+
+
+EXECUTE_COMMAND = define_builtin(
+    _define_execute_command, _execute_command, lambda _arguments: "command"
 )
 
 

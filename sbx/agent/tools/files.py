@@ -5,28 +5,26 @@ import codecs
 import mimetypes
 import posixpath
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from sbx.agent.sandbox import ToolSandbox
 from sbx.agent.tools import paths
 from sbx.agent.tools.results import RESULT_MAX, cut
-from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolDefinition
+from sbx.agent.tools.tool import Arguments, ToolCallRequest, ToolDefinition, define_builtin
 from sbx.aio import in_thread, kept_with
 from sbx.errors import BadRequest, Conflict
 from sbx.protocol.files import FileEntry
+from sbx.protocol.surroundings import Surroundings
 from sbx.workspace.edit import SIZE_MAX, replaced_bytes
 from sbx.workspace.errors import too_large
+from sbx.workspace.paths import UPLOADS_APART
 
 _TEXT_MAX = RESULT_MAX - 1024  # characters of a file in one result
 _LINES = 2000  # the default limit
 _LINE_MAX = 2000  # characters
 _ENTRIES_MAX = 500
 _PLACES_TOLD = 10
-_PATH: dict[str, Any] = {
-    "type": "string",
-    "minLength": 1,
-    "description": "Relative to /workspace, or below /workspace or /tmp.",
-}
 _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG", "PNG image"),
     (b"\xff\xd8\xff", "JPEG image"),
@@ -40,6 +38,39 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (codecs.BOM_UTF16_LE, "text in UTF-16"),
     (codecs.BOM_UTF16_BE, "text in UTF-16"),
 )
+
+
+def _definition(
+    around: Surroundings,
+    name: str,
+    description: str,
+    properties: dict[str, Any],
+    *,
+    required: Sequence[str] = (),
+    reads: bool = False,
+) -> ToolDefinition | None:
+    """Return the definition of a tool with a `path`; None where tools access no files."""
+    if "filesystem" not in around.capabilities:
+        return None
+    path = {"type": "string", "minLength": 1, "description": _paths(around, reads=reads)}
+    parameters: dict[str, Any] = {
+        "type": "object",
+        "properties": {**properties, "path": {**path, **properties["path"]}},
+        **({"required": list(required)} if required else {}),
+        "additionalProperties": False,
+    }
+    return ToolDefinition(name, description, parameters)
+
+
+def _paths(around: Surroundings, *, reads: bool) -> str:
+    if around.place == "host":
+        return f"Relative to {around.shown_directory}, or an absolute path of this computer."
+    below = [around.shown_directory]
+    if reads and around.place == "directory":
+        below.append(UPLOADS_APART)
+    if around.run_languages:  # a program inside reaches it
+        below.append(paths.TMP)
+    return f"Relative to {around.shown_directory}, or below {' or '.join(below)}."
 
 
 # -- read_file -------------------------------------------------------------------------------------
@@ -103,36 +134,32 @@ def _numbered(text: str, offset: int, limit: int) -> str:
     return "\n".join([*shown, f"[lines {offset} to {last} of {len(lines)}{rest}]"])
 
 
-READ_FILE = Tool(
-    definition=ToolDefinition(
-        name="read_file",
-        description=(
-            "Read a text file. With offset or limit its lines are numbered. Binary files are"
-            " refused, with their size and type."
-        ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "path": _PATH,
-                "offset": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "description": "The first line to read, from 1.",
-                },
-                "limit": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "description": f"How many lines; {_LINES} where only offset is given.",
-                },
+def _define_read_file(around: Surroundings) -> ToolDefinition | None:
+    return _definition(
+        around,
+        "read_file",
+        "Read a text file. With offset or limit its lines are numbered. Binary files are"
+        " refused, with their size and type.",
+        {
+            "path": {},
+            "offset": {
+                "type": "integer",
+                "minimum": 1,
+                "description": "The first line to read, from 1.",
             },
-            "required": ["path"],
-            "additionalProperties": False,
+            "limit": {
+                "type": "integer",
+                "minimum": 1,
+                "description": f"How many lines; {_LINES} where only offset is given.",
+            },
         },
-    ),
-    act=_read_file,
-    effect=lambda _arguments: "read",
-    confined=True,
-    idempotent=True,
+        required=["path"],
+        reads=True,
+    )
+
+
+READ_FILE = define_builtin(
+    _define_read_file, _read_file, lambda _arguments: "read", idempotent=True
 )
 
 
@@ -146,27 +173,18 @@ async def _write_file(call: ToolCallRequest, arguments: Arguments) -> str:
     return f"wrote {size} bytes to {path}"
 
 
-WRITE_FILE = Tool(
-    definition=ToolDefinition(
-        name="write_file",
-        description=(
-            "Write a text file whole: what was there is replaced, and directories are made as"
-            " needed. To change a part of a file use edit_file."
-        ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "path": _PATH,
-                "content": {"type": "string", "description": "All of its text."},
-            },
-            "required": ["path", "content"],
-            "additionalProperties": False,
-        },
-    ),
-    act=_write_file,
-    effect=lambda _arguments: "write",
-    confined=True,
-)
+def _define_write_file(around: Surroundings) -> ToolDefinition | None:
+    return _definition(
+        around,
+        "write_file",
+        "Write a text file whole: what was there is replaced, and directories are made as"
+        " needed. To change a part of a file use edit_file.",
+        {"path": {}, "content": {"type": "string", "description": "All of its text."}},
+        required=["path", "content"],
+    )
+
+
+WRITE_FILE = define_builtin(_define_write_file, _write_file, lambda _arguments: "write")
 
 
 # -- edit_file -------------------------------------------------------------------------------------
@@ -239,29 +257,23 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-EDIT_FILE = Tool(
-    definition=ToolDefinition(
-        name="edit_file",
-        description=(
-            "Replace a text in a file by another. The old one must be in the file exactly once,"
-            " white space included, unless replace_all is set."
-        ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "path": _PATH,
-                "old_string": {"type": "string", "minLength": 1},
-                "new_string": {"type": "string"},
-                "replace_all": {"type": "boolean", "default": False},
-            },
-            "required": ["path", "old_string", "new_string"],
-            "additionalProperties": False,
+def _define_edit_file(around: Surroundings) -> ToolDefinition | None:
+    return _definition(
+        around,
+        "edit_file",
+        "Replace a text in a file by another. The old one must be in the file exactly once,"
+        " white space included, unless replace_all is set.",
+        {
+            "path": {},
+            "old_string": {"type": "string", "minLength": 1},
+            "new_string": {"type": "string"},
+            "replace_all": {"type": "boolean", "default": False},
         },
-    ),
-    act=_edit_file,
-    effect=lambda _arguments: "write",
-    confined=True,
-)
+        required=["path", "old_string", "new_string"],
+    )
+
+
+EDIT_FILE = define_builtin(_define_edit_file, _edit_file, lambda _arguments: "write")
 
 
 # -- list_files ------------------------------------------------------------------------------------
@@ -290,26 +302,19 @@ def _on_one_line(path: str) -> str:
     )
 
 
-LIST_FILES = Tool(
-    definition=ToolDefinition(
-        name="list_files",
-        description=(
-            "List what is in a directory: kind, size in bytes, path. A pattern other than * is"
-            " looked for in the directories below, too: *.csv, src/**/test_*."
-        ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "path": {**_PATH, "default": "."},
-                "pattern": {"type": "string", "minLength": 1, "default": "*"},
-            },
-            "additionalProperties": False,
-        },
-    ),
-    act=_list_files,
-    effect=lambda _arguments: "read",
-    confined=True,
-    idempotent=True,
+def _define_list_files(around: Surroundings) -> ToolDefinition | None:
+    return _definition(
+        around,
+        "list_files",
+        "List what is in a directory: kind, size in bytes, path. A pattern other than * is"
+        " looked for in the directories below, too: *.csv, src/**/test_*.",
+        {"path": {"default": "."}, "pattern": {"type": "string", "minLength": 1, "default": "*"}},
+        reads=True,
+    )
+
+
+LIST_FILES = define_builtin(
+    _define_list_files, _list_files, lambda _arguments: "read", idempotent=True
 )
 
 

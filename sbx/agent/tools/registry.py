@@ -20,6 +20,7 @@ from sbx.agent.tools.tool import Arguments, Emit, Tool, ToolCallRequest, ToolDef
 from sbx.errors import Conflict, NotFound, SbxError, Unavailable
 from sbx.protocol.approvals import ApprovalDecision
 from sbx.protocol.runs import Run
+from sbx.protocol.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from sbx.agent.sandbox import ToolSandbox
@@ -85,8 +86,12 @@ class Tools:
     def names(self) -> tuple[str, ...]:
         return tuple(self._tools)
 
-    def definitions(self) -> tuple[ToolDefinition, ...]:
-        return tuple(tool.definition for tool in self)
+    def definitions(self, around: Surroundings | None = None) -> tuple[ToolDefinition, ...]:
+        """Return the definitions for a model: only of tools that exist in these surroundings."""
+        if around is None:
+            return tuple(tool.definition for tool in self)
+        defined = (tool.define(around) if tool.define else tool.definition for tool in self)
+        return tuple(definition for definition in defined if definition is not None)
 
     def get(self, name: str) -> Tool:
         """Return a tool. Raise NotFound `tool_not_found`, which lists the tools, the nearest name

@@ -9,6 +9,7 @@ from msgspec import Struct
 from sbx.agent.messages import Image, TokenUsage
 from sbx.protocol.agent import Json
 from sbx.protocol.approvals import ApprovalDecision
+from sbx.protocol.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from sbx.agent.sandbox import ToolSandbox
@@ -64,7 +65,8 @@ class Tool(Struct, frozen=True):
     If it raises an SbxError, the model receives the error. A repeated call of an `idempotent` tool
     has the effect of one call. `effect` returns the effect of a call with these arguments. If
     `permission` is None, the rules for that effect apply. `scope`: the scope that a token needs;
-    None: that of the effect. `source`: the source of an external tool.
+    None: that of the effect. `source`: the source of an external tool. `define` returns the
+    definition that fits to a sandbox; None without such a tool there.
     """
 
     definition: ToolDefinition
@@ -75,7 +77,21 @@ class Tool(Struct, frozen=True):
     idempotent: bool = False
     scope: str | None = None
     source: str | None = None
+    define: Callable[[Surroundings], ToolDefinition | None] | None = None
 
     @property
     def name(self) -> str:
         return self.definition.name
+
+
+def define_builtin(
+    define: Callable[[Surroundings], ToolDefinition | None],
+    act: Callable[[ToolCallRequest, Arguments], Awaitable[ToolResult | str]],
+    effect: Callable[[Arguments], Effect],
+    *,
+    idempotent: bool = False,
+) -> Tool:
+    """Return a tool that acts on a sandbox and whose definition depends on it."""
+    definition = define(Surroundings())
+    assert definition is not None  # a whole sandbox has all of them
+    return Tool(definition, act, effect, confined=True, idempotent=idempotent, define=define)

@@ -148,8 +148,9 @@ async def prompt(
     name = check_id("conversation_id", conversation_id)
     await demand_existing(service, caller, view, "files:read", name)
     async with service.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
-        uploads = await use.conversation(name).uploads.list()
-    return Prompt(prompt=uploads_told(uploads))
+        conversation = use.conversation(name)
+        uploads, around = await conversation.uploads.list(), await conversation.surroundings()
+    return Prompt(prompt=uploads_told(uploads, around))
 
 
 @of_conversations.delete("/{conversation_id}", status_code=204, responses=documented(404, 409))

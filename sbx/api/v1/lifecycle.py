@@ -22,6 +22,7 @@ from sbx.api.v1.dependencies import Target, TargetDep
 from sbx.errors import Denied, NotFound
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.grants import Access, AccessKind, Grant, GrantDuration
+from sbx.protocol.surroundings import Surroundings
 from sbx.protocol.usage import INTERVAL_MAX_S, INTERVAL_MIN_S, SandboxUsage, usage_to_json
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["native"])
@@ -118,6 +119,14 @@ async def receipt(target: TargetDep) -> ReceiptBody:
             receipt = await context.read_receipt()
             return ReceiptBody(receipt=receipt.to_dict() if receipt is not None else None)
     return ReceiptBody(receipt=None)
+
+
+@router.get("/conversations/{conversation}/surroundings", responses=_ERRORS)
+async def surroundings(target: TargetDep) -> Surroundings:
+    """Return the paths, languages and capabilities that code and tools have there. No kernel
+    starts."""
+    async with target.use("execute", creates=True, starts=False) as conversation:
+        return await conversation.surroundings()
 
 
 @router.get(_GRANTS, responses=_ERRORS)

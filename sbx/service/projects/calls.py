@@ -8,6 +8,7 @@ four bytes, big-endian, and the body in MessagePack.
     Resolve, Look, NamesIn             a directory, before it is a project
     Open, Allow, Close                 the sandbox of one conversation in a project
     ReadPolicy, AddGrant               the access that a person grants there
+    ReadSurroundings                   the paths, languages and capabilities that a model is offered
     Begin, Compare, Commit, Rollback   the changes of one tool call
     ReadFile ... SaveResult            files of a sandbox, or of the copy that a tool call acts on
     Start, Follow, GiveUp              a run
@@ -71,6 +72,10 @@ class Allow(_Request):
 class ReadPolicy(_Request):
     """The answer is the policy of the sandbox as JSON data."""
 
+    of: int
+
+
+class ReadSurroundings(_Request):
     of: int
 
 
@@ -201,7 +206,7 @@ class EndUpload(_Request):
 
 Request = (
     Ping | Resolve | Look | NamesIn | Open | Allow | Close | Begin | Compare | Commit | Rollback
-    | ReadPolicy | AddGrant
+    | ReadPolicy | ReadSurroundings | AddGrant
     | ReadFile | WriteFile | ListFiles | Stat | MakeDirectory | Find | SaveResult
     | StartCall | Follow | GiveUp
     | ListUploads | DeleteUpload | BeginUpload | AddToUpload | EndUpload

@@ -21,6 +21,7 @@ from sbx.protocol.events import event_from_json, run_from_json
 from sbx.protocol.files import FileEntry, Kind, Listing, Upload
 from sbx.protocol.grants import Access, Grant, GrantDuration
 from sbx.protocol.runs import Event, Run, RunEnd
+from sbx.protocol.surroundings import Surroundings
 from sbx.service.projects import calls
 from sbx.service.projects.link import ProjectServerLink
 from sbx.workspace.snapshots.manifest import within
@@ -167,6 +168,9 @@ class RemoteSession(_Remote):
     @property
     def uploads(self) -> ToolUploads:
         return self.shown or self.own_uploads
+
+    async def surroundings(self) -> Surroundings:
+        return await self.call(calls.ReadSurroundings(self.number), Surroundings)
 
     async def allow_commands(self) -> None:
         await self.call(calls.Allow(self.number), type(None))

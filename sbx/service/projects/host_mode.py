@@ -30,6 +30,7 @@ from sbx.policy.tables import LimitsPolicy
 from sbx.protocol.files import Upload
 from sbx.protocol.languages import check_language
 from sbx.protocol.runs import RunError, Status
+from sbx.protocol.surroundings import Surroundings
 from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.run import checks
@@ -91,6 +92,10 @@ class HostSession:
 
     async def allow_commands(self) -> None:
         """Do nothing: commands are allowed."""
+
+    async def surroundings(self) -> Surroundings:
+        """Return the directory of the host, and the languages of `start_script`."""
+        return Surroundings("host", str(self._directory), languages=("bash",))
 
     # -- runs -----------------------------------------------------------------------------------
 

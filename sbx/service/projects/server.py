@@ -154,6 +154,8 @@ class ProjectServer:
                 return await self._act_on_run(request, opened)
             case calls.ReadPolicy():
                 return opened.session.sandbox.policy.model_dump(mode="json")
+            case calls.ReadSurroundings():
+                return await opened.session.surroundings()
             case calls.AddGrant(_, access, duration, by):
                 return await opened.session.grants.grant(access, duration, by)
             case calls.Allow() | calls.Begin() | calls.Compare() | calls.Commit():

@@ -10,6 +10,7 @@ from typing import Literal
 from sbx import errors
 from sbx.agent.sandbox import ToolUploads
 from sbx.protocol.contexts import DEFAULT_CONTEXT
+from sbx.protocol.surroundings import Surroundings
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context import Context
 from sbx.runtime.snapshots.checkpoints import Checkpoint
@@ -121,6 +122,10 @@ class ProjectSession:
 
     async def give_up(self, run: ActiveRun, /) -> None:
         await self._conversation.give_up(run)
+
+    async def surroundings(self) -> Surroundings:
+        """See `Conversation.surroundings`."""
+        return await self._conversation.surroundings()
 
     async def dry_run(
         self, command: str, *, timeout: float | None = None, cwd: str | None = None
