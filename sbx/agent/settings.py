@@ -16,6 +16,7 @@ the BASE_URL of the file.
 """
 
 import os
+from collections import ChainMap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,10 +25,13 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from sbx import settings_files
-from sbx.errors import BadRequest
+from sbx.errors import BadRequest, NotFound
+from sbx.policy.templates import TEMPLATES, name_pairs, policy_of
+from sbx.protocol.addresses import is_host_port, is_local
 
 TABLE = "agent"  # of sbx.toml
 _PREFIX = "SBX_AGENT_"
+_TEMPLATES = "SBX_TEMPLATES"
 # The settings that `.env` of the working directory may set.
 IN_WORKING_DIRECTORY = frozenset({"max_steps", "approval_timeout"})
 _REFUSED_HERE: Mapping[str, str] = {
@@ -42,9 +46,9 @@ _SHOULD: Mapping[str, str] = {
     "MODEL_NAME": "the name of a model, as its provider writes it",
     "MAX_STEPS": "a whole number from 1 to 1000",
     "APPROVAL_TIMEOUT": "seconds, above 0 and at most 86400",
-    "SANDBOX_DOMAIN": "the path of a service's socket, or its URL",
+    "SANDBOX_DOMAIN": "the path of a service's socket, its URL, or HOST:PORT of this machine",
     "SANDBOX_API_KEY": "the service's key, in printable ASCII",
-    "SANDBOX_IMAGE": "the name of a policy",
+    "SANDBOX_IMAGE": "the name of a policy, or an image that the setting templates maps to one",
 }
 
 
@@ -85,6 +89,15 @@ class AgentSettings(BaseModel):
         if value is not None and not value.startswith(("http://", "https://")):
             raise ValueError("not a URL")
         return value
+
+    @field_validator("sandbox_domain")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        if value is None or not is_host_port(value):
+            return value
+        if not is_local(value):  # it would receive the key in plain text
+            raise ValueError("the scheme is missing")
+        return f"http://{value}"
 
     @field_validator("api_key", "sandbox_api_key")
     @classmethod
@@ -132,12 +145,16 @@ def read_agent_settings(
         config = Path(named)
     users, ours = _of_toml(config), _of(environment)
     ours |= {name: value for name, value in (options or {}).items() if value is not None}
+    file_variables: Mapping[str, str | None] = {}
     if env_file is None:
         in_file: dict[str, Any] = {}
         values = _of_dotenv(directory or Path.cwd()) | users | ours
     else:
-        in_file = _of(settings_files.read_env_file(env_file))
+        file_variables = settings_files.read_env_file(env_file)
+        in_file = _of(file_variables)
         values = users | in_file | ours
+    if (options or {}).get("sandbox_image") is None:
+        _map_image(values, ChainMap(environment, file_variables), config)
     _find_provider_key(values, environment)
     is_of_file = {name: name in in_file and name not in ours for name in ("base_url", "api_key")}
     if is_of_file["base_url"] and values.get("api_key") and not is_of_file["api_key"]:
@@ -153,6 +170,39 @@ def ignored_here(directory: Path | None = None) -> list[str]:
     variables = settings_files.dotenv(settings_files.read_in(directory, ".env") or "")
     ignored = _SHOULD.keys() - {name.upper() for name in IN_WORKING_DIRECTORY}
     return [name for name in variables if name.removeprefix(_PREFIX) in ignored]
+
+
+def _map_image(
+    values: dict[str, Any], variables: Mapping[str, str | None], config: Path | None
+) -> None:
+    """Replace the name of an image by its policy. `templates` is the setting of the service, and
+    other names are policies or their files. Raise BadRequest."""
+    image = values.get("sandbox_image")
+    if image is None or image.endswith(".toml"):
+        return
+    file = settings_files.read_users(config)
+    of_users = {} if file is None else settings_files.toml(*file)
+    try:
+        templates = name_pairs(variables.get(_TEMPLATES) or of_users.get("templates", TEMPLATES))
+        if image in templates or ":" in image or "/" in image:
+            values["sandbox_image"] = policy_of(templates, image)
+    except NotFound as error:
+        if ":" in image or not Path(image).exists():
+            raise _wrong_image(error.message, "add this one, or a pattern for it") from None
+    except (ValueError, TypeError, AttributeError):
+        hint = "write it as image=policy,image=policy, or as a table in TOML"
+        raise _wrong_image("the setting templates is invalid", hint) from None
+
+
+def _wrong_image(message: str, hint: str) -> BadRequest:
+    return BadRequest(
+        f"SANDBOX_IMAGE: {message}",
+        code="invalid_settings",
+        hint=f"{_TEMPLATES} in the environment, or templates in"
+        f" {settings_files.config_directory() / settings_files.NAME}, is a table from images to"
+        f" policies: {hint}",
+        details={"setting": "SANDBOX_IMAGE"},
+    )
 
 
 def _find_provider_key(values: dict[str, Any], environment: Mapping[str, str]) -> None:

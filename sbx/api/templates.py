@@ -7,31 +7,15 @@ that of the policy is the policy's.
 
 import re
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
-from sbx.errors import BadRequest, NotFound
+from sbx.errors import BadRequest
 from sbx.policy.checks import env_name
 from sbx.policy.units import parse_size
 from sbx.service.service import Service
 
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,3})?) ?([KMGT]?)(?:i?B?)", re.IGNORECASE)
 _CPUS = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)(m?)")
-
-
-def policy_of(templates: Mapping[str, str], name: str) -> str:
-    """Return the policy of an image or a template: of the same name, else of the first pattern
-    that matches. Raise NotFound `unknown_template`."""
-    if (policy := templates.get(name)) is not None:
-        return policy
-    for pattern, policy in templates.items():
-        if fnmatchcase(name, pattern):
-            return policy
-    raise NotFound(
-        f"the image or template {name[:200]!r} has no policy",
-        code="unknown_template",
-        hint="the operator adds it to the setting templates; '*' there is every other name",
-    )
 
 
 def deny_not_enforced(hosts: Sequence[str]) -> BadRequest:

@@ -1,15 +1,13 @@
 """The address of a service: the path of a Unix socket, or a TCP address."""
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from sbx.errors import BadRequest
-from sbx.protocol.addresses import default_socket
+from sbx.protocol.addresses import default_socket, is_host_port, is_local
 
-_TCP = re.compile(r"[^/]+:[0-9]{1,5}")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -26,7 +24,8 @@ class Address:
 
 
 def address_of(connect: str | os.PathLike[str] | None) -> Address:
-    """Return the address; for None that of SBX_SOCKET, else the default socket.
+    """Return the address; for None that of SBX_SOCKET, else the default socket. HOST:PORT of this
+    machine is `http://HOST:PORT`.
 
     Raise BadRequest `invalid_address`.
     """
@@ -35,8 +34,10 @@ def address_of(connect: str | os.PathLike[str] | None) -> Address:
     text = os.fspath(connect)
     scheme, separator, rest = text.partition("://")
     if not separator:
-        if _TCP.fullmatch(text) and not Path(text).exists():
-            raise _invalid(text, f"for a service on TCP, write http://{text}")
+        if is_host_port(text):
+            if not is_local(text):
+                raise _invalid(text, f"for a service on TCP, write https://{text} or http://{text}")
+            return address_of(f"http://{text}")
         return _socket(text)
     if scheme == "unix":
         return _socket(rest)

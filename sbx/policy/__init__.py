@@ -8,6 +8,7 @@
     find.py      the directories of policies, and the file of a name
     load.py      files → layers (`extends`) → one table → Policy
     narrow.py    a request may tighten a policy, never widen it
+    templates.py the policy of an image or template that another product names
     grants.py    access that a person granted to one conversation, beyond its policy
     problems.py  errors of a policy file, with file, line or key
 

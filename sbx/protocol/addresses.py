@@ -1,7 +1,11 @@
-"""The default address of a service, the same for the service and its clients."""
+"""The addresses of a service, the same for the service and its clients."""
 
 import os
+import re
+from ipaddress import ip_address
 from pathlib import Path
+
+_HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^/:]+):[0-9]{1,5}")
 
 
 def default_socket() -> Path:
@@ -17,3 +21,18 @@ def default_socket() -> Path:
     session = Path(f"/run/user/{os.geteuid()}")
     top = session if session.is_dir() else Path.home() / ".local" / "state"
     return top / "sbx" / "sbx.sock"
+
+
+def is_host_port(text: str) -> bool:
+    """Return whether this is HOST:PORT and not the path of a socket."""
+    return _HOST_PORT.fullmatch(text) is not None and not Path(text).exists()
+
+
+def is_local(text: str) -> bool:
+    """Return whether this HOST:PORT is an address of this machine, whose plain HTTP no other
+    machine can read."""
+    host = text.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -16,6 +16,7 @@ from sbx import settings_files
 from sbx.errors import BadRequest, SbxError
 from sbx.policy import directories
 from sbx.policy.find import shipped_directory
+from sbx.policy.templates import name_pairs
 from sbx.protocol.addresses import default_socket
 from sbx.workspace.allowed_paths import OwnPaths
 from sbx.workspace.quarantine import HostProtection
@@ -100,16 +101,6 @@ def _absolute(value: Any) -> tuple[Path, ...]:
 def _directories(value: Any) -> Any:
     """Split the directories of a variable, which are separated as in PATH. In TOML it is a list."""
     return [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
-
-
-def name_pairs(value: Any) -> Any:
-    """Convert `name=policy,name=policy` of a variable. In TOML it is a table already."""
-    if not isinstance(value, str):
-        return value
-    pairs = [part.split("=") for part in value.replace(" ", "").split(",") if part]
-    if any(len(pair) != 2 for pair in pairs):
-        raise ValueError("write it as name=policy,name=policy")
-    return dict(pairs)
 
 
 class Settings(BaseSettings):

@@ -159,6 +159,7 @@ def test_keys_show_nowhere() -> None:
         ("APPROVAL_TIMEOUT", "-1", "seconds"),
         ("APPROVAL_TIMEOUT", "nan", "seconds"),
         ("API_KEY", "schlüssel", "ASCII"),
+        ("SANDBOX_DOMAIN", "sandbox.example.org:8080", "HOST:PORT of this machine"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_it_should_be(
@@ -304,6 +305,55 @@ def test_a_special_or_foreign_dotenv_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Denied) as refused:
         read_agent_settings(environment={}, directory=tmp_path)
     assert refused.value.code == "settings_not_private"
+
+
+IMAGE = "registry.example.org:5000/opensandbox/code-interpreter:v1.0.1"
+
+
+@pytest.mark.parametrize("way", ["environment", "named file"])
+def test_an_image_and_a_domain_of_opensandbox_are_understood(tmp_path: Path, way: str) -> None:
+    variables = {
+        "BASE_URL": "https://api.deepseek.com/v1",
+        "API_KEY": "k",
+        "MODEL_NAME": "deepseek-chat",
+        "MAX_STEPS": "7",
+        "SANDBOX_DOMAIN": "localhost:8080",
+        "SANDBOX_API_KEY": "s",
+        "SANDBOX_IMAGE": IMAGE,
+    }
+    if way == "environment":
+        settings = read_agent_settings(environment=variables, directory=tmp_path)
+    else:
+        text = "".join(f"{name}={value}\n" for name, value in variables.items())
+        (tmp_path / ".env").write_text(text)
+        settings = read_agent_settings(
+            environment={}, directory=tmp_path, env_file=tmp_path / ".env"
+        )
+    assert settings.sandbox_domain == "http://localhost:8080"
+    assert (settings.sandbox_image, settings.max_steps) == ("default", 7)
+
+
+def test_the_setting_templates_maps_an_image(tmp_path: Path, configuration: Path) -> None:
+    def image(name: str, **more: str) -> str:
+        environment = {"SANDBOX_IMAGE": name, **more}
+        return read_agent_settings(environment=environment, directory=tmp_path).sandbox_image
+
+    (configuration / "sbx.toml").write_text('[templates]\n"größe/*" = "lab"\nbase = "strict"\n')
+    assert image("größe/x") == "lab"
+    assert image("base") == "strict"
+    assert image("größe/x", SBX_TEMPLATES="größe/*=small") == "small"
+    assert image("strict") == "strict"
+    assert image("mine/policy.toml") == "mine/policy.toml"
+    (tmp_path / "policy").touch()
+    assert image(f"{tmp_path}/policy") == f"{tmp_path}/policy"
+    cases: list[tuple[str, dict[str, str]]] = [
+        (IMAGE, {}), ("missing/policy", {}), (IMAGE, {"SBX_TEMPLATES": "a"}),
+    ]  # fmt: skip
+    for wrong, more in cases:
+        with pytest.raises(BadRequest, match="SANDBOX_IMAGE") as refused:
+            image(wrong, **more)
+        assert "SBX_TEMPLATES" in (refused.value.hint or "")
+        assert refused.value.details == {"setting": "SANDBOX_IMAGE"}
 
 
 def test_a_missing_setting_is_named() -> None:

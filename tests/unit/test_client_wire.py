@@ -449,7 +449,18 @@ def test_a_client_is_not_used_after_a_fork() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["ftp://x", "http://", "http://h/path", "http://h:99999", "http://u@h", "", "a\0b"]
+    "given",
+    [
+        "ftp://x",
+        "http://",
+        "http://h/path",
+        "http://h:99999",
+        "http://u@h",
+        "",
+        "a\0b",
+        "example.org:80",
+        "größe.example:1",
+    ],
 )
 def test_an_address_that_is_none(given: str) -> None:
     with pytest.raises(BadRequest) as raised:
@@ -460,6 +471,9 @@ def test_an_address_that_is_none(given: str) -> None:
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert address_of("http://127.0.0.1:8765/").port == 8765
     assert address_of("https://host").tls
+    for text in ("localhost:8080", "127.0.0.1:1", "[::1]:9"):
+        local = address_of(text)
+        assert (local.path, local.tls, local.host) == (None, False, text)
     assert address_of("unix:///run/a").path == "/run/a"
     monkeypatch.setenv("SBX_SOCKET", "/run/b")
     assert address_of(None).path == "/run/b"

@@ -13,9 +13,10 @@ from sbx.api.line_events import LineBuffer
 from sbx.api.opensandbox import commands
 from sbx.api.opensandbox.stream import encode
 from sbx.api.surfaces import OPENSANDBOX, own_origin, surface_of
-from sbx.api.templates import cpu_count, memory_size, policy_of
+from sbx.api.templates import cpu_count, memory_size
 from sbx.cli.connect_sdk import _host
 from sbx.errors import BadRequest, Denied, NotFound
+from sbx.policy.templates import policy_of
 from sbx.protocol.sdks import sdk_variables
 
 TEMPLATES = {"base": "default", "ubuntu*": "strict", "ubuntu:lab": "lab"}

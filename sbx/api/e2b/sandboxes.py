@@ -24,8 +24,9 @@ from sbx.api.errors import iso
 from sbx.api.sdk_target import labels_of
 from sbx.api.signed_urls import HOLDERS_MAX, holder_of, token_of
 from sbx.api.surfaces import e2b_id
-from sbx.api.templates import deny_not_enforced, policy_of, split_environment
+from sbx.api.templates import deny_not_enforced, split_environment
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
+from sbx.policy.templates import policy_of
 from sbx.service.caller import Caller
 from sbx.service.sandbox import ServiceSandbox
 from sbx.service.service import Service

@@ -20,8 +20,9 @@ from sbx.api.errors import iso
 from sbx.api.opensandbox.execd import SURFACE, check_running, find
 from sbx.api.sdk_target import labels_of
 from sbx.api.surfaces import LINK_HEADER, PLANE_PORTS
-from sbx.api.templates import deny_not_enforced, limits_within, policy_of, split_environment
+from sbx.api.templates import deny_not_enforced, limits_within, split_environment
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
+from sbx.policy.templates import policy_of
 from sbx.service.lifecycle import State
 from sbx.service.models import SandboxView
 from sbx.service.service import Service

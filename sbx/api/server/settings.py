@@ -40,7 +40,7 @@ from sbx.agent.settings import TABLE as AGENT_TABLE
 from sbx.agent.settings import AgentSettings
 from sbx.api.console.settings import ConsoleSettings, address, origin
 from sbx.errors import BadRequest
-from sbx.runtime.settings import name_pairs
+from sbx.policy.templates import TEMPLATES, name_pairs
 from sbx.service.session_rules import TYPES
 
 PREFIX = "SBX_"
@@ -112,15 +112,6 @@ def _default_data_dir() -> Path:
     return Path("/var/lib/sbx") if os.geteuid() == 0 else user_data_path("sbx")
 
 
-_TEMPLATES = {
-    "base": "default",  # of E2B
-    "code-interpreter-v1": "default",
-    "ubuntu*": "default",  # of OpenSandbox: the images of its documentation
-    "python:*": "default",
-    "opensandbox/code-interpreter:*": "default",
-    "*/opensandbox/code-interpreter:*": "default",
-}
-
 _Mode = Annotated[int, Field(ge=0, le=0o777)]
 _OWN_PATHS = ("socket", "data_dir", "environments", "agents_dir", "tools_dir", "tasks_dir")
 
@@ -154,7 +145,7 @@ class ServiceSettings(ConsoleSettings):
     followers_per_owner: Annotated[int, Field(ge=1, le=10_000)] = 50
     streams_per_owner: Annotated[int, Field(ge=1, le=10_000)] = 100
     bodies_per_owner: Annotated[int, Field(ge=16 << 20, le=1 << 40)] = 128 << 20
-    templates: Annotated[Mapping[str, str], NoDecode, BeforeValidator(name_pairs)] = _TEMPLATES
+    templates: Annotated[Mapping[str, str], NoDecode, BeforeValidator(name_pairs)] = TEMPLATES
     sessions_policy: str = "default"
     sessions_ttl: Annotated[int, Field(ge=1)] = 7200
     sessions_upload_size: Annotated[int, Field(ge=1)] = 100 << 20
