@@ -97,7 +97,7 @@ def check(
     else:
         for file, problems in checked:
             _print(file, problems)
-            for text in _missing_here(file) if not problems else ():
+            for text in _notes_here(file) if not problems else ():
                 output.note(f"{file}: {text}")
     return Exit.USAGE if any(problems for _, problems in checked) else Exit.OK
 
@@ -208,14 +208,28 @@ def _problems(file: Path) -> list["Problem"]:
         return [Problem(error.message, hint=error.hint)]
 
 
-def _missing_here(file: Path) -> list[str]:
-    """Return what this host lacks for a valid policy; another host may have it."""
-    from sbx.doctor.host_check import lacking
-    from sbx.environments.directory import Environments
+def _notes_here(file: Path) -> list[str]:
+    """Return what a valid policy has no effect for, or lacks, on this host."""
     from sbx.policy import load
-    from sbx.runtime.settings import Settings
 
     policy = load(file, search=_search())
+    notes = _missing_here(policy)
+    if names := policy.network.allow_private:
+        import asyncio
+
+        from sbx.egress.addresses import refused_names
+        from sbx.egress.resolver import system_lookup
+
+        notes += asyncio.run(refused_names(names, system_lookup))
+    return notes
+
+
+def _missing_here(policy: "Policy") -> list[str]:
+    """Return what this host lacks for a policy; another host may have it."""
+    from sbx.doctor.host_check import lacking
+    from sbx.environments.directory import Environments
+    from sbx.runtime.settings import Settings
+
     name = policy.environment
     if name is not None:
         try:

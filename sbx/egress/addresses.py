@@ -6,8 +6,11 @@ carry another one (mapped, 6to4, NAT64, Teredo) are refused as such: no honest r
 needs them, and sbx cannot know whether Linux, a router or a tunnel unpacks them.
 """
 
+import asyncio
 import ipaddress
+from collections.abc import Sequence
 
+from sbx.egress.resolver import Lookup, NotReached, Resolver
 from sbx.policy import destinations
 
 _METADATA = "an address where clouds hand out credentials"
@@ -56,6 +59,7 @@ _KINDS: tuple[tuple[str, str], ...] = (  # the first that holds gives its name
 _NETWORKS = tuple((ipaddress.ip_network(text), kind) for text, kind in _KINDS)
 _UNICAST = ipaddress.IPv6Network("2000::/3")  # all that has been given out so far
 _INVALID = "an invalid address"
+_NOTES_S = 5.0  # for the look-ups of one policy
 _NEVER = frozenset({"an unspecified address", "a multicast address"})
 _BY_NAME = frozenset({"a private address", "a carrier's shared address", "a loopback address"})
 
@@ -96,3 +100,32 @@ def is_exempt(address: str, host: str, allow_private: tuple[str, ...]) -> bool:
             if parsed.version == network.version and parsed in network:
                 return True
     return False
+
+
+async def refused_names(allow_private: Sequence[str], lookup: Lookup) -> list[str]:
+    """Return a note for each name in `allow_private` that leads to an address which an entry by
+    name does not allow. A name that is not resolved in time has no note."""
+    resolver = Resolver(lookup, _NOTES_S)
+    try:
+        notes = await asyncio.gather(*(_refused_name(name, resolver) for name in allow_private))
+    finally:
+        await resolver.close()
+    return [note for note in notes if note is not None]
+
+
+async def _refused_name(entry: str, resolver: Resolver) -> str | None:
+    if destinations.is_address(entry) or "*" in entry or "/" in entry:
+        return None
+    try:
+        addresses = await resolver.resolve(entry, 443)
+    except NotReached:
+        return None
+    for address in addresses:
+        kind = reserved(address)
+        if kind is not None and not is_exempt(address, entry, (entry,)):
+            advice = "no entry allows it" if kind in _NEVER else "list the address itself"
+            return (
+                f"network.allow_private: {entry} leads to {address}, {kind}, which an entry by name"
+                f" does not allow; {advice}"
+            )
+    return None

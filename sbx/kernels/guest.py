@@ -37,6 +37,7 @@ class Guest:
         self._commands: dict[str, Command] = {}
         self._listening: asyncio.Task[None] | None = None
         self._in_turn = False
+        self._generated: str | None = None  # see `KernelConfig`
         self.on_busy: Callable[[], None] | None = None
         self.on_output: Callable[[frames.Frame], bool] | None = None  # True: end the kernel
         self.killed_for: Cause | None = None
@@ -98,6 +99,8 @@ class Guest:
             content["window"] = window
         if files:
             content["files"] = [list(file) for file in files]
+        if self._generated is not None:
+            content["generated"] = self._generated
         if tells_pid:
             content["tells_pid"] = True
         await self._control_request("spawn", content, name)
@@ -122,6 +125,8 @@ class Guest:
         self._becomes_busy()
         tty = {"rows": rows, "columns": columns, "window": TERMINAL_WINDOW}
         content: dict[str, Any] = {"argv": list(argv), "cwd": cwd, "env": dict(env), "tty": tty}
+        if self._generated is not None:
+            content["generated"] = self._generated
         if tells_pid:
             content["tells_pid"] = True
         await self._control_request("spawn", content, name)

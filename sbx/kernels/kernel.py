@@ -106,6 +106,7 @@ class Kernel(Guest):
         The frames wait in the sockets until the guest reads them. If a channel is already closed,
         `ready` raises.
         """
+        self._generated = config.get("generated")
         boot = {"walls": self._jail.walls(), "kernel": config}
         with contextlib.suppress(ChannelClosed):
             self._control.post("boot", boot)

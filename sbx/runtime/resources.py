@@ -16,6 +16,7 @@ from sbx.kernels.pool.zygotes import Key
 from sbx.policy import Policy
 from sbx.workspace.allowed_paths import OwnPaths
 from sbx.workspace.layout import DataDirectory
+from sbx.workspace.paths import GENERATED
 from sbx.workspace.quarantine import HostProtection
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class RuntimeResources(Struct, frozen=True):
             sandbox=group,
             plan=planned,
             identities=ready.identities,
-            config=_config(policy, planned.writable_home),
+            config=_config(policy, planned.writable_home, own=not paths.host_directory),
             key=key,
             pooled=policy.pool.max_idle > 0,
         )
@@ -101,7 +102,7 @@ class RuntimeResources(Struct, frozen=True):
         return GroupLimits(limits.memory_max, limits.tasks_max, limits.cpu_quota, io)
 
 
-def _config(policy: Policy, home: str) -> dict[str, Any]:
+def _config(policy: Policy, home: str, *, own: bool) -> dict[str, Any]:
     rules = policy.imports
     return {
         "preload": list(policy.preload),
@@ -116,4 +117,5 @@ def _config(policy: Policy, home: str) -> dict[str, Any]:
         "output_max": policy.limits.output_max,
         "mime_max": _MIME_MAX,
         "cwd": "/workspace",
+        "generated": GENERATED if own else None,
     }

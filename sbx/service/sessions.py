@@ -165,7 +165,10 @@ class Sessions:
 
     async def get(self, caller: Caller, key: str) -> SandboxView:
         """Return a session. Raise NotFound, also for a sandbox that is not a session."""
-        view = await self._service.sandboxes.get(caller, key)
+        try:
+            view = await self._service.sandboxes.get(caller, key)
+        except NotFound:  # it would name a sandbox
+            raise unknown(key) from None
         if view.session_id != key:
             raise unknown(key)
         return view
@@ -175,7 +178,10 @@ class Sessions:
         if not key.startswith("sb-session-"):
             raise unknown(key)
         async with self._turn(caller, key):
-            await self._service.sandboxes.delete(caller, key)
+            try:
+                await self._service.sandboxes.delete(caller, key)
+            except NotFound:
+                raise unknown(key) from None
 
     async def log_out(self, caller: Caller) -> list[str]:
         """Let the sessions of a token's user expire now, or only that with its agent if it names
@@ -259,4 +265,8 @@ class Sessions:
 
 
 def unknown(key: str) -> NotFound:
-    return NotFound(f"session {key} does not exist", details={"session_id": key})
+    return NotFound(
+        f"session {key[:200]} does not exist",
+        hint="POST /api/v1/sessions creates the session of a user and an agent",
+        details={"session_id": key},
+    )

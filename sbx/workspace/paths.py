@@ -14,6 +14,7 @@ from sbx.workspace.errors import invalid_path
 
 WORKSPACE = "/workspace"
 UPLOADS = "/workspace/uploads/temparea"
+GENERATED = "/workspace/uploads/generated"
 UPLOADS_APART = "/uploads"  # if a host directory is the workspace
 SHARED = "/workspace/shared"
 

@@ -22,7 +22,7 @@ from sbx.linux.descriptors import closing
 from sbx.protocol.files import FileEntry, Upload
 from sbx.protocol.surroundings import Surroundings, printable
 from sbx.workspace.errors import is_a_directory, not_a_file, too_large, translated
-from sbx.workspace.paths import UPLOADS, UPLOADS_APART, check_name
+from sbx.workspace.paths import GENERATED, UPLOADS, UPLOADS_APART, check_name
 from sbx.workspace.safe_open import encoded
 from sbx.workspace.streams import (
     CHUNK,
@@ -41,7 +41,6 @@ _LISTED = 100_000
 
 
 # The text about the files of a conversation for the system prompt of a model.
-_GENERATED = f"{UPLOADS.rpartition('/')[0]}/generated/"
 _LISTED_MAX = 500  # files in one prompt
 
 
@@ -66,7 +65,7 @@ def uploads_told(uploads: Sequence[Upload], around: Surroundings) -> str:
     else:
         lines.append("The user uploaded no files." if is_on_host else "There are no files yet.")
     if around.place == "workspace":
-        lines.append(f"Write the files that you generate to {_GENERATED}.")
+        lines.append(f"Write the files that you generate to {GENERATED}/.")
         lines.append(
             "The working directory is /workspace; files that you write there are kept as well."
         )

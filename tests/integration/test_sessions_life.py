@@ -490,3 +490,27 @@ async def test_what_is_done_to_a_session_is_in_the_audit_log() -> None:
             "conversation.delete", "session.delete",
         ]  # fmt: skip
         assert {one["who"] for one in answer if one["object"] == session} == {f"uid:{os.getuid()}"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", ""),
+        ("DELETE", ""),
+        ("POST", "/stop"),
+        ("GET", "/files"),
+        ("GET", "/conversations"),
+        ("GET", "/conversations/c/prompt"),
+    ],
+)
+@pytest.mark.parametrize("session", ["sb-session-ünknown-a", "sandbox-unknown"])
+async def test_an_unknown_session_is_named_as_a_session(
+    client: httpx.AsyncClient, method: str, path: str, session: str
+) -> None:
+    """The answer was about a sandbox, with the hint `sbx ps`."""
+    reply = await client.request(method, url(session, path))
+    assert code_of(reply) == (404, "not_found")
+    error = reply.json()["error"]
+    assert error["message"] == f"session {session} does not exist"
+    assert "/api/v1/sessions" in error["hint"]
+    assert error["details"] == {"session_id": session}

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from sbx.egress.addresses import refused_names
 from sbx.egress.resolver import own
 from sbx.egress.rules import ClientHello, ProxyRequest, RuleResult, judge
 from sbx.policy import destinations
@@ -269,3 +270,31 @@ def test_a_name_of_this_host_is_a_private_host_as_others(
 @pytest.mark.parametrize("name", ["localhost", "host.sbx:8124", "localhost:1"])
 def test_names_of_the_host_are_destinations(name: str) -> None:
     assert str(destinations.parse(name)) == name
+
+
+@pytest.mark.parametrize(
+    ("address", "note"),
+    [
+        ("10.1.2.3", None),
+        ("127.0.0.1", None),
+        ("93.184.216.34", None),
+        ("198.18.0.7", "198.18.0.7, an address for benchmarks, which an entry by name does not"),
+        ("169.254.169.254", "169.254.169.254, an address where clouds hand out credentials"),
+        ("0.0.0.0", "no entry allows it"),  # an address of a reply
+    ],
+)
+async def test_a_private_name_without_effect_is_noted(address: str, note: str | None) -> None:
+    async def lookup(_host: str, _port: int) -> list[str]:
+        return [address]
+
+    entries = ("crm.example", "192.0.2.0/24", "192.0.2.1")
+    notes = await refused_names(entries, lookup)
+    assert bool(notes) == (note is not None)
+    assert all(note in text and "crm.example" in text for text in notes if note)
+
+
+async def test_an_unknown_private_name_has_no_note() -> None:
+    async def lookup(_host: str, _port: int) -> list[str]:
+        raise OSError("unknown")
+
+    assert await refused_names(("crm.example",), lookup) == []

@@ -10,9 +10,9 @@ from sbx.agent.tools.tool import ToolCallRequest, ToolResult
 from sbx.errors import SbxError
 from sbx.protocol.approvals import ApprovalDecision
 from sbx.telemetry.host_paths import without_host_paths
+from sbx.workspace.paths import GENERATED
 
 RESULT_MAX = 32_768  # characters
-GENERATED = "/workspace/uploads/generated"
 _WHOLE_MAX = 8 << 20  # characters of the file with the full text
 
 FORBIDDEN = ToolResult("Error (denied): this call is not allowed here.", is_error=True)

@@ -25,5 +25,7 @@ class KernelConfig:
     """Bytes that a run may output if its request has no limit; None is unlimited."""
     mime_max: int = 8 * 1024 * 1024
     """Bytes of one rich output; a note replaces larger output."""
+    generated: str | None = None
+    """A directory to create again before each run if code removed it."""
     planted: Mapping[str, str] | None = None
     """Files to create below /tmp before the first cell: path and content."""

@@ -31,6 +31,7 @@ from _signal import signal as set_handler  # type: ignore[import-not-found]  # n
 from collections import deque
 from collections.abc import Awaitable, Callable
 from itertools import islice
+from os import mkdir as make_directory  # the user's code may replace os.mkdir
 from typing import Any, NoReturn
 
 import IPython
@@ -140,6 +141,7 @@ class KernelLoop:
         self._missed_interrupt = False
         self._stdin_allowed = False
         self._output_max: int | None = None
+        self._generated: str | None = None
         self._parent: dict[str, Any] = {}
         self._ready = {"python": platform.python_version(), "ipython": IPython.__version__}
         self._handlers: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
@@ -165,6 +167,7 @@ class KernelLoop:
         This starts a second thread, so the process must be sealed.
         """
         self._output_max = config.output_max
+        self._generated = config.generated
         rules = config.import_rules
         self.shell.attach(
             self._output.publish,
@@ -314,9 +317,13 @@ class KernelLoop:
         return reply
 
     def _begin_run(self, kind: str, content: dict[str, Any]) -> None:
-        """Set the output limit and the parent of a request. The front end's `msg_id` names it."""
+        """Set the output limit and the parent of a request, and create the directory of results
+        again. The front end's `msg_id` names the parent."""
         name = content.get("msg_id")
         self._parent = {"header": {"msg_id": name, "msg_type": kind}} if name else {}
+        if self._generated is not None:
+            with contextlib.suppress(OSError):
+                make_directory(self._generated)
         limit = content.get("output_max")
         self._output.begin_run(self._output_max if limit is None else int(limit))
 

@@ -9,6 +9,7 @@ import os
 import selectors
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from sbx.guest import granted_packages
@@ -324,6 +325,9 @@ def _become_command(
         lockdown.add_filter(last_filter)
         lockdown.close_all_but(())
         script_files.write(content.get("files", ()))
+        if "generated" in content:
+            with suppress(OSError):
+                os.mkdir(content["generated"])
         os.chdir(content["cwd"])
         variables = {**granted_packages.variables(), **os.environ, **content["env"]}
         os.execvpe(content["argv"][0], content["argv"], variables)  # noqa: S606
