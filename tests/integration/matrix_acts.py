@@ -1,0 +1,161 @@
+"""The acts of tests/data_matrix.py on one thing, and the comparison with its cell."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from matrix_places import Place
+from matrix_things import (
+    ConversationThing,
+    SandboxThing,
+    SessionThing,
+    Thing,
+    UploadThing,
+)
+
+from tests.data_matrix import TABLE, Cell
+
+THINGS: dict[str, type[Thing]] = {
+    "sandbox": SandboxThing,
+    "session": SessionThing,
+    "conversation": ConversationThing,
+    "upload": UploadThing,
+}
+Answers = list[str]
+
+
+async def _use(thing: Thing) -> Answers:
+    return [await thing.use()]
+
+
+async def _idle(thing: Thing) -> Answers:
+    await thing.idle()
+    return []
+
+
+async def _expire(thing: Thing) -> Answers:
+    await thing.expire()
+    return []
+
+
+async def _restore(thing: Thing) -> Answers:
+    await thing.expire()
+    return [await thing.restore()]
+
+
+async def _purge(thing: Thing) -> Answers:
+    await thing.expire()
+    await thing.purge()
+    return []
+
+
+async def _stop(thing: Thing) -> Answers:
+    return [await thing.stop()]
+
+
+async def _extend(thing: Thing) -> Answers:
+    return [await thing.extend()]
+
+
+async def _delete(thing: Thing) -> Answers:
+    return [await thing.delete()]
+
+
+async def _delete_running(thing: Thing) -> Answers:
+    answer = await thing.delete()
+    return [answer, f"the code ends: {await thing.end()}"]
+
+
+_ACTS: dict[str, Callable[[Thing], Awaitable[Answers]]] = {
+    "use": _use,
+    "idle": _idle,
+    "expire": _expire,
+    "restore": _restore,
+    "grace over": _purge,
+    "stop": _stop,
+    "extend": _extend,
+    "delete": _delete,
+    "delete while it runs": _delete_running,
+}
+LIVE = ("create", *_ACTS)
+
+
+def cells(things: Sequence[str], acts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the cells that act, by thing and act."""
+    return [(thing, act) for thing in things for act in acts if isinstance(TABLE[thing][act], Cell)]
+
+
+async def made(place: Place, name: str, held: AsyncExitStack) -> Thing:
+    """Return a new thing that was created and used."""
+    thing = THINGS[name](place, held)
+    await thing.prepare()
+    await thing.create()
+    await thing.use()
+    return thing
+
+
+async def check_live(place: Place, name: str, act: str) -> None:
+    """Do the act to a new thing in a service of this process; compare everything with the cell."""
+    async with AsyncExitStack() as held:
+        if act == "create":
+            thing = THINGS[name](place, held)
+            await thing.prepare()
+            begin = place.audit.stat().st_size
+            answers = [await thing.create()]
+        else:
+            thing = await made(place, name, held)
+            if act == "delete while it runs":
+                await thing.begin()
+            await place.events(0)
+            begin = place.audit.stat().st_size
+            answers = await _ACTS[act](thing)
+        await compare(place, thing, TABLE[name][act], answers, begin)
+    assert place.served is not None
+    await place.served.empty()
+
+
+@dataclass(frozen=True)
+class Made:
+    """A thing that was created before the service was restarted, or the error of its creation.
+    `log`: the audit log then."""
+
+    thing: Thing | None
+    error: BaseException | None
+    log: bytes
+
+
+async def made_all(place: Place, act: str, held: AsyncExitStack) -> dict[str, Made]:
+    """Create and use all things that have this act."""
+    everything = {}
+    for name, _ in cells(tuple(THINGS), (act,)):
+        try:
+            thing = await made(place, name, held)
+            await thing.before_restart()
+            everything[name] = Made(thing, None, await place.log())
+        except Exception as error:  # noqa: BLE001  # it fails the cell of this thing only
+            everything[name] = Made(None, error, b"")
+    return everything
+
+
+async def check_restarted(place: Place, made: Made, name: str, act: str) -> None:
+    """Compare a thing with its cell after a restart: `place` is the new service."""
+    if made.error is not None:
+        raise made.error
+    assert made.thing is not None
+    made.thing.place = place
+    assert (await place.log()).startswith(made.log), "the audit log has lost lines"
+    await compare(place, made.thing, TABLE[name][act], [], None)
+
+
+async def compare(
+    place: Place, thing: Thing, cell: object, answers: Answers, begin: int | None
+) -> None:
+    """`begin`: the byte of the audit log at which the act began."""
+    assert isinstance(cell, Cell)
+    log = cell.log if begin is None else await place.events(begin)
+    answers = [*answers, await thing.look()]
+    places = await place.where(thing.mark, cell.disk)
+    shown = Cell(", then ".join(answers), log, places, cell.note)
+    if shown != cell:
+        rows = await place.rows(thing.mark)
+        raise AssertionError(f"\n  now   {shown[:3]}\n  table {cell[:3]}\n  rows  {rows}")
