@@ -4,6 +4,24 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from matrix_agent_things import (
+    ApprovalThing,
+    ChatThing,
+    ProjectThing,
+    QuarantineThing,
+    RuleThing,
+    SubAgentThing,
+)
+from matrix_inner_things import (
+    CommandThing,
+    ContextThing,
+    FileThing,
+    GrantThing,
+    LinkThing,
+    RunThing,
+    TerminalThing,
+    TokenThing,
+)
 from matrix_places import Place
 from matrix_things import (
     ConversationThing,
@@ -19,7 +37,21 @@ THINGS: dict[str, type[Thing]] = {
     "sandbox": SandboxThing,
     "session": SessionThing,
     "conversation": ConversationThing,
+    "context": ContextThing,
     "upload": UploadThing,
+    "file": FileThing,
+    "run": RunThing,
+    "command": CommandThing,
+    "terminal": TerminalThing,
+    "grant": GrantThing,
+    "token": TokenThing,
+    "link": LinkThing,
+    "project": ProjectThing,
+    "chat": ChatThing,
+    "approval": ApprovalThing,
+    "rule": RuleThing,
+    "quarantine item": QuarantineThing,
+    "sub-agent": SubAgentThing,
 }
 Answers = list[str]
 
@@ -39,7 +71,7 @@ async def _expire(thing: Thing) -> Answers:
 
 
 async def _restore(thing: Thing) -> Answers:
-    await thing.expire()
+    await thing.expire_session()
     return [await thing.restore()]
 
 
@@ -62,7 +94,8 @@ async def _delete(thing: Thing) -> Answers:
 
 
 async def _delete_running(thing: Thing) -> Answers:
-    answer = await thing.delete()
+    if not (answer := await thing.delete()).startswith("20"):
+        return [answer]
     return [answer, f"the code ends: {await thing.end()}"]
 
 
@@ -89,29 +122,30 @@ async def made(place: Place, name: str, held: AsyncExitStack) -> Thing:
     """Return a new thing that was created and used."""
     thing = THINGS[name](place, held)
     await thing.prepare()
-    await thing.create()
-    await thing.use()
+    await thing.ready()
     return thing
 
 
 async def check_live(place: Place, name: str, act: str) -> None:
     """Do the act to a new thing in a service of this process; compare everything with the cell."""
-    async with AsyncExitStack() as held:
-        if act == "create":
+    assert place.served is not None
+    try:
+        async with AsyncExitStack() as held:
             thing = THINGS[name](place, held)
             await thing.prepare()
-            begin = place.audit.stat().st_size
-            answers = [await thing.create()]
-        else:
-            thing = await made(place, name, held)
-            if act == "delete while it runs":
-                await thing.begin()
-            await place.events(0)
-            begin = place.audit.stat().st_size
-            answers = await _ACTS[act](thing)
-        await compare(place, thing, TABLE[name][act], answers, begin)
-    assert place.served is not None
-    await place.served.empty()
+            if act == "create":
+                begin = place.audit.stat().st_size
+                answers = [await thing.create()]
+            else:
+                await thing.ready()
+                await thing.before(act)
+                await place.events(0, set())
+                begin = place.audit.stat().st_size
+                answers = await _ACTS[act](thing)
+            await compare(place, thing, TABLE[name][act], answers, begin)
+    finally:
+        place.model.forget()
+        await place.served.empty()
 
 
 @dataclass(frozen=True)
@@ -152,10 +186,10 @@ async def compare(
 ) -> None:
     """`begin`: the byte of the audit log at which the act began."""
     assert isinstance(cell, Cell)
-    log = cell.log if begin is None else await place.events(begin)
+    log = cell.log if begin is None else await place.events(begin, thing.ids)
     answers = [*answers, await thing.look()]
     places = await place.where(thing.mark, cell.disk)
     shown = Cell(", then ".join(answers), log, places, cell.note)
     if shown != cell:
-        rows = await place.rows(thing.mark)
-        raise AssertionError(f"\n  now   {shown[:3]}\n  table {cell[:3]}\n  rows  {rows}")
+        left = [*await place.rows(thing.mark), *place.paths(thing.mark)]
+        raise AssertionError(f"\n  now   {shown[:3]}\n  table {cell[:3]}\n  left  {left}")

@@ -70,6 +70,10 @@ class Place:
     clock: FakeClock | None = None
     projects: list[Path] = field(default_factory=list)
 
+    def browser(self) -> httpx.AsyncClient:
+        """A client over TCP, without credentials."""
+        return httpx.AsyncClient(base_url=self.url, timeout=60)
+
     @property
     def audit(self) -> Path:
         return self.data / "audit.jsonl"
@@ -95,12 +99,14 @@ class Place:
     async def log(self) -> bytes:
         return await asyncio.to_thread(self.audit.read_bytes)
 
-    async def events(self, since: int) -> str:
-        """Return the events of the audit log from this byte on, without those of kernels."""
+    async def events(self, since: int, ids: set[str]) -> str:
+        """Return the events of the audit log from this byte on that name one of these ids, without
+        those of kernels."""
         if self.served is not None:
             await self.served.service.audit.record("test", "test.end", "test")
-        lines = self.audit.read_bytes()[since:].splitlines()
-        names = [str(json.loads(line)["what"]) for line in lines]
+        lines = self.audit.read_bytes()[since:].decode().splitlines()
+        named = [line for line in lines if any(each in line for each in ids)]
+        names = [str(json.loads(line)["what"]) for line in named]
         return " ".join(name for name in names if not name.startswith(_NOT_OF_ACTS))
 
     async def where(self, mark: str, expected: str) -> str:
@@ -129,6 +135,12 @@ class Place:
     async def rows(self, mark: str) -> list[str]:
         """Return the columns of the store with the marker, for the message of a failed test."""
         return await asyncio.to_thread(self._rows, mark)
+
+    def paths(self, mark: str) -> list[str]:
+        """Return the paths with the marker, likewise."""
+        return [
+            str(path.relative_to(self.top)) for path in self._files() if _has(path, mark.encode())
+        ]
 
     def _rows(self, mark: str) -> list[str]:
         columns = []

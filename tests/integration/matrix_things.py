@@ -6,9 +6,8 @@ of its own. Each writes its marker where a caller can write: names, files, code,
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 from matrix_places import GRACE_S, IDLE_S, PATIENCE_S, TTL_S, Place, error_of, new_mark, new_number
@@ -24,31 +23,41 @@ class Stream:
 
     def __init__(self, http: httpx.AsyncClient, url: str, body: dict[str, Any]) -> None:
         self.events: list[dict[str, Any]] = []
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
         self._task = asyncio.create_task(self._read(http, url, body))
 
     async def _read(self, http: httpx.AsyncClient, url: str, body: dict[str, Any]) -> None:
         headers = {"accept": "text/event-stream"}
-        async with http.stream("POST", url, json=body, headers=headers) as reply:
-            if reply.status_code != 200:
-                await reply.aread()
-                raise AssertionError(f"{reply.status_code}: {reply.text}")
-            async for event in _events(reply):
-                async with self._changed:
-                    self.events.append(event)
-                    self._changed.notify_all()
+        try:
+            async with http.stream("POST", url, json=body, headers=headers) as reply:
+                if reply.status_code != 200:
+                    await reply.aread()
+                    raise AssertionError(f"{reply.status_code}: {reply.text}")
+                async for line in reply.aiter_lines():
+                    if line.startswith("data: "):
+                        self.events.append(json.loads(line.removeprefix("data: ")))
+                        self._changed.set()
+        finally:
+            self._changed.set()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._task.done()
 
     async def until(self, text: str) -> None:
         """Wait for an event that contains the text."""
-        async with asyncio.timeout(PATIENCE_S), self._changed:
+        async with asyncio.timeout(PATIENCE_S):
             while not any(text in json.dumps(event) for event in self.events):
-                if self._task.done():
+                if not self.is_open:
                     self._task.result()
                     raise AssertionError(f"it ended without {text!r}: {self.events}")
-                waiting = asyncio.ensure_future(self._changed.wait())
-                await asyncio.wait([waiting, self._task], return_when="FIRST_COMPLETED")
-                waiting.cancel()
-                await asyncio.gather(waiting, return_exceptions=True)
+                await self._changed.wait()
+                self._changed.clear()
+                await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
 
     async def end(self) -> dict[str, Any]:
         """Wait for the end; return the last event, which is empty if the service has gone."""
@@ -57,16 +66,10 @@ class Stream:
         return self.events[-1] if self.events else {}
 
 
-async def _events(reply: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    async for line in reply.aiter_lines():
-        if line.startswith("data: "):
-            yield json.loads(line.removeprefix("data: "))
-
-
 class Thing:
     """One thing in a session. Each act returns the answer to it."""
 
-    config: dict[str, Any] = {}  # of its session
+    config: ClassVar[dict[str, Any]] = {}  # of its session
     agent = AGENT
     ends_code = True  # a deletion ends the code that runs
 
@@ -76,7 +79,8 @@ class Thing:
         self.mark = new_mark()
         self.user = f"user-{new_number()}"
         self.session = f"sb-session-{self.user}-{self.agent}"
-        self.conversation = "talk"
+        self.conversation = f"talk-{new_number()}"
+        self.ids = {self.mark, self.session, self.conversation}
         self.running: Stream | None = None
 
     # -- requests ------------------------------------------------------------------------------
@@ -98,10 +102,14 @@ class Thing:
         return f"/v1/sandboxes/{self.session}/conversations/{self.conversation}"
 
     async def ensure(self) -> httpx.Response:
-        body = {"user_id": self.user, "agent_id": self.agent, "config": self.config}
+        config = {**self.config, **self.own_config()}
+        body = {"user_id": self.user, "agent_id": self.agent, "config": config}
         reply = await self.call("POST", f"{API}/sessions", json=body)
         assert reply.status_code in (200, 201), reply.text
         return reply
+
+    def own_config(self) -> dict[str, Any]:
+        return {}
 
     async def execute(self, code: str) -> str:
         body = {"conversation_id": self.conversation, "code": code}
@@ -111,11 +119,28 @@ class Thing:
             return f"200 {reply.json()['status']}"
         return error_of(reply)
 
+    def stream(self, url: str, body: dict[str, Any]) -> Stream:
+        """Start a streamed request, which is closed with the cell at the latest."""
+        stream = Stream(self.place.http, url, body)
+        self.held.push_async_callback(stream.close)
+        return stream
+
     # -- the acts ------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
         """Make everything around the thing."""
         await self.ensure()
+        await self.learn_ids()
+
+    async def learn_ids(self) -> None:
+        """Add the id of the sandbox: the audit log names it, or the id of the session."""
+        reply = await self.call("GET", f"/v1/sandboxes/{self.session}")
+        self.ids |= {self.session, str(reply.json()["id"])}
+
+    async def ready(self) -> None:
+        """Create and use it."""
+        await self.create()
+        await self.use()
 
     async def create(self) -> str:
         raise NotImplementedError
@@ -130,10 +155,15 @@ class Thing:
     async def delete(self) -> str:
         raise NotImplementedError
 
+    async def before(self, act: str) -> None:
+        """Do what precedes the act."""
+        if act == "delete while it runs":
+            await self.begin()
+
     async def begin(self) -> None:
         """Let code run that is in the way of a deletion."""
         body = {"conversation_id": self.conversation, "code": _LONG}
-        self.running = Stream(self.place.http, f"{self.url}/execute", body)
+        self.running = self.stream(f"{self.url}/execute", body)
         await self.running.until(STARTED)
 
     async def end(self) -> str:
@@ -143,6 +173,7 @@ class Thing:
             body = {"conversation_id": self.conversation}
             await self.call("POST", f"{self.url}/interrupt", json=body)
         last = await self.running.end()
+        last = last.get("run", last)
         error = last.get("error") or {}
         return f"{last.get('status')} {error.get('name', '')}".strip()
 
@@ -157,6 +188,9 @@ class Thing:
 
     async def purge(self) -> None:
         await self.place.later(GRACE_S + 1, collect=True)
+
+    async def expire_session(self) -> None:
+        await self.expire()
 
     async def restore(self) -> str:
         reply = await self.ensure()
@@ -174,13 +208,14 @@ class SandboxThing(Thing):
     """A sandbox of /v1, which is no session."""
 
     async def prepare(self) -> None:
-        self.session = ""
+        """It has no session."""
 
     async def create(self) -> str:
         body = {"ttl": int(TTL_S), "env": {"WORD": self.mark}}
         headers = {"idempotency-key": f"key-{new_mark()}"}
         reply = await self.call("POST", "/v1/sandboxes", json=body, headers=headers)
         self.session = reply.json()["id"]
+        self.ids.add(self.session)
         return error_of(reply)
 
     @property
@@ -205,7 +240,7 @@ class SandboxThing(Thing):
         return await self.ask("DELETE", self.url)
 
     async def begin(self) -> None:
-        self.running = Stream(self.place.http, f"{self.url}/python/exec", {"code": _LONG})
+        self.running = self.stream(f"{self.url}/python/exec", {"code": _LONG})
         await self.running.until(STARTED)
 
     async def end(self) -> str:
@@ -215,15 +250,16 @@ class SandboxThing(Thing):
 
 
 class SessionThing(Thing):
-    @property
-    def config(self) -> dict[str, Any]:  # type: ignore[override]
+    def own_config(self) -> dict[str, Any]:
         return {"env": {"WORD": self.mark}}
 
     async def prepare(self) -> None:
-        pass
+        """It is the session."""
 
     async def create(self) -> str:
-        return error_of(await self.ensure())
+        answer = error_of(await self.ensure())
+        await self.learn_ids()
+        return answer
 
     async def use(self) -> str:
         return await self.execute(f"open('{self.mark}', 'w').write('{self.mark}')")
@@ -244,7 +280,12 @@ class ConversationThing(Thing):
         return await self.execute(f"print('{self.mark}')")
 
     async def look(self) -> str:
-        return await self.ask("GET", f"{self.url}/conversations/{self.conversation}/prompt")
+        """Look into the list of the session, which has the conversation even after its expiry."""
+        reply = await self.call("GET", self.url)
+        if reply.status_code != 200:
+            return error_of(reply)
+        there = self.conversation in reply.json()["info"]["conversations"]
+        return "200 listed" if there else "200 not listed"
 
     async def delete(self) -> str:
         return await self.ask("DELETE", f"{self.url}/conversations/{self.conversation}")
