@@ -45,6 +45,7 @@ _RETRY_AFTER_S = 5.0
 _ABORT_S = 10.0  # grace period of an aborted agent; then its task is cancelled
 _VALUE_SIZE = 8  # of a number and the like
 _EVENT_SIZE = 400  # bytes, the approximate overhead of one event
+_RUN_SIZE = 4 << 10  # bytes, about, of a run without events
 _ABORTED = AgentRunEnd("aborted", "", {})
 
 Key = tuple[str, ...]  # the owner first, the conversation last
@@ -65,6 +66,11 @@ class ChatAsk(Struct, frozen=True):
     @property
     def key(self) -> Key:
         return self.owner, self.conversation_id
+
+    @property
+    def size(self) -> int:
+        """Return about how many bytes the request takes up."""
+        return len(self.message or "")
 
     @property
     def price(self) -> Price | None:
@@ -95,6 +101,11 @@ class ChatRun:
         self.progress = RunProgress(ask.price)
         self._agent: Agent | None = None
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def size(self) -> int:
+        """Return about how many bytes the ended run keeps in memory."""
+        return _RUN_SIZE + self.ask.size + self.log.size
 
     def events(self, after: int = 0) -> AsyncGenerator[tuple[int, Json], None]:
         """Follow the log from the first event with a number above `after`."""
@@ -144,6 +155,7 @@ class ChatRun:
             self.end = self.end or _failed(error)
         finally:
             self._finish(self.end or _ABORTED)
+            self._agent = self._task = None  # the sandbox of the agent, which may be deleted
             on_over(self)  # before any client reads the end
 
     async def _driven(self, agent: "Agent") -> AgentRunEnd:
@@ -336,7 +348,7 @@ class Chats:
 
     def _over(self, run: ChatRun) -> None:
         del self._running[run.ask.key]
-        self._ended.add(run.ask.key, run, owner=run.ask.owner, size=run.log.size)
+        self._ended.add(run.ask.key, run, owner=run.ask.owner, size=run.size)
         self._on_change(run)
 
 

@@ -75,6 +75,10 @@ class AgentRequest(ChatAsk, frozen=True, kw_only=True):
         return self.chat.key
 
     @property
+    def size(self) -> int:
+        return super().size + len(self.profile.instructions)
+
+    @property
     def price(self) -> Price | None:
         return self.profile.per_token
 

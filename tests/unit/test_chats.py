@@ -1,6 +1,8 @@
 """Chats: one run of an agent a conversation, numbered, replayed, bounded, ended."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Unpack
@@ -255,8 +257,8 @@ async def test_close_tells_every_follower_and_takes_no_more(at: Desk, chats: Cha
 
 
 async def test_what_has_ended_takes_no_more_room_than_it_may(at: Desk) -> None:
-    chats = Chats(at.open, FakeClock(), ended_bytes=4000)
-    at.words = ("x" * 1000,)
+    chats = Chats(at.open, FakeClock(), ended_bytes=16_000)
+    at.words = ("x" * 4000,)
     for name in ("c1", "c2", "c3"):
         run = await chats.start(asked(name))
         at.agents[-1].go_on.set()
@@ -269,8 +271,8 @@ async def test_what_has_ended_takes_no_more_room_than_it_may(at: Desk) -> None:
 
 async def test_ended_runs_of_one_owner_leave_those_of_another(at: Desk) -> None:
     """The oldest run of all made room, also for an owner that filled all of it."""
-    chats = Chats(at.open, FakeClock(), ended_bytes=8000)
-    at.words = ("x" * 1000,)
+    chats = Chats(at.open, FakeClock(), ended_bytes=32_000)
+    at.words = ("x" * 4000,)
     for owner, name in (("other", "c"), *(("me", f"c{number}") for number in range(8))):
         run = await chats.start(asked(name, owner))
         at.agents[-1].go_on.set()
@@ -279,4 +281,23 @@ async def test_ended_runs_of_one_owner_leave_those_of_another(at: Desk) -> None:
     assert chats.find(("me", "c7"))
     with pytest.raises(NotFound):
         chats.find(("me", "c0"))
+    await chats.close()
+
+
+async def test_an_ended_run_keeps_its_request_but_no_agent(at: Desk) -> None:
+    """The agent kept the conversation of a deleted sandbox for a minute, and a request of 1 MiB did
+    not count."""
+    chats = Chats(at.open, FakeClock(), ended_bytes=3_000_000)
+    runs = []
+    for name in ("c1", "c2"):
+        runs.append(await chats.start(ChatAsk("me", name, "x" * 1_000_000)))
+        at.agents[-1].go_on.set()
+        await runs[-1].ended()
+    agent = weakref.ref(at.agents.pop())
+    at.agents.clear()
+    gc.collect()
+    assert agent() is None
+    assert chats.find(("me", "c2")) is runs[1]
+    with pytest.raises(NotFound):
+        chats.find(("me", "c1"))
     await chats.close()
