@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import socket
 import weakref
 from collections.abc import AsyncIterator
@@ -135,6 +136,29 @@ async def test_the_port_of_an_interpreter_ends_with_its_conversation(served: Ser
         assert (await client.delete(place)).status_code == 204
         del box
     await collected(conversation)
+
+
+async def test_long_arguments_of_processes_are_not_remembered(served: Served) -> None:
+    """Each of 64 ended processes of a conversation kept 2 MiB of arguments."""
+    async with await client_of(served, ANN_) as client:
+        sandbox = await created(client)
+        at = inside(sandbox)
+        words = ["-c", "sleep 600", *["x" * 100_000] * 15]
+        process = {"cmd": "sh", "args": words, "envs": {"A": "b", "LARGE": "y" * 100_000}}
+        start = connect_envelope(json.dumps({"process": process, "tag": "t"}).encode())
+        stream = {"content-type": "application/connect+json"}
+        place = "/process.Process/Start"
+        async with client.stream("POST", place, content=start, headers=at | stream) as running:
+            await anext(running.aiter_bytes())
+            reply = await client.post("/process.Process/List", json={}, headers=at)
+            (shown,) = reply.json()["processes"]
+            assert (shown["config"]["args"], shown["config"]["envs"]) == (words[:2], {"A": "b"})
+        tagged = connect_envelope(
+            json.dumps({"process": {"cmd": "id"}, "tag": "t" * 5000}).encode()
+        )
+        reply = await client.post(place, content=tagged, headers=at | stream)
+        assert b"code_too_large" in reply.content or reply.status_code == 413
+        await client.delete(f"/sandboxes/{sandbox['sandboxID']}")
 
 
 # -- labels ----------------------------------------------------------------------------------------

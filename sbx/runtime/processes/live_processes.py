@@ -14,8 +14,9 @@ import logging
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import accumulate, islice, takewhile
 from typing import Literal, Self
 
 from msgspec import Struct
@@ -33,6 +34,11 @@ _log = logging.getLogger(__name__)
 RUNNING_MAX = 64  # at once, of a conversation
 CLIENTS_MAX = 8  # of one process
 _ENDED_MAX = 64  # that are remembered
+_SHOWN_MAX = (
+    64 << 10
+)  # bytes, about, of its arguments that are remembered; as many of its variables
+_NAME_MAX = 4096
+_WORD_SIZE = 64  # bytes, about, of an empty word in memory
 _WINDOW = 256 << 10  # bytes that a process may write before any of it is taken
 _QUEUE_MAX = 2 << 20  # bytes that wait for one client
 _STALLED_S = 10.0
@@ -96,7 +102,8 @@ class ProcessClient:
 
 
 class LiveProcess:
-    """One process. `end` is None while it runs."""
+    """One process. `end` is None while it runs. `argv` and `env` are for lists: they have the
+    first words and variables only, if these are long."""
 
     def __init__(
         self,
@@ -113,8 +120,8 @@ class LiveProcess:
         stdin_open: bool,
     ) -> None:
         self.pid = pid
-        self.argv = tuple(argv)
-        self.env = dict(env)
+        self.argv = (argv[0][:_NAME_MAX], *islice(argv, 1, 1 + _fitting(argv[1:])))
+        self.env = dict(islice(env.items(), _fitting(map("=".join, env.items()))))
         self.cwd = cwd
         self.tag = tag
         self.at_terminal = at_terminal
@@ -286,6 +293,8 @@ class LiveProcesses:
         directory, variables = checks.check_shell(self._policy, None, cwd, env)
         for word in argv:
             checks.check_text(word, "command", checks.COMMAND_MAX)
+        if tag is not None:
+            checks.check_text(tag, "tag", _NAME_MAX)
         if terminal is not None:
             check_size(*terminal)
         self._context.check_open()
@@ -361,3 +370,9 @@ class LiveProcesses:
                 hint="end one of them",
                 details={"limit": RUNNING_MAX},
             )
+
+
+def _fitting(words: Iterable[str]) -> int:
+    """Return how many of these words, from the first one on, are remembered."""
+    sizes = accumulate(len(word) + _WORD_SIZE for word in words)
+    return sum(1 for _ in takewhile(_SHOWN_MAX.__ge__, sizes))
