@@ -2,10 +2,10 @@
 
     ./scripts/bench growth --seconds 20
 
-Each kind is called again and again, by a few clients, and removes what it makes. After a warm-up of
-caches and the heap, the slope of the memory of the service counts. A kind that grows is called for
-another minute, and then measured again. The run fails if a kind still grows: by more than FLAT for
-a thousand calls, and by more than the noise.
+Each kind is called again and again, by a few clients, and removes its objects. After a warm-up of
+caches and the heap, the slope of the memory of the service counts. The warm-up of a kind that fills
+a bounded buffer lasts until the buffer is full: see `Bound`. A kind that grows is measured a second
+time. The run fails if a kind still grows, by more than FLAT for a thousand calls.
 """
 
 import asyncio
@@ -29,12 +29,14 @@ from bench.samples import NotMeasured, figure
 from bench.serving import KEY, served, service_pid, temporary_directory
 from bench.torture import model
 from bench.torture.growth import slope
+from sbx.event_log import RETENTION_S
+from sbx.runtime.processes.command_log import RECORDS_MAX
 
 FLAT = 4.0  # MiB for a thousand calls: 4 KiB for each
-_NOISE_MIB = 1.0  # the heap moves by so much with an even load
+_CALLS = 250  # at least: at FLAT they add 1 MiB, and the heap moves by as much with an even load
+_LONGER = 5  # times --seconds, for these calls
 _SAMPLE_S = 0.25
 _CLIENTS = 3
-_REPLAYED_S = 65.0  # ended runs and chats stay for a minute: only then as many go as come
 _FILES = "/filesystem.Filesystem"
 _TEXT = "x" * 65_536
 _IMAGE = {"image": {"uri": "ubuntu:22.04"}}
@@ -43,17 +45,45 @@ messages = Console(stderr=True)
 
 
 @dataclass(frozen=True, slots=True)
+class Bound:
+    """A documented limit of a buffer, and how long it takes to reach it: then as much goes as
+    comes. With a limit in seconds, `pause_s` keeps the rate of each client, and so the content of
+    the buffer, constant."""
+
+    limit: str
+    seconds: float = 0.0
+    calls: int = 0
+    pause_s: float = 0.0
+
+
+_REPLAY = Bound("runs of the last 60 s, 64 MiB", seconds=RETENTION_S + 5, pause_s=0.25)
+_COMMANDS = Bound(f"{RECORDS_MAX} ended commands", calls=RECORDS_MAX)
+BOUNDS = {
+    **dict.fromkeys(
+        (
+            *("approval", "chat", "create_and_run", "e2b_execute", "run", "run_large_output"),
+            *("run_shell", "run_stream", "session_run"),
+        ),
+        _REPLAY,
+    ),
+    **dict.fromkeys(("command", "e2b_process", "opensandbox_command"), _COMMANDS),
+}
+_UNBOUNDED = Bound("")
+
+
+@dataclass(frozen=True, slots=True)
 class Growth:
-    """`mib_per_1000` is the slope, `rise_mib` the rise over the measured calls."""
+    """`mib_per_1000` is the slope over the measured calls, after the buffer of `bound` is full."""
 
     kind: str
     calls: int
     mib_per_1000: float
-    rise_mib: float
+    mib: float
+    bound: str
 
     @property
     def flat(self) -> bool:
-        return self.mib_per_1000 <= FLAT or self.rise_mib <= _NOISE_MIB
+        return self.mib_per_1000 <= FLAT
 
 
 class World:
@@ -318,39 +348,53 @@ class World:
         del reader
 
 
-async def measured(world: World, kind: str, pid: int, seconds: float, warm_up_s: float) -> Growth:
+async def measured(
+    world: World, kind: str, pid: int, seconds: float, bound: Bound = _UNBOUNDED
+) -> Growth:
     """Call one kind for so long. Raise NotMeasured for a call that fails."""
     act = world.kinds[kind]
     calls = 0
+    points: list[tuple[float, float]] = []
     began = time.monotonic()
+    warm_up_s = max(seconds / 2, bound.seconds)
+    latest = began + warm_up_s + _LONGER * seconds
+
+    def enough() -> bool:
+        now = time.monotonic()
+        some = bool(points) and calls - points[0][0] >= _CALLS
+        return now >= latest or (some and now >= began + warm_up_s + seconds)
 
     async def client() -> None:
         nonlocal calls
-        while time.monotonic() - began < warm_up_s + seconds:
+        while not enough():
+            due = time.monotonic() + bound.pause_s
             await world.call(act)
             calls += 1
+            await asyncio.sleep(due - time.monotonic())
 
-    points: list[tuple[float, float]] = []
     tasks = [asyncio.create_task(client()) for _ in range(_CLIENTS)]
     try:
         while not all(task.done() for task in tasks):
             for task in tasks:
                 if task.done():
                     task.result()
-            if time.monotonic() - began >= warm_up_s:
+            if time.monotonic() - began >= warm_up_s and calls >= bound.calls:
                 points.append((float(calls), processes.pss_mib([pid])))
             await asyncio.sleep(_SAMPLE_S)
         for task in tasks:
             task.result()
+        points.append((float(calls), processes.pss_mib([pid])))
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
     per_call = slope(points)
-    if per_call is None or points[-1][0] <= points[0][0]:
-        raise NotMeasured(f"there were too few calls of {kind}; use more --seconds")
-    rise = per_call * (points[-1][0] - points[0][0])
-    return Growth(kind, calls, round(per_call * 1000, 2), round(rise, 2))
+    if per_call is None or points[-1][0] - points[0][0] < _CALLS:
+        raise NotMeasured("there were too few calls; use more --seconds")
+    measured_calls = int(points[-1][0] - points[0][0])
+    return Growth(
+        kind, measured_calls, round(per_call * 1000, 2), round(points[-1][1], 1), bound.limit
+    )
 
 
 @asynccontextmanager
@@ -379,20 +423,21 @@ async def world() -> AsyncIterator[tuple[World, int]]:
         yield made, service_pid(top)
 
 
-async def _all(kinds: list[str], seconds: float, show: Callable[[Growth], None]) -> int:
+async def _all(kinds: list[str], seconds: float, show: Callable[[str, Growth | str], None]) -> int:
     """Measure each kind. Return how many grow, or could not be measured."""
     problems = 0
     async with world() as (made, pid):
         for kind in kinds or made.kinds:
+            bound = BOUNDS.get(kind, _UNBOUNDED)
             try:
-                growth = await measured(made, kind, pid, seconds, seconds / 2)
+                growth = await measured(made, kind, pid, seconds, bound)
                 if not growth.flat:
-                    growth = await measured(made, kind, pid, seconds, _REPLAYED_S)
+                    growth = await measured(made, kind, pid, seconds, bound)
             except (NotMeasured, httpx.HTTPError, OSError) as error:
-                messages.print(f"error: {kind}: {error}", style="red", markup=False)
+                show(kind, f"not measured: {error}")
                 problems += 1
                 continue
-            show(growth)
+            show(kind, growth)
             problems += not growth.flat
     return problems
 
@@ -404,14 +449,17 @@ def main(
 ) -> None:
     """Measure how the memory of a service grows with each kind of call. Exit code 1 if one grows by
     more than 4 MiB for a thousand calls."""
-    table = Table("kind", "calls", "MiB per 1,000", "rise in MiB", "")
+    table = Table("kind", "calls", "MiB per 1,000", "MiB", "", "full before it is measured")
 
-    def show(growth: Growth) -> None:
+    def show(kind: str, growth: Growth | str) -> None:
+        messages.print(f"{kind}: {growth}", markup=False)
+        if isinstance(growth, str):
+            table.add_row(kind, "", "", "", growth, "")
+            return
         if as_json:
             print(json.dumps({"name": "growth", "met": growth.flat, **asdict(growth)}), flush=True)
-        row = (growth.kind, f"{growth.calls}", figure(growth.mib_per_1000), figure(growth.rise_mib))
-        table.add_row(*row, "flat" if growth.flat else "GROWS")
-        messages.print(f"{growth.kind}: {growth.mib_per_1000} MiB per 1,000")
+        row = (kind, f"{growth.calls}", figure(growth.mib_per_1000), figure(growth.mib))
+        table.add_row(*row, "flat" if growth.flat else "GROWS", growth.bound)
 
     problems = asyncio.run(_all(list(kinds or ()), seconds, show))
     if not as_json:
