@@ -31,6 +31,7 @@ class SandboxIndex:
         self._by_id: dict[str, ServiceSandbox] = {}
         self._by_session: dict[tuple[str, str], ServiceSandbox] = {}
         self._creating: dict[str, str] = {}  # the owners of sandboxes, by id
+        self.on_left: Callable[[], None] = lambda: None  # called after each lease
 
     def every(self) -> list[ServiceSandbox]:
         return list(self._by_id.values())
@@ -243,6 +244,7 @@ class SandboxLease:
         active = sandbox.active
         if active is not None and not sandbox.users and not sandbox.starts and active.has_unused:
             await active.end_unused()
+        self._index.on_left()
 
 
 def unknown(sandbox_id: str) -> errors.NotFound:

@@ -1,7 +1,8 @@
 """The limits per owner and in all: kernels, downloads, followers and uploads at once.
 
     KernelLimit    an idle kernel of the owner that has most makes room, never one of an owner below
-                   an equal share. Its event has the cause, and its next run reports `state_lost`
+                   an equal share. Its event has the cause, and its next run reports `state_lost`.
+                   If all are busy, an owner within its share waits for one
     OwnerSlots     one request too many is refused at once
     OwnerBytes     the same for bytes in memory
     UploadSlots    an upload waits a moment for its slot
@@ -11,8 +12,8 @@ Each download, follower, stream and upload occupies a file, memory and the work 
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Container, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Literal
 from weakref import WeakSet, WeakValueDictionary
 
@@ -22,7 +23,40 @@ from sbx.service.sandbox import ServiceSandbox
 
 _RETRY_AFTER_S = 5.0
 _WAIT_S = 30.0  # longer than a slow upload can keep a slot while others wait
+_LOOK_S = 1.0
 SlotKind = Literal["downloads", "followers", "streams"]
+
+
+class RoomQueue:
+    """Owners within their share that wait for room, first come, first served."""
+
+    def __init__(self, wait_s: float = _WAIT_S) -> None:
+        self.waiting = 0
+        self._wait_s = wait_s
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    def freed(self) -> None:
+        """Let the first one look for room."""
+        self._freed.set()
+
+    async def wait(self, make_room: Callable[[int], Awaitable[bool]]) -> bool:
+        """Wait until `make_room` returns True. Return False if it does not in time. It gets the
+        number of those that wait behind."""
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(self._wait_s), self._turn:
+                while not await make_room(self.waiting - 1):
+                    self._freed.clear()
+                    # A process of a user can end, or a start fail, without a call of `freed`.
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_LOOK_S):
+                            await self._freed.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self.waiting -= 1
+        return True
 
 
 class KernelLimit:
@@ -34,18 +68,30 @@ class KernelLimit:
         self._limit = limit
         self._per_owner = per_owner
         self._every = every
+        self.queue = RoomQueue()
 
     async def make_room(self, owner: str) -> None:
-        """Make room for a kernel of this owner, which its sandbox counts already.
+        """Make room for a kernel of this owner, which its sandbox counts already. Those that wait
+        count, too, so that no owner above its share gets their room.
 
-        Raises Unavailable `too_many_kernels` if every other kernel is busy.
+        Raise Unavailable `too_many_kernels` if every other kernel is busy and the owner is above
+        its share, or if none becomes idle while the owner waits.
         """
         while self._counts()[owner] > self._per_owner:
             if not await self.evict_one("kernels_max", {owner}):
                 raise _full(self._per_owner)
-        while (counts := self._counts()).total() > self._limit:
+        if await self._has_room(0):
+            return
+        if not may_wait(owner, self._counts(), self._limit):
+            raise _full(self._limit)
+        if not await self.queue.wait(self._has_room):
+            raise _full(self._limit)
+
+    async def _has_room(self, behind: int) -> bool:
+        while (counts := self._counts()).total() - behind > self._limit:
             if not await self.evict_one("kernels_max", over_share(counts, self._limit)):
-                raise _full(self._limit)
+                return False
+        return True
 
     async def evict_one(self, cause: str, owners: Container[str] | None = None) -> bool:
         """End an idle kernel, of these owners if given: the least recently used one of the owner
@@ -85,6 +131,12 @@ def over_share(counts: Counter[str], limit: int) -> set[str]:
     the limit, there is one."""
     share = limit // max(1, len(counts))
     return {owner for owner, count in counts.items() if count > share}
+
+
+def may_wait(owner: str, counts: Counter[str], limit: int) -> bool:
+    """Return whether the owner has no more than an equal share of `limit`, with the one that it
+    requests. Each may have one."""
+    return counts[owner] <= max(1, limit // len(counts))
 
 
 class Slot:

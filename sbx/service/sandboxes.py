@@ -75,6 +75,7 @@ class Sandboxes:
         self._recording = recording
         self.index = SandboxIndex(settings)
         self.kernels = KernelLimit(settings.kernels_max, settings.kernels_per_owner, self.every)
+        self.index.on_left = self.kernels.queue.freed
         self.open_limit = open_limit = OpenFilesLimit()
         make_room, budgets = self.kernels.make_room, FrameBudgets()
         parts = store, clock, runtime, settings, make_room, workspaces.by_id, open_limit, budgets

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import re
 import socket
 import weakref
 from collections.abc import AsyncIterator
@@ -13,9 +14,10 @@ import httpx
 import pytest
 import pytest_asyncio
 from agent_calls import ANN, Desk, desk
+from fastapi.routing import APIRoute
 from live_app import Served, live, serving
 from msgspec.structs import replace
-from persistent_sandboxes import ME, eventually, open_service, run
+from persistent_sandboxes import ME, eventually, open_service, printed, run
 from places import short_directory
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,11 +26,13 @@ from starlette.types import Receive, Scope, Send
 from sbx.api.middleware import RequestLimitsMiddleware
 from sbx.errors import NotFound, Unavailable
 from sbx.event_log import EndedRuns
+from sbx.protocol.runs import Status
 from sbx.service import auth, runs
 from sbx.service.caller import Caller
 from sbx.service.ids import LABELS_MAX
-from sbx.service.limits import OwnerBytes
+from sbx.service.limits import OwnerBytes, RoomQueue
 from sbx.service.run import RunHandle, RunRequest
+from sbx.service.service import Service
 from sbx.store import chats
 
 E2B_FILES = "/filesystem.Filesystem"
@@ -211,14 +215,19 @@ class Unfinished:
 
     @classmethod
     async def begin(cls, at: Path | tuple[str, int], key: str, size: int) -> "Unfinished":
+        head = (
+            b"POST /v1/sandboxes/none/conversations/c/runs HTTP/1.1\r\nhost: sbx\r\n"
+            b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n{" % (key.encode(), size)
+        )
+        return await cls.send(at, head)
+
+    @classmethod
+    async def send(cls, at: Path | tuple[str, int], head: bytes) -> "Unfinished":
         if isinstance(at, Path):
             reader, writer = await asyncio.open_unix_connection(str(at))
         else:
             reader, writer = await asyncio.open_connection(*at)
-        writer.write(
-            b"POST /v1/sandboxes/none/conversations/c/runs HTTP/1.1\r\nhost: sbx\r\n"
-            b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n{" % (key.encode(), size)
-        )
+        writer.write(head)
         return cls(reader, writer)
 
     async def head(self) -> bytes:
@@ -249,6 +258,38 @@ async def test_unfinished_bodies_of_an_owner_have_a_limit_together(small: Served
         place = "/v1/sandboxes/none/conversations/c/runs"
         reply = await client.post(place, content=body)
         assert reply.status_code == 422, reply.text  # a body of the largest size is read
+
+
+async def test_no_body_is_read_before_its_caller_is_known(served: Served) -> None:
+    """A body counts for the owner of its caller, so one without a caller must not be read: each
+    route refuses it by its head. Only a login reads a small one, which identifies its caller."""
+    routes = {
+        (method, re.sub(r"\{[^}]*\}", "1", route.path))
+        for route in served.app.routes
+        if isinstance(route, APIRoute)
+        for method in (route.methods or set()) - {"GET", "HEAD"}
+    }
+    assert len(routes) > 100
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = listening.getsockname()[:2]
+        async with serving(served.app, sockets=[listening]):
+            for method, path in sorted(routes):
+                for authorization in (b"", b"authorization: Bearer sk-sbx-x\r\n"):
+                    head = (
+                        b"%b %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n%b"
+                        b"content-length: 100000\r\n\r\n"
+                    ) % (method.encode(), path.encode(), authorization)
+                    call = await Unfinished.send(address, head)
+                    status = (await call.head()).split()[1]
+                    logs_in = path in ("/api/v1/login", "/api/v1/console/login")
+                    assert status in ((b"413",) if logs_in else (b"401", b"404")), (method, path)
+                    assert not _bodies(served)
+                    await call.close()
+            login = b"POST /api/v1/login HTTP/1.1\r\nhost: x\r\ncontent-length: 16384\r\n\r\n{"
+            call = await Unfinished.send(address, login)
+            await eventually(lambda: _bodies(served)[""] == 16 << 10)
+            await call.close()
+            await eventually(lambda: not _bodies(served))
 
 
 async def test_a_body_counts_until_its_call_has_ended() -> None:
@@ -408,6 +449,71 @@ async def test_ended_runs_of_one_owner_leave_those_of_another(
         assert await service.runs.attach(ME, mine, handles[-1].run_id) is handles[-1]
         with pytest.raises(NotFound):  # of the owner that has most, the oldest run
             await service.runs.attach(ME, mine, handles[0].run_id)
+
+
+HANG = "import time; print('on', flush=True); time.sleep(600)"
+
+
+async def test_owner_within_its_share_gets_the_next_kernel_that_becomes_free(
+    tmp_path: Path,
+) -> None:
+    """It was refused as long as all kernels were busy with the runs of others."""
+    greedy, other = Caller("greedy", "key"), Caller("other", "key")
+    async with open_service(tmp_path / "data", kernels_max=2, kernels_per_owner=3) as service:
+        boxes = [await service.sandboxes.create(greedy) for _ in range(3)]
+        begun = [await started(service, greedy, box.id, HANG) for box in boxes[:2]]
+        for handle in begun:
+            await printed(handle)
+        queue = service.sandboxes.kernels.queue
+        waiting = []
+        for caller in (ME, other):  # the second one waits behind the first one
+            box = await service.sandboxes.create(caller)
+            waiting.append(await started(service, caller, box.id, "import time; time.sleep(0.1)"))
+            await eventually(lambda: queue.waiting == len(waiting))
+        with pytest.raises(Unavailable) as full:
+            await (await started(service, greedy, boxes[2].id, "1")).result()
+        assert full.value.code == "too_many_kernels"
+        await begun[0].interrupt()
+        assert (await waiting[0].result()).ok
+        assert not waiting[1].ended
+        assert queue.waiting == 1
+        await begun[1].interrupt()
+        assert (await waiting[1].result()).ok
+        assert queue.waiting == 0
+
+
+async def test_wait_for_a_kernel_has_an_end(tmp_path: Path) -> None:
+    async with open_service(tmp_path / "data", kernels_max=1) as service:
+        box = await service.sandboxes.create(Caller("greedy", "key"))
+        begun = await started(service, Caller("greedy", "key"), box.id, HANG)
+        await printed(begun)
+        kernels = service.sandboxes.kernels
+        kernels.queue = RoomQueue(wait_s=0.2)
+        mine = await service.sandboxes.create(ME)
+        with pytest.raises(Unavailable) as full:
+            await run(service, mine.id, "1")
+        assert full.value.code == "too_many_kernels"
+        assert (kernels.queue.waiting, kernels._counts().total()) == (0, 1)
+        await begun.interrupt()
+
+
+async def test_interrupted_run_no_longer_waits_for_a_kernel(tmp_path: Path) -> None:
+    async with open_service(tmp_path / "data", kernels_max=1) as service:
+        box = await service.sandboxes.create(Caller("greedy", "key"))
+        begun = await started(service, Caller("greedy", "key"), box.id, HANG)
+        await printed(begun)
+        kernels = service.sandboxes.kernels
+        mine = await service.sandboxes.create(ME)
+        handle = await started(service, ME, mine.id, "1")
+        await eventually(lambda: kernels.queue.waiting == 1)
+        await handle.interrupt()
+        assert (await handle.result()).status is Status.INTERRUPTED
+        assert (kernels.queue.waiting, kernels._counts().total()) == (0, 1)
+        await begun.interrupt()
+
+
+async def started(service: Service, caller: Caller, sandbox_id: str, code: str) -> RunHandle:
+    return await service.runs.start(caller, sandbox_id, "default", RunRequest("python", code))
 
 
 @pytest.mark.full_tier
