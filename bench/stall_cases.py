@@ -387,6 +387,10 @@ async def _files(place: Place) -> None:
         await place.http.get(f"{talk}/{path}", params={"path": "d", "pattern": "*"})
     await place.http.get(f"{talk}/grep", params={"path": "d", "pattern": "a", "regex": "a"})
     await place.http.get(f"/v1/sandboxes/{place.box}/filesystem/directories", params={"path": "d"})
+    inner = f"/opensandbox/v1/sandboxes/{place.opensandbox}/proxy/44772"
+    await place.http.post(f"{inner}/code", json={"code": code})
+    for path in ("directories/list", "files/search"):
+        await place.http.get(f"{inner}/{path}", params={"path": "/workspace/d"})
     body = {"code": code}
     await place.http.post("/e2b/49999/execute", json=body, headers=place.headers("/e2b/"))
     await place.http.post(
@@ -394,6 +398,22 @@ async def _files(place: Place) -> None:
         json={"path": "/workspace/d", "depth": 2},
         headers=place.headers("/e2b/"),
     )
+
+
+@case(
+    "a text of 15 MiB, and 60 MiB of empty lines",
+    f"GET {BOX}/filesystem/files",
+    f"GET {EXECD}/files/download",
+)
+async def _read_texts(place: Place) -> None:
+    await place.run("open('text', 'w').write('x\\n' * (15 << 19))")
+    await place.http.get(f"/v1/sandboxes/{place.box}/filesystem/files", params={"path": "text"})
+    inner = f"/opensandbox/v1/sandboxes/{place.opensandbox}/proxy/44772"
+    code = "open('lines', 'w').write('\\n' * (60 << 20))"
+    await place.http.post(f"{inner}/code", json={"code": code})
+    for limit in ("1", "100000000"):
+        params = {"path": "/workspace/lines", "offset": "2", "limit": limit}
+        await place.http.get(f"{inner}/files/download", params=params)
 
 
 @case(

@@ -118,13 +118,15 @@ def _generic(route: str) -> Case:
 
 
 class Row:
-    """The lags of one case, of the loop and of a second client, in ms."""
+    """The lags of one case, of the loop and of a second client, and the longest garbage collections
+    in the service, in ms."""
 
     def __init__(self, name: str, route: str) -> None:
         self.name, self.route = name, route
         self.lags: list[float] = []
         self.busy: list[float] = []
         self.probes: list[float] = []
+        self.collections: list[float] = []
         self.stack = ""
 
 
@@ -156,6 +158,7 @@ async def measured(cases: Sequence[Case], rounds: int) -> list[Row]:
                         await _round(row, each, place, record)
                         print(
                             f"{number + 1} {row.lags[-1]:7.1f} {row.busy[-1]:7.1f}",
+                            f"{row.collections[-1]:7.1f}",
                             f"{each.name}: {row.route}",
                             file=sys.stderr,
                         )
@@ -176,9 +179,8 @@ async def _round(row: Row, case: Case, place: Place, record: Record) -> None:
     finally:
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
-    lag, busy = record.worst_s
-    row.lags.append(lag * 1000)
-    row.busy.append(busy * 1000)
+    for figures, seconds in zip((row.lags, row.busy, row.collections), record.worst_s, strict=True):
+        figures.append(seconds * 1000)
     row.probes.append(max(waits, default=0.0))
     if row.lags[-1] == max(row.lags):
         row.stack = record.stack
@@ -240,12 +242,12 @@ def main(
             each for each in cases if any(name in f"{each.name} {each.routes}" for name in names)
         ]
     rows = asyncio.run(measured(cases, rounds))
-    table = Table("input", "first route", "worst", "busy", "second client", "met")
+    table = Table("input", "first route", "worst", "busy", "second client", "collection", "met")
     judged = {row: max(row.busy if busy else row.lags) for row in rows}
     rows.sort(key=lambda row: -judged[row])
     for row in rows:
         met = "yes" if judged[row] <= BOUND_MS else "no"
-        figures = (max(row.lags), max(row.busy), max(row.probes))
+        figures = (max(each) for each in (row.lags, row.busy, row.probes, row.collections))
         table.add_row(row.name, row.route, *(f"{each:.0f} ms" for each in figures), met)
     Console(width=180).print(table)
     late = [row for row in rows if judged[row] > BOUND_MS]

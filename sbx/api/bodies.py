@@ -127,12 +127,6 @@ def entry_form(entry: FileEntry) -> dict[str, Any]:
     }
 
 
-def dumped(body: BaseModel) -> Response:
-    """Return the reply with a large body. The conversion of FastAPI would take the event loop for
-    50 ms with 10,000 entries."""
-    return Response(body.model_dump_json(), media_type="application/json")
-
-
 class NotRecorded(BaseModel):
     """The revocation is in force, and the store does not have it yet. The service retries until it
     does. If the service is killed before that, the revocation is lost at the next start."""

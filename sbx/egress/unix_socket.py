@@ -14,7 +14,6 @@ import stat
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from msgspec import Struct
 
 from sbx import errors
 from sbx.aio import in_thread, run_to_completion
+from sbx.imports import import_in_thread
 from sbx.isolation.launch_plan import CERTIFICATES, WayOut
 from sbx.policy import Policy
 from sbx.policy.grants import Grants
@@ -118,8 +118,7 @@ class EgressSocket:
             self._egress.end_forbidden()
 
     async def _open(self, owner: tuple[int, int] | None, grants: Grants | None) -> "_Opened":
-        # The import is slow, and must not block the loop.
-        egress = await in_thread(import_module, "sbx.egress")
+        egress = await import_in_thread("sbx.egress")
         if (proxy := self._egress) is None:
             proxy = self._egress = await egress.Egress.open(
                 self._sandbox,

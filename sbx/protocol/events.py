@@ -297,6 +297,13 @@ def _pieces(value: Any) -> Iterator[bytes]:
             yield from _pieces(part)
             before = b","
         yield b"}"
+    elif type(value) is list and has_long_text(value):
+        before = b"["
+        for part in value:
+            yield before
+            yield from _pieces(part)
+            before = b","
+        yield b"]"
     else:
         yield _encoded(value)
 
@@ -305,6 +312,8 @@ def has_long_text(value: Any) -> bool:
     """Return whether `encode` takes more than a moment for a text of this form."""
     if type(value) is dict:
         return any(map(has_long_text, value.values()))
+    if type(value) is list:
+        return any(map(has_long_text, value))
     return type(value) is str and len(value) > _PIECE
 
 

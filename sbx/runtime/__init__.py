@@ -4,7 +4,6 @@
     runtime       Runtime: one broker, one data directory, the sandboxes of one process
     resources     what all sandboxes of a runtime share; data_dir locks their directory
     shared        the runtime that all synchronous Sandbox objects of a process share
-    imports       large modules, at their first use
     sandbox       AsyncSandbox: one policy, its conversations and its disk limit
     conversation  one workspace and the kernels over it
     prewarm       sandboxes that are started before a caller needs one

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from sbx import errors
 from sbx.aio import check_process, in_thread, run_to_completion
 from sbx.environments.interpreter import interpreter_at, own_interpreter
+from sbx.imports import import_in_thread
 from sbx.isolation.broker.client import BrokerClient
 from sbx.isolation.broker.process import BrokerProcess
 from sbx.isolation.broker.spawned import SpawnedBroker
@@ -24,7 +25,6 @@ from sbx.kernels.pool.factory import KernelFactory
 from sbx.kernels.pool.zygotes import Key, key_of
 from sbx.policy import Policy, load, narrow, unchanged
 from sbx.runtime.data_dir import DataDirLock
-from sbx.runtime.imports import import_in_thread
 from sbx.runtime.lifetime import Lifetime
 from sbx.runtime.prewarm import PrewarmedSandbox, prewarm_spec, to_prewarmed_sandbox
 from sbx.runtime.resources import RuntimeResources

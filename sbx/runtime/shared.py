@@ -10,8 +10,8 @@ import os
 import threading
 
 from sbx.aio import Loop
+from sbx.imports import without_collections
 from sbx.isolation.broker.spawned import spawn_broker
-from sbx.runtime.imports import without_collections
 
 
 class SharedRuntime(Loop):

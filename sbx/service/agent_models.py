@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from sbx.agent.models import Model
-from sbx.agent.models.factory import make_model
+from sbx.agent.models.factory import make_model, sdk_of
 from sbx.agent.settings import AgentSettings
 from sbx.errors import SbxError, Unavailable
+from sbx.imports import import_in_thread
 
 _SETTING_NAMES = "MODEL_PROVIDER, BASE_URL, API_KEY and MODEL_NAME"
 
@@ -68,5 +69,6 @@ class ModelSource:
             return self._default
 
     async def _create(self, name: str | None, options: Mapping[str, Any] | None = None) -> Model:
-        # In a thread: the import of a provider's SDK takes most of a second.
+        with suppress(ImportError):  # `make_model` reports it
+            await import_in_thread(sdk_of(self.settings))
         return await asyncio.to_thread(make_model, self.settings, name, options)

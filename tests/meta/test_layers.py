@@ -30,7 +30,7 @@ ROWS = (
         "forbidden_directories",
         "own_python",
     },
-    {"linux", "protocol", "telemetry", "aio"},
+    {"linux", "protocol", "telemetry", "aio", "imports"},
     {"errors", "console", "version"},
 )
 ONLY: dict[str, set[str]] = {  # tighter than their row

@@ -12,7 +12,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -35,6 +34,7 @@ from sbx.egress.secrets import Secret
 from sbx.egress.unix_socket import read_secret
 from sbx.egress.veil import RedactingStream, Search
 from sbx.errors import BadRequest, Conflict, NotFound, SbxError, Unavailable, needs_extra
+from sbx.imports import import_in_thread
 from sbx.settings_files import to_toml
 
 if TYPE_CHECKING:
@@ -317,11 +317,8 @@ async def _opened(name: str, stamp: tuple[int, ...], source: ToolSource) -> _Ope
 async def _load(each: _Open, secrets: Mapping[str, str]) -> None:
     name, source = each.name, each.source
     if source.mcp is not None:
-        # The import of the SDK takes a second, so it is made in a thread first.
-        await asyncio.to_thread(import_module, "sbx.agent.external.mcp_server")
-        from sbx.agent.external.mcp_server import McpServer
-
-        each.server = McpServer(
+        module = await import_in_thread("sbx.agent.external.mcp_server")
+        each.server = module.McpServer(
             name,
             source.mcp,
             env=filled(source.mcp.env, secrets),
@@ -331,12 +328,10 @@ async def _load(each: _Open, secrets: Mapping[str, str]) -> None:
         )
         each.task = asyncio.create_task(each.server.run())
     elif source.python is not None:
-        from sbx.agent.external.functions import load_functions
-
-        each.tools = await asyncio.to_thread(load_functions, name, source.python)
+        module = await import_in_thread("sbx.agent.external.functions")
+        each.tools = await asyncio.to_thread(module.load_functions, name, source.python)
     else:
-        from sbx.agent.external import http
-
+        http = await import_in_thread("sbx.agent.external.http")
         requests = source.http or source.openapi
         assert requests is not None
         headers = filled(requests.headers, secrets)

@@ -13,6 +13,11 @@ _KINDS: Mapping[str, type[SdkModel]] = {"openai": OpenAIModel, "anthropic": Anth
 _NO_KEY = "no-key-is-needed"  # Ollama and vLLM need no key, but the SDKs require one
 
 
+def sdk_of(settings: AgentSettings) -> str:
+    """Return the module of the provider's SDK, whose import takes about a second."""
+    return _KINDS[settings.model_provider].sdk
+
+
 def make_model(
     settings: AgentSettings, name: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Model:

@@ -8,7 +8,6 @@ here for the next request of its client, which has the answer of the user.
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib import import_module
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,11 +18,11 @@ from starlette.types import Receive, Scope, Send
 from sbx.agent.approvals import Approvals
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Arguments, Tool, ToolCallRequest, ToolResult
-from sbx.aio import in_thread
 from sbx.api.agent_v1.dependencies import AgentsDep
 from sbx.api.ports import while_allowed
 from sbx.api.v1.dependencies import PREFIX, Target, TargetDep
 from sbx.errors import Denied
+from sbx.imports import import_in_thread
 from sbx.service.agent_runs import AgentSandbox
 from sbx.service.agents import Agents
 from sbx.service.caller import Caller
@@ -56,7 +55,7 @@ class _McpReply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The import of the SDK takes long.
-        sdk: Any = await in_thread(import_module, "sbx.agent.mcp")
+        sdk = await import_in_thread("sbx.agent.mcp")
         target, caller = self._target, self._target.caller
         tools = Tools(_scoped(tool, caller) for tool in self._agents.tools)
         async with _opened(target) as sandbox:

@@ -1,7 +1,6 @@
 """The tools of agents: their definitions in the format of each provider, and calls by a program."""
 
 import asyncio
-import json
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -22,6 +21,7 @@ from sbx.api.agent_v1.dependencies import AgentsDep
 from sbx.api.agent_v1.models import Invocation, Invoked, Name
 from sbx.api.auth import CallerDep, OperatorDep, ServiceDep
 from sbx.api.bodies import RequestBody, body_of, documented_body
+from sbx.api.encoding import encoded_form
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import BadRequest, Broken, Denied
@@ -149,7 +149,7 @@ async def invoke_tool(
     async with aclosing(run.events()) as events:
         async for _, event in events:
             if event["type"] == "tool_end":
-                return _reply(event)
+                return await _reply(event)
     raise _unfinished(run)
 
 
@@ -166,8 +166,8 @@ async def _request(
     if not caller.sees(session.user_id, session.agent_id, conversation):
         raise no_conversation(conversation)
     tool = await find_tool(name, agents.tools, agents.external, caller, session)
-    text = await asyncio.to_thread(json.dumps, invocation.arguments)  # it may have 16 MiB
-    call = ToolCall(f"call-{secrets.token_hex(8)}", tool.name, text)
+    text = await encoded_form(invocation.arguments)  # it may have 16 MiB
+    call = ToolCall(f"call-{secrets.token_hex(8)}", tool.name, text.decode("ascii"))
     arguments = await asyncio.to_thread(Tools([tool]).parse, call)
     if isinstance(arguments, ToolResult):
         raise BadRequest(arguments.text, code="invalid_arguments", details={"field": "arguments"})
@@ -205,9 +205,9 @@ async def _events(run: ChatRun) -> AsyncIterator[tuple[int, dict[str, Any]]]:
         raise _unfinished(run)
 
 
-def _reply(event: dict[str, Any]) -> Response:
+async def _reply(event: dict[str, Any]) -> Response:
     body = {name: event[name] for name in Invoked.model_fields}
-    return Response(json.dumps(body).encode("ascii"), media_type="application/json")
+    return Response(await encoded_form(body), media_type="application/json")
 
 
 def _unfinished(run: ChatRun) -> Broken:

@@ -1,18 +1,23 @@
 """Files at any path inside. A `mode` is a number whose decimal digits are the octal mode: 755."""
 
+import io
 import json
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import StreamingResponse
 from pydantic import Field, TypeAdapter, ValidationError
 
+from sbx.aio import in_thread
 from sbx.api.auth import StackDep
 from sbx.api.bodies import ForeignBody
+from sbx.api.encoding import encoded_list
 from sbx.api.errors import iso
 from sbx.api.inner_contents import content_of, content_size, send_range
-from sbx.api.inner_files import InnerEntry, InnerFiles, inner_path, is_in_workspace
+from sbx.api.inner_files import InnerAnswer, InnerEntry, InnerFiles, inner_path, is_in_workspace
 from sbx.api.multipart import FormLimits, FormPart, read_form
 from sbx.api.opensandbox.execd import PREFIX, ExecdTarget, TargetDep
 from sbx.api.slots import upload_slot
@@ -25,6 +30,7 @@ router = APIRouter(prefix=PREFIX, include_in_schema=False)
 
 _UPLOADS = FormLimits(parts=4000)
 _LINES_MAX = 64 << 20  # bytes of a file that is read by lines
+_PART = 64 << 10  # characters
 _Path = Annotated[str, Query()]
 _Paths = Annotated[list[str], Query(alias="path", min_length=1, max_length=1000)]
 
@@ -92,12 +98,36 @@ async def download(
     if by_lines:
         if size > _LINES_MAX:
             raise BadRequest("the file is too large to be read by lines; read a range")
-        content = b"".join([each async for each in content_of(conversation, where, 0, size)])
-        lines = content.decode("utf-8", "replace").splitlines()
+        content = io.BytesIO()
+        async for piece in content_of(conversation, where, 0, size):
+            content.write(piece)
         begin = (offset or 1) - 1
-        chosen = lines[begin : None if limit is None else begin + limit]
-        return Response("\n".join(chosen), media_type="text/plain")
+        lines = _lines(content, begin, None if limit is None else begin + limit)
+        return StreamingResponse(_sent(lines), media_type="text/plain")
     return send_range(request, stack, conversation, where, size)
+
+
+def _lines(content: io.BytesIO, begin: int, end: int | None) -> Iterator[str]:
+    """Yield some lines of a text in bounded parts, without the last line end."""
+    content.seek(0)
+    text, number, before = io.TextIOWrapper(content, "utf-8", "replace"), 0, ""
+    while (end is None or number < end) and (part := text.read(_PART)):
+        stop = len(part) if end is None else _after(part, end - number)
+        chosen = before + part[_after(part, max(0, begin - number)) : stop]
+        before = "\n" if chosen.endswith("\n") else ""
+        yield chosen.removesuffix("\n")
+        number += part.count("\n")
+
+
+def _after(text: str, lines: int) -> int:
+    """Return the place after this number of lines; the end of a text that has fewer."""
+    parts = text.split("\n", lines)
+    return len(text) - len(parts[lines]) if len(parts) > lines else len(text)
+
+
+async def _sent(parts: Iterator[str]) -> AsyncIterator[str]:
+    while (part := await in_thread(next, parts, None)) is not None:
+        yield part
 
 
 @router.post("/files/upload")
@@ -156,31 +186,36 @@ async def info(paths: _Paths, target: TargetDep) -> dict[str, Any]:
         answers = await InnerFiles(conversation).call(
             *({"act": "stat", "path": inner_path(path)} for path in paths)
         )
-    return {path: _shown(answer.entries[0]) for path, answer in zip(paths, answers, strict=True)}
+    return {path: _shown(answer.entry) for path, answer in zip(paths, answers, strict=True)}
 
 
 @router.get("/files/search")
 async def search(
     path: _Path, target: TargetDep, pattern: Annotated[str, Query()] = "**"
-) -> list[dict[str, Any]]:
+) -> Response:
     """Find files by their base name, in a directory and below it."""
     request = {"act": "search", "path": inner_path(path), "pattern": pattern}
     async with target.use() as conversation:
         (answer,) = await InnerFiles(conversation).call(request)
-    return [_shown(each) for each in answer.entries]
+    return await _listed(answer)
 
 
 @router.get("/directories/list")
 async def list_(
     path: _Path, target: TargetDep, depth: Annotated[int, Query(ge=0, le=1000)] = 1
-) -> list[dict[str, Any]]:
+) -> Response:
     where = inner_path(path)
     async with target.use() as conversation:
         inner = InnerFiles(conversation)
         if (await inner.stat(where)).kind != "directory":
             raise BadRequest(f"{where} is not a directory", code="INVALID_FILE")
         (answer,) = await inner.call({"act": "list", "path": where, "depth": depth})
-    return [_shown(each) for each in answer.entries]
+    return await _listed(answer)
+
+
+async def _listed(answer: InnerAnswer) -> Response:
+    entries = await encoded_list(answer.each_entry(), _shown)
+    return Response(entries, media_type="application/json")
 
 
 @router.post("/directories")

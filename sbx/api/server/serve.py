@@ -20,6 +20,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -36,6 +37,7 @@ from sbx.api.app import create_app
 from sbx.api.console.listener import ConsoleListener, address_of
 from sbx.api.server import privileges, project_process
 from sbx.api.server.http_protocol import KEEP_ALIVE_S, HttpProtocol
+from sbx.api.server.preload import preload
 from sbx.api.server.settings import ServiceSettings
 from sbx.api.server.sockets import Listener, described, listen_on_tcp, listen_on_unix
 from sbx.api.server.systemd import Notifier, inherited_sockets
@@ -68,6 +70,9 @@ _FILES_A_CONNECTION = 4
 # command, deleted sandboxes, which are cycles, took 20 MiB more in each minute. With Python's 700,
 # full collections stopped the event loop for 0.3 s, every 8 s.
 _COLLECTED_AFTER = 5_000
+# Seconds until a busy thread gives the interpreter lock to the event loop, which takes it several
+# times in each turn. With Python's 5 ms, a thread at work delayed each turn by 20 to 40 ms.
+_SWITCH_S = 0.001
 
 OnKey = Callable[[str, Path], None]
 
@@ -128,6 +133,7 @@ def serve(
             undo.pop_all()  # from here on the service ends it
         gc.freeze()  # a full collection would stop the loop for 140 ms, to walk all modules
         gc.set_threshold(_COLLECTED_AFTER, 10, 10)
+        sys.setswitchinterval(_SWITCH_S)
         ending.enter_context(spans.exporting())  # its thread has no more rights than the service
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(
@@ -280,10 +286,13 @@ class _Server(uvicorn.Server):
         self._ready = ready
         self._notifier = notifier
         self._until = 0.0
+        self._preloading: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
+        gc.freeze()  # the app, too
+        self._preloading = asyncio.create_task(preload())
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end, also if kernels can no longer start, so that systemd (Restart=)
@@ -295,6 +304,8 @@ class _Server(uvicorn.Server):
         self._until = time.monotonic() + self._drain_s
         self._notifier.stopping()
         _log.info("draining, for %g s at most; a second signal ends it at once", self._drain_s)
+        if self._preloading is not None:
+            self._preloading.cancel()
         for server in self.servers:
             server.close()
         for connection in list(self.server_state.connections):

@@ -9,8 +9,9 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from sbx.api import sse
 from sbx.api.auth import StackDep
-from sbx.api.bodies import RAW_BODY, OkBody, RequestBody, dumped, raw_body
+from sbx.api.bodies import RAW_BODY, OkBody, RequestBody, raw_body
 from sbx.api.downloads import SENT, PiecesResponse, attachment, files_response
+from sbx.api.encoding import list_reply
 from sbx.api.errors import documented
 from sbx.api.slots import take_slot, upload_slot
 from sbx.api.v1.dependencies import PREFIX, Path, Target, TargetDep
@@ -165,7 +166,7 @@ async def list_(
     """List a directory, by path."""
     async with target.use("files:read") as conversation:
         entries = await conversation.files.list(path, max_depth=max_depth)
-    return dumped(ListingBody(entries=entries, complete=entries.complete))
+    return await list_reply("entries", entries, vars, complete=entries.complete)
 
 
 @router.post("/directories", responses=_ERRORS)
@@ -209,7 +210,7 @@ async def find(
     """Find entries below a directory whose name, or path, matches the glob `pattern`."""
     async with target.use("files:read") as conversation:
         entries = await conversation.files.find(pattern, path, kind=kind, max_results=max_results)
-    return dumped(ListingBody(entries=entries, complete=entries.complete))
+    return await list_reply("entries", entries, vars, complete=entries.complete)
 
 
 @router.get("/grep", response_model=MatchesBody, responses=_ERRORS)
@@ -232,13 +233,13 @@ async def grep(
             include=include,
             max_matches=max_matches,
         )
-    return dumped(
-        MatchesBody(
-            matches=matches,
-            complete=matches.complete,
-            files=matches.files,
-            skipped=matches.skipped,
-        )
+    return await list_reply(
+        "matches",
+        matches,
+        vars,
+        complete=matches.complete,
+        files=matches.files,
+        skipped=matches.skipped,
     )
 
 

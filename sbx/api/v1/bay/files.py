@@ -6,16 +6,19 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from sbx.aio import in_thread
 from sbx.api.auth import CallerDep, ServiceDep, StackDep
 from sbx.api.bodies import OkBody, body_of, documented_body, entry_form
 from sbx.api.downloads import SENT, files_response
+from sbx.api.encoding import encoded_form, list_reply
 from sbx.api.errors import documented
 from sbx.api.middleware import CONTENT_MAX
 from sbx.api.multipart import FileForm
 from sbx.api.slots import upload_slot
-from sbx.api.v1.bay.idempotency import encoded, reply
+from sbx.api.v1.bay.idempotency import reply
 from sbx.api.v1.bay.models import DirectoryList, FileContent, NewContent, Uploaded
 from sbx.errors import BadRequest, InvalidPath, TooLarge
+from sbx.protocol.files import FileEntry, Listing
 from sbx.runtime.files.files import WorkspaceFiles
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.service.caller import Caller
@@ -37,7 +40,7 @@ async def read(sandbox_id: str, path: Path, caller: CallerDep, service: ServiceD
     with _bays_limits():
         async with _using(service, caller, sandbox_id, "files:read") as use:
             content = await _text(use.conversation().files, path)
-    return reply(200, encoded({"content": content}))
+    return reply(200, await encoded_form({"content": content}))
 
 
 @router.put("/files", responses=_ERRORS, openapi_extra=documented_body(NewContent))
@@ -72,12 +75,8 @@ async def list_(
     relative(path)
     async with _using(service, caller, sandbox_id, "files:read") as use:
         listing = await use.conversation().files.list(path)
-    shown = sorted(
-        (entry for entry in listing if not entry.name.startswith(".")),
-        key=lambda entry: (entry.kind != "directory", entry.name.lower(), entry.name),
-    )
-    entries = [entry_form(entry) for entry in shown]
-    return reply(200, encoded({"entries": entries, "complete": listing.complete}))
+    entries = await in_thread(_shown, listing)
+    return await list_reply("entries", entries, entry_form, complete=listing.complete)
 
 
 @router.post(
@@ -168,6 +167,13 @@ def _using(
 async def _record(service: Service, use: SandboxLease, what: str, **details: Any) -> None:
     named = {"conversation": DEFAULT_CONVERSATION, **details}
     await service.recording.record(use.caller, what, use.id, **named)
+
+
+def _shown(listing: Listing) -> list[FileEntry]:
+    return sorted(
+        (entry for entry in listing if not entry.name.startswith(".")),
+        key=lambda entry: (entry.kind != "directory", entry.name.lower(), entry.name),
+    )
 
 
 async def _text(files: WorkspaceFiles, path: str) -> str:
