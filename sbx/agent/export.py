@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from sbx.agent.history import MessageHistory
 from sbx.agent.messages import Message, carried, carried_call, from_json, to_json
-from sbx.agent.tools.arguments import decoded
 from sbx.errors import BadRequest, Conflict, TooLarge
+from sbx.protocol.events import decode
 
 IMPORT_MAX = 5000  # messages
 _FORMAT = 1
@@ -58,7 +58,7 @@ async def import_history(history: MessageHistory, text: str) -> int:
 
 def _read(text: str) -> Sequence[_Entry]:
     try:
-        document = decoded(text)
+        document = decode(text)
     except (ValueError, RecursionError):
         raise _invalid("the history is not JSON") from None
     if not isinstance(document, dict) or not isinstance(document.get("messages"), list):

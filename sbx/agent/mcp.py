@@ -12,7 +12,6 @@ elicitation; without this ability of the client it is denied.
 
 import asyncio
 import base64
-import json
 import mimetypes
 import os
 import posixpath
@@ -31,7 +30,9 @@ from sbx.agent.task import TaskTemplate, fill
 from sbx.agent.tools import paths
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolDefinition, ToolResult
+from sbx.aio import in_thread
 from sbx.errors import BadRequest, SbxError, needs_extra
+from sbx.protocol.events import encode
 from sbx.protocol.files import FileEntry
 from sbx.protocol.surroundings import Surroundings
 
@@ -109,9 +110,8 @@ def make_server(
     async def call_tool(
         context: Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult | types.InputRequiredResult:
-        call = ToolCall(
-            f"call-{secrets.token_hex(8)}", params.name, json.dumps(params.arguments or {})
-        )
+        arguments = await in_thread(encode, params.arguments or {})  # they may have 16 MiB
+        call = ToolCall(f"call-{secrets.token_hex(8)}", params.name, arguments.decode("ascii"))
         live = _Live(context.session)
         telling = asyncio.create_task(live.tell())
         try:

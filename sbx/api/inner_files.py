@@ -10,7 +10,6 @@ The content of a file in the workspace does not take this way: the host reads an
 import base64
 import binascii
 import errno
-import json
 import posixpath
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -18,6 +17,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from sbx.api.encoding import encoded_form
 from sbx.errors import Broken, Conflict, Denied, InvalidPath, NotFound, SbxError, Unavailable
 from sbx.isolation.launch_plan import GUEST
 from sbx.protocol.files import Kind
@@ -93,8 +93,9 @@ class InnerFiles:
 
     async def call(self, *requests: dict[str, Any]) -> list[InnerAnswer]:
         """Do these requests in order. Raise the first failure, with the path of its request."""
+        encoded = b"[%b]" % b",".join([await encoded_form(each) for each in requests])
         live = self._conversation.start_shell(
-            _COMMAND, timeout=_WORK_S, stdin=json.dumps(list(requests))
+            _COMMAND, timeout=_WORK_S, stdin=encoded.decode("ascii")
         )
         run = await live.result()
         try:

@@ -19,6 +19,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -281,6 +282,17 @@ def encode(form: Mapping[str, Any]) -> bytes:
     """Return the form as JSON in ASCII. Long texts are encoded in pieces: other threads can have
     the interpreter lock between two of them."""
     return b"".join(_pieces(form))
+
+
+def decode(text: str | bytes) -> Any:
+    """Return the value of a JSON text. Raise ValueError. msgspec takes 15 ms for 16 MiB with many
+    escapes, of which the standard library takes 50 ms, but it takes long to import."""
+    if len(text) > _PIECE:
+        import msgspec
+
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(text)
+    return json.loads(text)
 
 
 def _pieces(value: Any) -> Iterator[bytes]:

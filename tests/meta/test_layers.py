@@ -29,8 +29,9 @@ ROWS = (
         "settings_files",
         "forbidden_directories",
         "own_python",
+        "imports",
     },
-    {"linux", "protocol", "telemetry", "aio", "imports"},
+    {"linux", "protocol", "telemetry", "aio"},
     {"errors", "console", "version"},
 )
 ONLY: dict[str, set[str]] = {  # tighter than their row

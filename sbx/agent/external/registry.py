@@ -335,13 +335,14 @@ async def _load(each: _Open, secrets: Mapping[str, str]) -> None:
         requests = source.http or source.openapi
         assert requests is not None
         headers = filled(requests.headers, secrets)
-        each.http = await asyncio.to_thread(http.HttpTools, headers, source.timeout)
+        tools = await asyncio.to_thread(http.HttpTools, headers, source.timeout)
+        each.http = tools
         if source.http is not None:
             operations = [http.endpoint(name, source.http, source.description)]
         else:
             assert source.openapi is not None
             operations = await asyncio.to_thread(http.read_operations, name, source.openapi)
-        each.tools = [each.http.tool(operation) for operation in operations]
+        each.tools = [tools.tool(operation) for operation in operations]
 
 
 def _named(tool: Tool, source: ToolSource, name: str) -> Tool:

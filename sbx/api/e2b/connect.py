@@ -11,6 +11,7 @@ import asyncio
 import json
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -23,6 +24,7 @@ from sbx.api.bodies import check_values, raw_body
 from sbx.api.surfaces import connect_code
 from sbx.errors import BadRequest
 from sbx.protocol.bundles import ValueCounter
+from sbx.protocol.events import decode
 
 STREAM_TYPE = "application/connect+json"
 KEEPALIVE_S = 50.0
@@ -49,7 +51,7 @@ async def unary(request: Request, model: type[AnyMessage]) -> AnyMessage:
     content = await request.body()
     if len(content) <= _LONG:
         return parse(content, model)
-    return await in_thread(parse, content, model)  # 16 MiB of base64 take 40 ms
+    return await in_thread(parse, content, model)  # 16 MiB take 15 ms
 
 
 async def first(request: Request, model: type[AnyMessage]) -> AnyMessage:
@@ -89,6 +91,9 @@ async def messages(request: Request) -> AsyncGenerator[bytes, None]:
 
 def parse(content: bytes, model: type[AnyMessage]) -> AnyMessage:
     try:
+        if len(content) > _LONG:
+            with suppress(ValueError, RecursionError):  # pydantic names the place of the error
+                return model.model_validate(decode(content))
         return model.model_validate_json(content or b"{}")
     except ValidationError as error:
         first = error.errors()[0]

@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from sbx.policy import Policy
 from sbx.policy.grants import Grants
 from sbx.protocol.changes import ChangeBudget
 from sbx.protocol.dry_runs import FileChange
-from sbx.protocol.events import event_from_json, run_from_json
+from sbx.protocol.events import decode, event_from_json, run_from_json
 from sbx.protocol.files import FileEntry, Kind, Listing, Upload
 from sbx.protocol.grants import Access, Grant, GrantDuration
 from sbx.protocol.runs import Event, Run, RunEnd
@@ -218,7 +217,7 @@ class RemoteChangeSet:
     """See `ChangeSet`."""
 
     def __init__(self, reply: calls.Compared) -> None:
-        self.run: Run | None = None if reply.run is None else run_from_json(json.loads(reply.run))
+        self.run: Run | None = None if reply.run is None else run_from_json(decode(reply.run))
         self.changes: Sequence[FileChange] = reply.changes
         self.truncated = reply.truncated
         self.left_out: Sequence[str] = reply.left_out
@@ -306,8 +305,8 @@ class ProjectRemoteUploads:
 
 async def _event(encoded: bytes) -> Event:
     if len(encoded) > _IN_THREAD:
-        return await in_thread(lambda: event_from_json(json.loads(encoded)))
-    return event_from_json(json.loads(encoded))
+        return await in_thread(lambda: event_from_json(decode(encoded)))
+    return event_from_json(decode(encoded))
 
 
 def _listing(reply: calls.FoundReply) -> Listing:
