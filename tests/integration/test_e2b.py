@@ -929,6 +929,71 @@ async def test_a_page_of_the_server_inside_gets_no_credential(box: Both, sdk: Sd
     await server.kill()
 
 
+async def test_a_watch_reports_an_overwrite_as_a_write(face: Face) -> None:
+    """It was reported as a new file."""
+    box = await face.create()
+    await box.files.write("watched/größe.txt", "1")
+    log: list[Any] = []
+    handle = await face.watched(box, "/home/user/watched", log)
+
+    async def kinds() -> list[tuple[str, str]]:
+        return [(event.name, event.type.value) for event in await face.events(handle, log)]
+
+    async def is_reported(name: str) -> bool:
+        return any(name == each for each, _ in await kinds())
+
+    await box.files.write("watched/größe.txt", "22")
+    await until(lambda: is_reported("größe.txt"))
+    await box.files.write("watched/new.txt", "1")
+    await until(lambda: is_reported("new.txt"))
+    assert set(await kinds()) == {("größe.txt", "write"), ("new.txt", "create")}
+    await box.kill()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "filesystem.Filesystem/WatchDir",
+        "process.Process/Connect",
+        "process.Process/Start",
+        "process.Process/StreamInput",
+    ],
+)
+async def test_each_stream_ends_at_the_deadline_of_the_request(sdk: SdkService, call: str) -> None:
+    """A watch never ended: its time-out cancelled a task that had ended already."""
+    face = Face("async", sdk, await sdk.key(f"deadline-{call[-5:]}"))
+    box = await face.create()
+    process = await box.commands.run("sleep 600", background=True)
+    content: dict[str, Any] = {
+        "filesystem.Filesystem/WatchDir": {"path": "/home/user"},
+        "process.Process/Connect": {"process": {"pid": process.pid}},
+        "process.Process/Start": {"process": {"cmd": "sleep", "args": ["600"]}},
+        "process.Process/StreamInput": {"start": {"process": {"pid": process.pid}}},
+    }[call]
+
+    message = connect.envelope(content)
+    key = e2b_key(await sdk.key(f"deadline-{call[-5:]}"))
+    last = b"" if call.endswith("StreamInput") else b"0\r\n\r\n"  # its input never ends
+    url = httpx.URL(sdk.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(
+        f"POST {url.path}//{call} HTTP/1.1\r\nhost: {url.host}:{url.port}\r\nconnection: close\r\n"
+        f"connect-timeout-ms: 1000\r\ncontent-type: {connect.STREAM_TYPE}\r\nx-api-key: {key}\r\n"
+        f"e2b-sandbox-id: {box.sandbox_id}\r\ne2b-sandbox-port: 49983\r\n"
+        f"transfer-encoding: chunked\r\n\r\n{len(message):x}\r\n".encode()
+        + message
+        + b"\r\n"
+        + last
+    )
+    try:
+        async with asyncio.timeout(60):
+            reply = await reader.readuntil(b'{"error":{"code":"deadline_exceeded"')
+    finally:
+        writer.close()
+    assert reply.startswith(b"HTTP/1.1 200 ")
+    await box.kill()
+
+
 async def test_errors_have_the_form_that_the_sdk_reads(sdk: SdkService) -> None:
     key = {"x-api-key": e2b_key(await sdk.key("forms"))}
     inside = {"e2b-sandbox-id": "sandbox0", "e2b-sandbox-port": "49983", **key}
@@ -939,6 +1004,8 @@ async def test_errors_have_the_form_that_the_sdk_reads(sdk: SdkService) -> None:
             (await client.get("/sandboxes/none"), 401),
             (await client.post("/v2/sandboxes", headers=key, content=b"{"), 422),
             (await client.post("/v2/sandboxes", headers=key, json={"timeout": 0}), 422),
+            (await client.post("/v2/sandboxes", headers=key), 400),
+            (await client.post("/sandboxes", headers=key), 400),
             (await client.get("/v2/sandboxes?nextToken=x", headers=key), 400),
             (await client.get("/templates", headers=key), 501),
             (await client.get("/health", headers=inside), 502),
@@ -948,7 +1015,7 @@ async def test_errors_have_the_form_that_the_sdk_reads(sdk: SdkService) -> None:
             assert reply.status_code == status, reply.text
             assert reply.json()["code"] == status
             assert reply.json()["message"]
-        assert replies[6][0].json()["sandboxId"] == "sandbox0"
+        assert replies[8][0].json()["sandboxId"] == "sandbox0"
         rpc = await client.post(f"{sdk.url}//process.Process/List", headers=inside, json={})
         assert (rpc.status_code, rpc.json()["code"]) == (502, "unavailable")
         text = await client.post("/execute", headers=code, json={"code": "1"})

@@ -177,6 +177,15 @@ async def test_connect_finds_the_same_sandbox(face: Face, box: Both) -> None:
     assert await again.is_healthy()
 
 
+async def test_an_interpreter_needs_neither_its_image_nor_its_entrypoint(face: Face) -> None:
+    """It waited for 60 s, and failed."""
+    box = await face.create()
+    codes = Both(await face.interpreters.create(box.inner)).codes
+    result = await codes.run("'größe'.upper()", language="python")
+    assert result.result[0].text == "'GRÖSSE'"
+    await box.destroy()
+
+
 async def test_pause_keeps_files_and_variables(face: Face) -> None:
     box = await face.create(**INTERPRETER)
     codes = Both(await face.interpreters.create(box.inner)).codes

@@ -10,8 +10,8 @@ Messages are those of protobuf in JSON: names in camel case, bytes in base64, nu
 import asyncio
 import json
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -117,6 +117,9 @@ def end_of_stream(code: str = "", message: str = "") -> dict[str, Any]:
     return {"type": "end", "body": {"error": {"code": code, "message": message}} if code else {}}
 
 
+LATE = end_of_stream("deadline_exceeded", "the time of the stream is over")
+
+
 def _encode(_number: int, event: Mapping[str, Any]) -> bytes:
     if event["type"] == "failure":
         code = connect_code(event["error"], event["status"])
@@ -125,14 +128,20 @@ def _encode(_number: int, event: Mapping[str, Any]) -> bytes:
 
 
 async def stream(
-    request: Request, events: AsyncIterator[dict[str, Any]], *, keepalive: Mapping[str, Any]
+    request: Request,
+    events: AsyncGenerator[dict[str, Any], None],
+    *,
+    keepalive: Mapping[str, Any],
+    deadline: bool = True,
 ) -> Response:
     """Send messages, and the end after them. `events` yields messages, or `end_of_stream` as the
-    last one. An error before the first message is an ordinary error reply."""
+    last one. An error before the first message is an ordinary error reply. The stream ends with
+    `deadline_exceeded` after the time-out of the request, unless `events` do that (`deadline`
+    False)."""
     ping = request.headers.get("keepalive-ping-interval", "")
     ping_s = min(_PING_MAX_S, max(_PING_MIN_S, float(ping[:4]))) if ping.isdecimal() else None
     reply = await sse.stream(
-        _numbered(events),
+        _numbered(events, timeout_s(request) if deadline else None),
         request=request,
         encode=_encode,
         keepalive=(ping_s or KEEPALIVE_S, envelope(keepalive)),
@@ -142,16 +151,21 @@ async def stream(
 
 
 async def _numbered(
-    events: AsyncIterator[dict[str, Any]],
+    events: AsyncGenerator[dict[str, Any], None], within_s: float | None
 ) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
+    """Yield the events with their numbers. Each wait has its own scope of the deadline: several
+    tasks may read a generator, and a time-out cancels the task that entered it."""
+    loop = asyncio.get_running_loop()
+    until = None if within_s is None else loop.time() + within_s
     number, ended = 0, False
-    try:
-        async for event in events:
+    async with aclosing(events):
+        while not ended:
+            try:
+                async with asyncio.timeout_at(until):
+                    event = await anext(events, None)
+            except TimeoutError:
+                event = LATE
+            event = end_of_stream() if event is None else event
             number += 1
             ended = event.get("type") == "end"
             yield number, event if ended else {"type": "message", "body": event}
-        if not ended:
-            yield number + 1, end_of_stream()
-    finally:
-        if (close := getattr(events, "aclose", None)) is not None:
-            await close()

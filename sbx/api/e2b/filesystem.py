@@ -276,21 +276,18 @@ async def watch(request: Request, target: TargetDep, stack: StackDep) -> Respons
     check_user(request)
     message = await connect.first(request, WatchRequest)
     conversation = await stack.enter_async_context(target.use())
-    events = _stream(_changes(conversation, message), within_s=connect.timeout_s(request))
+    events = _stream(_changes(conversation, message))
     return await connect.stream(request, events, keepalive=_KEEPALIVE)
 
 
 async def _stream(
-    changes: AsyncGenerator[dict[str, Any], None], *, within_s: float | None
+    changes: AsyncGenerator[dict[str, Any], None],
 ) -> AsyncGenerator[dict[str, Any], None]:
-    try:
-        async with aclosing(changes), asyncio.timeout(within_s):
-            await anext(changes)
-            yield {"start": {}}
-            async for change in changes:
-                yield {"filesystem": change}
-    except TimeoutError:
-        yield connect.end_of_stream("deadline_exceeded", "the time of the watch is over")
+    async with aclosing(changes):
+        await anext(changes)
+        yield {"start": {}}
+        async for change in changes:
+            yield {"filesystem": change}
 
 
 async def _changes(

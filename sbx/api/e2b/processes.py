@@ -138,7 +138,7 @@ async def start(request: Request, target: TargetDep, stack: StackDep) -> Respons
         timeout_s=connect.timeout_s(request),
     )
     await target.record("process.start", command=shlex.join(process.argv)[:2000])
-    return await connect.stream(request, _events(process), keepalive=_KEEPALIVE)
+    return await connect.stream(request, _events(process), keepalive=_KEEPALIVE, deadline=False)
 
 
 @router.post("/Connect")
@@ -146,7 +146,7 @@ async def connect_to(request: Request, target: TargetDep, stack: StackDep) -> Re
     """Stream the later output of a process."""
     selector = (await connect.first(request, SelectorRequest)).process
     conversation = await stack.enter_async_context(target.use(starts=False))
-    events = _events(_find(conversation, selector), within_s=connect.timeout_s(request))
+    events = _events(_find(conversation, selector))
     return await connect.stream(request, events, keepalive=_KEEPALIVE)
 
 
@@ -185,21 +185,31 @@ async def stream_input(request: Request, target: TargetDep) -> Response:
     message in memory."""
     sse.reserve(request)
     async with target.use(starts=False) as conversation:
-        process: LiveProcess | None = None
-        async with aclosing(connect.messages(request)) as contents:
-            async for content in contents:
-                message = connect.parse(content, StreamInputRequest)
-                if message.start is not None:
-                    process = _find(conversation, message.start.process)
-                elif message.data is not None and process is not None:
-                    await _feed(process, message.data.input)
-    if process is None:
+        try:
+            async with asyncio.timeout(connect.timeout_s(request)):
+                has_process = await _feed_all(request, conversation)
+        except TimeoutError:
+            return await connect.stream(request, _message(connect.LATE), keepalive=_KEEPALIVE)
+    if not has_process:
         raise BadRequest("the first message must name the process")
-    return await connect.stream(request, _one_message(), keepalive=_KEEPALIVE)
+    return await connect.stream(request, _message({}), keepalive=_KEEPALIVE)
 
 
-async def _one_message() -> AsyncGenerator[dict[str, Any], None]:
-    yield {}
+async def _feed_all(request: Request, conversation: Conversation) -> bool:
+    """Pass the messages on to their process, and return whether they named one."""
+    process: LiveProcess | None = None
+    async with aclosing(connect.messages(request)) as contents:
+        async for content in contents:
+            message = connect.parse(content, StreamInputRequest)
+            if message.start is not None:
+                process = _find(conversation, message.start.process)
+            elif message.data is not None and process is not None:
+                await _feed(process, message.data.input)
+    return process is not None
+
+
+async def _message(message: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    yield message
 
 
 @router.post("/CloseStdin")
@@ -254,23 +264,10 @@ def _shown(process: LiveProcess, target: E2bTarget) -> dict[str, Any]:
     return body
 
 
-async def _events(
-    process: LiveProcess, *, within_s: float | None = None
-) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the events of a process, for `within_s` seconds at most."""
-    loop = asyncio.get_running_loop()
-    until = None if within_s is None else loop.time() + within_s
+async def _events(process: LiveProcess) -> AsyncGenerator[dict[str, Any], None]:
     async with process.attach() as client:
         yield {"event": {"start": {"pid": process.pid}}}
-        while True:
-            try:
-                async with asyncio.timeout_at(until):
-                    stream, data = await anext(client)
-            except StopAsyncIteration:
-                break
-            except TimeoutError:
-                yield connect.end_of_stream("deadline_exceeded", "the time of the stream is over")
-                return
+        async for stream, data in client:
             for begin in range(0, len(data), _PIECE):
                 piece = base64.b64encode(data[begin : begin + _PIECE]).decode()
                 yield {"event": {"data": {stream: piece}}}

@@ -79,7 +79,9 @@ class NewTimeout(ForeignBody):
 @router.post("/sandboxes", status_code=201)
 async def create(request: Request, caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
     """Create a sandbox. Its kernel starts at the first use."""
-    new = await _body(request, NewE2bSandbox)
+    if not await request.body():
+        raise BadRequest("the body is empty", hint='send {"templateID": "base"}')
+    new = await body_of(request, NewE2bSandbox)
     if new.volumeMounts:
         raise _not_available("a volume; the operator mounts directories of the host")
     if new.mcp or new.iam:

@@ -17,7 +17,7 @@ from pydantic import Field
 from sbx.api import sse
 from sbx.api.bodies import ForeignBody, body_of
 from sbx.api.errors import iso
-from sbx.api.opensandbox.execd import PREFIX, ExecdTarget, TargetDep
+from sbx.api.opensandbox.execd import INTERPRETER_PROBE, PREFIX, ExecdTarget, TargetDep
 from sbx.api.opensandbox.stream import Event, event, reply, run_events
 from sbx.errors import BadRequest, Conflict, InvalidPath, NotFound, TooLarge
 from sbx.protocol.commands import LOG_PIECE_MAX, CommandStatus
@@ -86,6 +86,8 @@ async def run(request: Request, target: TargetDep) -> Response:
             f"a command runs as the user {_USER[1]} ({_USER[0]}) of the sandbox",
             code="NOT_SUPPORTED",
         )
+    if INTERPRETER_PROBE in text:
+        await target.open_interpreter_port()
     env = {**await _kept_env(target), **(new.envs or {})}
     timeout_s = new.timeout / 1000 if new.timeout else None
     if new.background:

@@ -27,8 +27,8 @@ egress_router = APIRouter(
 )
 
 _MIB = 1 << 20
-# The entrypoint of their image opens this port, and the SDK of the interpreter waits for it.
-_INTERPRETER = "code-interpreter"
+# The SDK of the interpreter waits with this command until the server in its image listens.
+INTERPRETER_PROBE = "/dev/tcp/127.0.0.1/${JUPYTER_PORT:-44771}"
 _INTERPRETER_PORT = (
     "exec python3 -I -S -c '"
     "import socket\n"
@@ -46,9 +46,8 @@ class ExecdTarget(SdkTarget):
     """The sandbox of one request."""
 
     async def open_interpreter_port(self) -> None:
-        """Do what the entrypoint of the interpreter's image does, unless it runs already."""
-        if not any(_INTERPRETER in word for word in self.labels.get("entrypoint", ())):
-            return
+        """Listen where the server of the interpreter's image listens. Nothing else of it is needed,
+        whatever the image and its entrypoint are."""
         async with self.use() as conversation:
             port = kept_with(conversation, _InterpreterPort)
             if port.command is None or not (await port.command.status()).running:
@@ -88,8 +87,7 @@ TargetDep = Annotated[ExecdTarget, Depends(_target)]
 
 
 @router.get("/ping")
-async def ping(target: TargetDep) -> Response:
-    await target.open_interpreter_port()
+async def ping(_target: TargetDep) -> Response:
     return Response()
 
 

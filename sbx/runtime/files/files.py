@@ -7,7 +7,7 @@ from collections.abc import (
     Awaitable,
     Callable,
 )
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -81,7 +81,9 @@ class WorkspaceFiles:
         """Write a file in one step, with the directories it needs; its size in bytes."""
         data = _encoded(content)
         await look(self.honeytokens, "a file that came in", data)
-        return await self._call(lambda files: files.write(path, data))
+        opened = await self._opened()
+        async with _replacing(opened, path):
+            return await opened.call(lambda: opened.files.write(path, data))
 
     async def open_stream(self, path: str) -> FileStream:
         """Open a file of any size to be read in pieces; the caller closes it."""
@@ -97,9 +99,10 @@ class WorkspaceFiles:
         opened = await self._opened()
         reader = await reader_of(self.honeytokens, "a file that came in")
         intake = opened.files.writing(path, max_bytes=max_bytes)
-        return await opened.intakes.fill(
-            opened, intake, reader.pieces(chunks) if reader else chunks
-        )
+        async with _replacing(opened, path):
+            return await opened.intakes.fill(
+                opened, intake, reader.pieces(chunks) if reader else chunks
+            )
 
     async def list(self, path: str = ".", *, max_depth: int = 1) -> Listing:
         return await self._call(lambda files: files.list(path, max_depth=max_depth))
@@ -303,6 +306,20 @@ class WorkspaceUploads:
                 hint="put the file into that directory",
             )
         return uploads
+
+
+@asynccontextmanager
+async def _replacing(opened: OpenFiles, path: str) -> AsyncIterator[None]:
+    """Let the watches report the write of an existing file as a change of it."""
+    replaced = None
+    if opened.watches:
+        with suppress(errors.SbxError):  # the write reports it, or creates the file
+            replaced = await opened.call(lambda: opened.files.stat(path))
+    if replaced is None or replaced.kind != "file":
+        yield
+        return
+    with opened.watches.replacing(replaced.path):
+        yield
 
 
 async def _streamed(source: bytes | AsyncIterable[bytes]) -> AsyncIterator[bytes]:

@@ -9,9 +9,11 @@ conversation read one after another, and rest for nine times as long as each rea
 """
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from sbx import errors
 from sbx.aio import WorkerThreads, long_call, run_to_completion
@@ -22,6 +24,7 @@ WATCHES_MAX = 16  # of one conversation
 _GATHER_S = 0.05  # for the other changes of a burst
 _REST = 9  # times the duration of the read
 _REST_MAX_S = 2.0
+_REPLACED_S = 10.0  # from the write of a file to the report of its watch
 
 
 class _Watch:
@@ -64,6 +67,26 @@ class Watches:
         self._stopped = False
         self._turn = asyncio.Lock()
         self._rested_at = 0.0
+        self._replaced: dict[str, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    @contextmanager
+    def replacing(self, path: str) -> Iterator[None]:
+        """Report the write of this existing file as a change: the rename of a write in one step
+        looks like a new file."""
+        now = time.monotonic()
+        self._replaced = {name: end for name, end in self._replaced.items() if end > now}
+        self._replaced[path] = math.inf
+        try:
+            yield
+        finally:
+            self._replaced[path] = time.monotonic() + _REPLACED_S
+
+    def _as_written(self, change: FileEvent) -> FileEvent:
+        is_write = self._replaced.get(change.path, 0.0) > time.monotonic()
+        return replace(change, kind="modified") if change.kind == "created" and is_write else change
 
     async def follow(
         self, threads: WorkerThreads, begin: Callable[[], tuple[str, Watching]]
@@ -89,7 +112,7 @@ class Watches:
                     yield FileEvent("overflow", base)
                 while not watch.stopped:
                     for change in await self._next(threads, watch):
-                        yield change
+                        yield self._as_written(change)
             finally:
                 watch.stop()
                 self._open.discard(watch)
