@@ -46,9 +46,11 @@ _SOURCES = (
 # metadata of a wheel can name a source distribution at a URL, which pip builds in a child process
 # despite --only-binary, so this also covers each other way to a build. The exceptions are programs
 # of the host that pip asks for a password or for the name of the system. With -S no .pth file of
-# the environment runs here, and its packages are found all the same.
+# the environment runs here, and its packages are found all the same. An address that only metadata
+# names is refused before pip fetches it: the author of a package would choose a host to contact.
 _RUN_PIP = """
 import os, runpy, site, sys
+from importlib.machinery import PathFinder
 pip, mode = sys.argv[1:3]
 del sys.argv[1:3]
 if sys.flags.no_site:
@@ -67,8 +69,24 @@ def refuse(event, args):
         program = os.path.basename(os.fsdecode(args[0])) if args else "fork"
         if program not in ("keyring", "lsb_release", "rustc", "uname"):
             raise PermissionError(1, "a package needs a build, which would run its code", program)
+class OwnPip:
+    def find_spec(name, path=None, target=None):
+        return PathFinder.find_spec(name, [os.path.dirname(pip)]) if name == "pip" else None
+def refuse_addresses():
+    from pip._internal.exceptions import InstallationError
+    from pip._internal.req import constructors
+    parse = constructors.install_req_from_req_string
+    requested = open(sys.argv[sys.argv.index("-r") + 1]).read().split()
+    def checked(*args, **options):
+        needed = parse(*args, **options)
+        if needed.req.url and needed.req.url not in requested:
+            raise InstallationError(f"the metadata of a package demands {needed.req}")
+        return needed
+    constructors.install_req_from_req_string = checked
 if mode != "build":
     sys.addaudithook(refuse)
+    sys.meta_path.insert(0, OwnPip)
+    refuse_addresses()
 runpy.run_path(os.path.join(pip, "__pip-runner__.py"), run_name="__main__")
 """
 _UV_SOURCES = (
@@ -341,6 +359,11 @@ _ADVICE = (
         ("a package needs a build", "building source distributions is disabled"),
         "only wheels are installed, because a build runs code of the package on this host; use"
         " --build if you trust it",
+    ),
+    (
+        ("the metadata of a package demands",),
+        "the address is not from the index: request it by its address, or use --build if you trust"
+        " the package",
     ),
     (
         ("conflicting dependencies", "resolutionimpossible", "unsatisfiable"),

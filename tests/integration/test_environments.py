@@ -12,7 +12,11 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -322,6 +326,70 @@ def test_metadata_of_a_wheel_cannot_demand_a_build(
     assert "lured" not in wheels_host.there
 
 
+class _Server(ThreadingHTTPServer):
+    """Serves a directory on loopback, and records the paths of requests."""
+
+    def __init__(self, directory: Path) -> None:
+        self.paths: list[str] = []
+        super().__init__(("127.0.0.1", 0), partial(_Files, directory=str(directory)))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Files(SimpleHTTPRequestHandler):
+    server: _Server
+
+    def log_message(self, format: str, *args: Any) -> None:
+        self.server.paths.append(self.path)
+
+
+@contextmanager
+def _serving(directory: Path) -> Iterator[_Server]:
+    with _Server(directory) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_address_that_only_metadata_names_is_not_fetched(
+    wheels_host: WheelsHost, tmp_path: Path, installer: str
+) -> None:
+    """pip fetched it first, so the author of a package chose a host that this one contacts. The
+    same address is fetched if the request names it. (holes 1.7)"""
+    if installer == "uv" and importlib.util.find_spec("uv") is None:
+        pytest.skip("no uv here, which is the extra `env`")
+    index, other = tmp_path / "index", tmp_path / "other"
+    other.mkdir()
+    shutil.copytree(wheels_host.hollow, index)
+    evil = wheel(other, "evil", "1.0", {"evil.py": ""})
+    with _serving(index) as packages, _serving(other) as elsewhere:
+        demanded = f"evil @ {elsewhere.url}/{evil.name}"
+        wheel(index, "lured", "1.0", {"lured.py": ""}, needs=demanded)
+        more = {
+            "PIP_FIND_LINKS": packages.url,
+            "UV_FIND_LINKS": packages.url,
+            "UV_NO_INDEX": "1",
+            "UV_CACHE_DIR": str(tmp_path / "cache"),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        options = "--json", "--installer", installer
+        refused = wheels_host.quick("create", *options, "lured", "lured", more=more)
+        error = json.loads(refused.stdout.splitlines()[-1])["error"]
+        assert error["code"] == "environment_unresolved", error
+        assert any("lured" in path for path in packages.paths)
+        assert elsewhere.paths == []
+        named = f"named-{installer}"
+        wheels_host.quick("create", *options, named, "lured", demanded, more=more)
+        assert elsewhere.paths
+
+
 @pytest.mark.full_tier
 def test_with_build_the_code_of_a_source_distribution_runs(
     wheels_host: WheelsHost, tmp_path: Path
@@ -531,6 +599,8 @@ async def test_a_granted_package_runs_no_code_of_the_environment_and_its_wheels(
     wheel(index, "planted", "1.0", {"planted.pth": line})
     wheel(index, "lured", "1.0", {"lured.py": ""}, needs=f"evil @ {archive.as_uri()}")
     wheel(index, "needing", "1.0", {"needing.py": "import tiny"}, needs="tiny")
+    (other := tmp_path / "other").mkdir()
+    evil = wheel(other, "evil", "1.0", {"evil.py": ""})
     made = wheels_host.env(
         *("create", "planting", "tiny", "planted", *_BY_PIP), more={"PIP_FIND_LINKS": str(index)}
     )
@@ -539,8 +609,15 @@ async def test_a_granted_package_runs_no_code_of_the_environment_and_its_wheels(
         monkeypatch.setenv(name, value)
     name = wheels_host.policy("planting", "planting")
     with (wheels_host.policies / f"{name}.toml").open("a") as file:
-        file.write('[[grant]]\npackage = ["lured", "needing", "tiny"]\n')
+        file.write('[[grant]]\npackage = ["lured", "luring", "needing", "tiny"]\n')
     async with await runtime.create(name) as box:
+        with _serving(other) as elsewhere:
+            needs = f"evil @ {elsewhere.url}/{evil.name}"
+            wheel(index, "luring", "1.0", {"luring.py": ""}, needs=needs)
+            with pytest.raises(errors.Unavailable) as refused:
+                await box.grants.add("package", "luring", "hour")
+            assert refused.value.code == "environment_unresolved"
+            assert elsewhere.paths == []  # pip fetched it before it refused
         with pytest.raises(errors.Unavailable) as refused:
             await box.grants.add("package", "lured", "hour")
         assert refused.value.code == "environment_unresolved"
