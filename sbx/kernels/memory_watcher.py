@@ -27,6 +27,7 @@ from sbx.aio import in_thread
 from sbx.errors import SbxError
 from sbx.isolation.broker.jail import KernelAccounts
 from sbx.kernels.kernel import Kernel
+from sbx.kernels.watch import keep_watching
 from sbx.linux import hidden_files, procfs
 from sbx.protocol.runs import Cause
 from sbx.telemetry.background import background_context
@@ -99,7 +100,8 @@ class Watcher:
         self._kernels.add(kernel)
         kernel.on_busy = self._busy.set
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._look(), context=background_context())
+            looking = keep_watching(self._look, self._end_all)
+            self._task = asyncio.create_task(looking, context=background_context())
 
     def close(self) -> None:
         if self._task is not None:
@@ -110,6 +112,10 @@ class Watcher:
             await self._look_until_all_have_ended()
         finally:
             self._close_accounts(self._accounts)
+
+    async def _end_all(self) -> None:
+        for kernel in self._kernels:
+            await _kill(kernel, Cause.CRASHED)
 
     async def _look_until_all_have_ended(self) -> None:
         while self._kernels:

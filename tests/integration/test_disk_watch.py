@@ -1,7 +1,9 @@
 """The files of a jail are looked at while it does something, and only then."""
 
 import asyncio
+import errno
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from sbx import Runtime
 from sbx.errors import Conflict
+from sbx.kernels.memory_watcher import HiddenGrowth
 from sbx.linux import hidden_files
 from sbx.policy.tables import LimitsPolicy
 from sbx.runtime.files import disk_limit, free_space
@@ -35,6 +38,49 @@ async def test_what_a_run_left_behind_is_watched(runtime: Runtime) -> None:
         await box.run(f"import threading\n{fill}\nthreading.Timer(1, fill).start()")
         await until(lambda: box.receipt is None)
         assert (await box.run("1")).state_lost
+
+
+async def test_error_between_two_runs_does_not_end_the_watch(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """statvfs(2) of an idle jail was not within a `try`: its error ended the task, and the next
+    runs had no disk limit."""
+    failures = [OSError(errno.EIO, "the disk fails")] * 2
+
+    async def fails(threads: Any, fd: int) -> tuple[int, int]:
+        # The probe of a run has its own `try`.
+        if failures and sys._getframe(1).f_code.co_name == "_look":
+            raise failures.pop()
+        return await current(threads, fd)
+
+    def hides(self: HiddenGrowth, *_: int) -> int:
+        self.hiding = True  # then the space is read before and after the idle time
+        return 0
+
+    current = free_space.current
+    async with await runtime.create(narrower={"limits": {"workspace_max": "4MiB"}}) as box:
+        await box.run("1")
+        monkeypatch.setattr(HiddenGrowth, "charge", hides)
+        monkeypatch.setattr(free_space, "current", fails)
+        await box.run("1")
+        await until(lambda: len(failures) < 2)
+        ended = await box.run(
+            "import time; open('big', 'wb').write(bytes(8 << 20)); time.sleep(20)"
+        )
+        assert (ended.status, ended.cause) == ("killed", "disk")
+
+
+async def test_kernel_ends_whose_watch_fails_again_and_again(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    async with await runtime.create(narrower={"limits": {"workspace_max": "4MiB"}}) as box:
+        await box.run("1")
+        monkeypatch.setattr(disk_limit, "EarlyStop", fails)
+        ended = await box.run("import time; time.sleep(20)")
+        assert ended.status == "killed"
 
 
 @pytest.mark.full_tier

@@ -28,6 +28,7 @@ from sbx.isolation.launch_plan import Wall
 from sbx.isolation.probe import Capabilities, Layer
 from sbx.kernels.kernel import Kernel
 from sbx.kernels.memory_watcher import HiddenGrowth
+from sbx.kernels.watch import keep_watching
 from sbx.linux import hidden_files, procfs
 from sbx.policy import Policy
 from sbx.policy.tables import LimitsPolicy
@@ -186,7 +187,10 @@ class DiskLimit:
         self._hidden = HiddenGrowth()
         self._writes, self._hidden_writes = free_space.WriteCounter(), HiddenGrowth()
         if _limited(opened) or opened.host_directory is not None:
-            looking = self._look(kernel, opened)
+            looking = keep_watching(
+                lambda: self._look_now_after_error(kernel, opened),
+                lambda: kernel.kill(Cause.CRASHED),
+            )
             self._task = asyncio.create_task(looking, context=background_context())
 
     def run_began(self) -> None:
@@ -212,6 +216,13 @@ class DiskLimit:
         if task is not None and task is not asyncio.current_task():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    async def _look_now_after_error(self, kernel: Kernel, opened: OpenFiles) -> None:
+        try:
+            await self._look(kernel, opened)
+        except Exception:
+            self._active.set()
+            raise
 
     async def _look(self, kernel: Kernel, opened: OpenFiles) -> None:
         limits, shared = self._limits, self._shared

@@ -25,6 +25,7 @@ from sbx import errors
 from sbx.aio import check_process, run_to_completion
 from sbx.isolation.receipt import Receipt
 from sbx.kernels.kernel import Kernel
+from sbx.kernels.watch import keep_watching
 from sbx.policy import Policy
 from sbx.policy.grants import Grants
 from sbx.protocol.runs import Cause, Quarantined, RunError
@@ -163,7 +164,10 @@ class ContextKernel:
             self.state_is_kept = True
             self.disk.watch(self._kernel, opened)
             if opened.quarantine is not None:
-                looking = _look_at_links(opened, self.last_use)
+                looking = keep_watching(
+                    lambda: _look_at_links(opened, self.last_use),
+                    lambda: self.kill_for(Cause.CRASHED),
+                )
                 self._links = asyncio.create_task(looking, context=background_context())
             return self._kernel, lost
 
