@@ -147,7 +147,22 @@ THINGS = {
         },
     ),
 }
-for _name in ("context", "file", "run", "command", "terminal", "grant", "token", "link", "project", "chat", "approval", "rule", "quarantine item", "sub-agent"):
+for _name in (
+    "context",
+    "file",
+    "run",
+    "command",
+    "terminal",
+    "grant",
+    "token",
+    "link",
+    "project",
+    "chat",
+    "approval",
+    "rule",
+    "quarantine item",
+    "sub-agent",
+):
     THINGS[_name] = Thing("", "", {act: Cell("?", "?", "") for act in ACTS})
 TABLE = {name: thing.cells for name, thing in THINGS.items()}
 

@@ -178,8 +178,9 @@ _WEAKER_MEANS: Mapping[str, str | None] = {
     "seccomp": None,
     "landlock": "nothing: read-only mounts and seccomp alone",
     "memory": "RLIMIT_DATA a process, and a watcher that sums the jail's memory, tmpfs, System V"
-    " and the queues of sockets, and kills; not counted: page tables, locks, pipes and other small"
-    " objects of Linux",
+    ", page tables and the queues of sockets, and kills; not counted: the records of mappings, file"
+    " locks, extended attributes of a tmpfs, the queues of inotify, pipes and other small objects"
+    " of Linux",
     "tasks": "RLIMIT_NPROC in the jail's own user namespace",
     "cpu": "nothing but the wall time of a run",
     "io": "nothing: reads and writes have no limit",

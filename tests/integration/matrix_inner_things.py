@@ -49,7 +49,9 @@ class FileThing(Thing):
         return await self.ask("PUT", **self._file, content=self.mark.encode())
 
     async def use(self) -> str:
-        return await self.execute("import pathlib\nfor p in pathlib.Path().glob('*.txt'): p.read_text()")
+        return await self.execute(
+            "import pathlib\nfor p in pathlib.Path().glob('*.txt'): p.read_text()"
+        )
 
     async def look(self) -> str:
         return await self.ask("GET", **self._file)

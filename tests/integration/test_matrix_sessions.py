@@ -7,7 +7,20 @@ import pytest_asyncio
 from matrix_acts import LIVE, cells, check_live
 from matrix_places import Place, live_place
 
-THINGS = ("sandbox", "session", "conversation", "upload", "context", "file", "run", "command", "terminal", "grant", "token", "link")
+THINGS = (
+    "sandbox",
+    "session",
+    "conversation",
+    "upload",
+    "context",
+    "file",
+    "run",
+    "command",
+    "terminal",
+    "grant",
+    "token",
+    "link",
+)
 
 
 @pytest_asyncio.fixture(scope="module")

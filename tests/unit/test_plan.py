@@ -379,6 +379,15 @@ def test_walls_of_a_complete_host_are_none_weaker() -> None:
     )
 
 
+def test_receipt_names_the_memory_that_the_watcher_does_not_count() -> None:
+    """It named page tables, which count, and neither mappings nor attributes of a tmpfs."""
+    (wall,) = (wall for wall in decide_walls(load("default"), without("memory")) if wall.weaker)
+    counted, missing = wall.means.split("not counted: ")
+    assert "page tables" in counted
+    for kind in ("mappings", "file locks", "extended attributes", "inotify", "pipes"):
+        assert kind in missing
+
+
 @pytest.mark.parametrize("name", ["memory", "tasks", "cpu"])
 def test_best_effort_falls_to_a_weaker_means_that_it_names(name: str) -> None:
     (wall,) = (wall for wall in decide_walls(load("default"), without(name)) if wall.weaker)

@@ -68,6 +68,7 @@ def test_strict_has_no_processes_and_only_hard_walls() -> None:
         False,
     )
     assert set(strict.walls.model_dump().values()) == {"hard"}
+    assert "but the disk limit" in strict.description  # it is not one of these walls
 
 
 def test_default_runs_without_cgroups_but_not_without_the_inner_walls() -> None:
