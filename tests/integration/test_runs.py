@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import gc
 import itertools
+import weakref
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -434,6 +436,25 @@ async def test_what_is_kept_for_replay_is_bounded_in_all(
     assert await talk.runs.attach(ANN, talk.box, handles[-1].run_id) is handles[-1]
     with pytest.raises(NotFound):
         await talk.runs.attach(ANN, talk.box, handles[0].run_id)
+
+
+async def test_output_of_ended_runs_is_freed_without_a_collection(talk: Talk) -> None:
+    """A run that had waited in the queue referred to itself. So megabytes of output stayed in
+    memory until a full garbage collection, outside of the limit of the replay."""
+    gc.collect()
+    gc.disable()
+    try:
+        handles = [await talk.start(f"print({number})") for number in range(4)]
+        for handle in handles:
+            await handle.result()
+        lives = [weakref.ref(handle.live) for handle in handles]
+        talk.runs._ended.clear()
+        del handle, handles
+        async with asyncio.timeout(10):
+            while any(live() is not None for live in lives):  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0)
+    finally:
+        gc.enable()
 
 
 # -- who may ---------------------------------------------------------------------------------------

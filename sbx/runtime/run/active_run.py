@@ -246,8 +246,9 @@ class ActiveRun:
         """Count the time from now: the run waited in its queue, or for a kernel."""
         self._started = time.monotonic()
         self.begun = True
-        if self.on_begun is not None:
-            self.on_begun()
+        on_begun, self.on_begun = self.on_begun, None
+        if on_begun is not None:
+            on_begun()
 
     @property
     def size(self) -> int:
@@ -268,6 +269,7 @@ class ActiveRun:
     def _end(self, outcome: Run | BaseException) -> None:
         self._outcome = outcome
         self.quarantined = tuple  # a service keeps this longer than the sandbox
+        self.on_begun = None  # no cycle: it would keep the output until a full garbage collection
         self.log.close(outcome if isinstance(outcome, BaseException) else None)
 
     def _event(self, content: Any) -> Event | None:
