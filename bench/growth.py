@@ -89,8 +89,9 @@ class Growth:
 class World:
     """A service with one sandbox of each surface, and the calls of each kind."""
 
-    def __init__(self, http: httpx.AsyncClient, socket: Path) -> None:
+    def __init__(self, http: httpx.AsyncClient, socket: Path, key: str) -> None:
         self.http = http
+        self._key = key
         self._socket = str(socket)
         self._numbers = itertools.count()
         self._box = self._e2b = self._open = self._session = ""
@@ -237,7 +238,7 @@ class World:
     async def call_terminal(self, _number: int) -> None:
         terminal = (await self._json("POST", f"{self._talk}/terminals", json={}))["id"]
         uri = f"ws://sbx{self._talk}/terminals/{terminal}/attach"
-        headers = {"authorization": f"Bearer {KEY}"}
+        headers = {"authorization": f"Bearer {self._key}"}
         async with unix_connect(self._socket, uri, additional_headers=headers) as socket:
             await socket.recv()
         await self._send("DELETE", f"{self._talk}/terminals/{terminal}")
@@ -270,7 +271,7 @@ class World:
 
     async def call_tunnel(self, _number: int) -> None:
         uri = f"ws://sbx/v1/sandboxes/{self._box}/port-tunnels/8000"
-        headers = {"authorization": f"Bearer {KEY}"}
+        headers = {"authorization": f"Bearer {self._key}"}
         async with unix_connect(self._socket, uri, additional_headers=headers) as socket:
             await socket.send(b"GET / HTTP/1.0\r\n\r\n")
             await socket.recv()
@@ -327,7 +328,7 @@ class World:
         self.http.cookies.clear()
 
     async def call_events(self, _number: int) -> None:
-        headers = {"authorization": f"Bearer {KEY}"}
+        headers = {"authorization": f"Bearer {self._key}"}
         uri = "ws://sbx/api/v1/events"
         async with unix_connect(self._socket, uri, additional_headers=headers) as socket:
             await socket.recv()
@@ -340,7 +341,7 @@ class World:
         reader, writer = await asyncio.open_unix_connection(self._socket)
         writer.write(
             b"POST /v1/sandboxes HTTP/1.1\r\nhost: sbx\r\nauthorization: Bearer %b\r\n"
-            b"content-length: 100000\r\n\r\n{%b" % (KEY.encode(), b" " * 50_000)
+            b"content-length: 100000\r\n\r\n{%b" % (self._key.encode(), b" " * 50_000)
         )
         writer.close()
         with suppress(ConnectionError):
@@ -418,7 +419,7 @@ async def world() -> AsyncIterator[tuple[World, int]]:
             headers={**headers, "open-sandbox-api-key": KEY},
             timeout=60,
         )
-        made = World(await stack.enter_async_context(http), socket)
+        made = World(await stack.enter_async_context(http), socket, KEY)
         await made.prepare()
         yield made, service_pid(top)
 
