@@ -10,7 +10,7 @@ reconnects passes the number of the last event that it received, and gets the la
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncGenerator, Hashable
+from collections.abc import AsyncGenerator, Callable, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 from sbx.aio import Clock
@@ -184,9 +184,13 @@ class EndedRuns(Generic[K, E]):
         if not self._keys[ended.owner]:
             del self._keys[ended.owner], self._sizes[ended.owner]
 
-    def clear(self) -> None:
-        for key in list(self._runs):
+    def discard(self, matches: Callable[[E], bool]) -> None:
+        """Forget each run for which `matches` is true."""
+        for key in [key for key, ended in self._runs.items() if matches(ended.run)]:
             self.pop(key)
+
+    def clear(self) -> None:
+        self.discard(lambda _run: True)
 
     def _expire(self) -> None:
         now = self._clock.now()

@@ -271,11 +271,7 @@ async def _sandbox(
 
 
 async def _drop(service: Service, row: ChatRow) -> None:
-    if row.sandbox_id is not None:
-        await service.sandboxes.delete_conversation(
-            _caller(service), row.sandbox_id, row.conversation_id
-        )
-    await chats.delete(service.store, row.id)
+    await service.deletions.chat(_caller(service), row)
 
 
 def _caller(service: Service) -> Caller:

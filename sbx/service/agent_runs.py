@@ -28,7 +28,7 @@ from sbx.agent.tools.approval_rules import Mode, Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Arguments, Ruling, Tool
 from sbx.aio import run_to_completion
-from sbx.errors import SbxError
+from sbx.errors import NotFound, SbxError
 from sbx.protocol.agent import Json
 from sbx.protocol.languages import check_language
 from sbx.protocol.runs import Event
@@ -181,7 +181,8 @@ class AgentRunFactory(Struct, frozen=True):
                 finally:
                     await sandbox.close()
         finally:
-            await run_to_completion(service.sandboxes.delete(caller, view.id))
+            with suppress(NotFound):  # its session was deleted
+                await run_to_completion(service.sandboxes.delete(caller, view.id))
 
     async def open_sandbox(self, request: AgentRequest, stack: AsyncExitStack) -> ToolSandbox:
         """Return the conversation in its session or its project. `stack` holds its lease."""

@@ -195,17 +195,9 @@ class Agents:
         self.conversation_changed(chat)
 
     async def delete_chat(self, caller: Caller, chat: ChatRow) -> None:
-        """Abort its run, and delete the conversation with its kernel and its files. The directory
-        of a project stays."""
+        """Abort its run, and delete the conversation: see `Deletions.chat`."""
         await self.chats.abort(chat.key)
-        if chat.project_id is not None:
-            await self._service.projects.close_conversation(chat.owner, chat.id)
-        if chat.sandbox_id is not None:
-            with suppress(NotFound, Conflict):  # it is deleted, or has expired with its files
-                await self._service.sandboxes.delete_conversation(
-                    caller, chat.sandbox_id, chat.conversation_id
-                )
-        await chats.delete(self._service.store, chat.id)
+        await self._service.deletions.chat(caller, chat)
         self.conversation_changed(chat, "conversation.deleted")
 
     def history(self, chat: ChatRow) -> StoredHistory:

@@ -59,6 +59,10 @@ class ExpiringSandbox(SandboxRecord):
         end, grace_s = self.row.expires_at, self.dependencies.settings.files_grace
         return self.row.ttl_s is not None and end is not None and self.now < end + grace_s
 
+    def check(self, act: Act) -> None:
+        """Raise as `SandboxRecord.check`; KEEP is refused after the grace period."""
+        super().check(Act.USE if act is Act.KEEP and not self.in_grace else act)
+
     def slide(self) -> None:
         """Let a session expire its time to live after now, unless it expires later anyway."""
         ttl_s, end = self.row.ttl_s, self.row.expires_at
@@ -117,6 +121,8 @@ class ExpiringSandbox(SandboxRecord):
                 return False
             if not self.over:
                 await self._end_expired()
+            else:
+                await self._end_for_expiry()  # a reader of its files may have opened it
             kept, failure = self.row.workspace_id, self.row.failure if self.frozen else None
             row = replace(row, id=self.id, workspace_id=kept, failure=failure, restored=True)
             await self.dependencies.store.write(partial(rows.restore, row=row))

@@ -53,6 +53,11 @@ class GarbageCollector:
             )
         )
 
+    async def remove_ended(self, sandbox_id: str) -> None:
+        """Remove the files of a deleted sandbox, unless they are kept for a while."""
+        for ended in await rows.with_files_to_remove(self._store, only=sandbox_id):
+            await self._remove_of(ended)
+
     async def remove_files(self, workspace: WorkspaceRow) -> None:
         await self._removed(workspace.directory)
 
@@ -108,6 +113,7 @@ class GarbageCollector:
                 failed = ("not everything could be removed yet",)
         except (SbxError, OSError) as error:
             failed = (str(error),)
+        await self._store.fold()  # what a reader prevented at the deletion
         before = self._clock.now() - self._settings.tombstones_kept
         await self._store.write(partial(rows.bury, before=before))
         await tokens.forget_ended(self._store, before)

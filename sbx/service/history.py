@@ -74,6 +74,13 @@ class RunHistory:
             _log.error("the end of %s was not recorded: %s", run_id, error, exc_info=error)
             return False
 
+    def forget(self, sandbox_id: str, conversation: str | None) -> None:
+        """Forget the ends that the store does not have yet: the content is deleted."""
+        for row in [*self._unrecorded.values()]:
+            if row.sandbox_id == sandbox_id and conversation in (None, row.conversation):
+                self._pending.discard(row.id)
+                del self._unrecorded[row.id]
+
     def prune_sometimes(self, sandbox_id: str) -> None:
         self._until_pruned -= 1
         if self._until_pruned == 0:

@@ -49,3 +49,8 @@ def check_text(field: str, value: object, limit: int, before: object = None) -> 
 
 def _size(value: object) -> int:
     return len(json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass"))
+
+
+def session_id(user_id: str, agent_id: str) -> str:
+    """Return the id of a session, which every client can compute."""
+    return f"sb-session-{user_id}-{agent_id}"

@@ -165,9 +165,11 @@ class SandboxLease:
         starts: bool,
         conversation: str | None,
         check: Callable[[], None] | None,
+        kept: bool,
     ) -> None:
         """`check` raises if the use must not begin now; it is called once the caller is known to
-        see the sandbox. `conversation`: the one that the caller is known to see then."""
+        see the sandbox. `conversation`: the one that the caller is known to see then. `kept`: the
+        files of an expired session are enough, and this does not put off its end."""
         self.caller = caller
         self._index = index
         self._name = sandbox_id
@@ -175,6 +177,8 @@ class SandboxLease:
         self._starts = starts
         self._conversation = conversation
         self._check = check
+        self._act = Act.KEEP if kept else Act.USE
+        self._peeks = caller.peeks
 
     async def view(self) -> SandboxView:
         return await self._sandbox.view()
@@ -202,16 +206,19 @@ class SandboxLease:
         sandbox = self._index.get(self.caller, self._name, self._scope, conversation=name)
         if self._check is not None:
             self._check()
-        sandbox.check(Act.USE)  # before it counts as a use: a session in use never expires
+        sandbox.check(self._act)  # before it counts as a use: a session in use never expires
+        self._peeks = self.caller.peeks or sandbox.expired
         sandbox.users += 1
-        sandbox.observers += self.caller.peeks
+        sandbox.observers += self._peeks
         try:
-            starts = self._starts and not self.caller.peeks
+            starts = self._starts and not self._peeks
             to_start = name if starts and self._scope == "execute" else None
-            self.active = await sandbox.opened(to_start=to_start, touch=not self.caller.peeks)
+            self.active = await sandbox.opened(
+                to_start=to_start, touch=not self._peeks, act=self._act
+            )
             if starts:
                 sandbox.begin_use()
-            if not self.caller.peeks:
+            if not self._peeks:
                 sandbox.touch()
         except BaseException:
             await self._left(sandbox)
@@ -227,12 +234,12 @@ class SandboxLease:
         traceback: TracebackType | None,
     ) -> None:
         sandbox = self._sandbox
-        if sandbox.row.deleted_at is None and not self.caller.peeks:
+        if sandbox.row.deleted_at is None and not self._peeks:
             sandbox.touch()
         await self._left(sandbox)
         if isinstance(error, errors.Closed):
             try:
-                sandbox.check(Act.USE)
+                sandbox.check(self._act)
             except errors.SbxError as reason:
                 raise reason from error
 
@@ -240,7 +247,7 @@ class SandboxLease:
         """Give the lease back. End a prewarmed kernel if no lease ran anything: it does not count
         against limits until it runs something."""
         sandbox.users -= 1
-        sandbox.observers -= self.caller.peeks
+        sandbox.observers -= self._peeks
         active = sandbox.active
         if active is not None and not sandbox.users and not sandbox.starts and active.has_unused:
             await active.end_unused()

@@ -30,6 +30,7 @@ class State(StrEnum):
 
 class Act(StrEnum):
     USE = "use"  # of files: needs no kernel, and starts none
+    KEEP = "keep"  # reads or deletes files, also those that an expired session keeps
     START = "start"  # a first run, or a resume; with a kernel there, one of another conversation
     READY = "ready"  # the kernel has started
     FAIL = "fail"  # it could not be started
@@ -51,12 +52,14 @@ TABLE: Mapping[State, Mapping[Act, State]] = {
     State.IDLE: {
         **_ALIVE,
         Act.USE: State.IDLE,
+        Act.KEEP: State.IDLE,
         Act.START: State.STARTING,
         Act.EXTEND: State.IDLE,
     },
     State.STARTING: {
         **_ALIVE,
         Act.USE: State.STARTING,
+        Act.KEEP: State.STARTING,
         Act.START: State.STARTING,  # a second call waits for the first one's kernel
         Act.READY: State.READY,
         Act.FAIL: State.FAILED,
@@ -65,6 +68,7 @@ TABLE: Mapping[State, Mapping[Act, State]] = {
     State.READY: {
         **_ALIVE,
         Act.USE: State.READY,
+        Act.KEEP: State.READY,
         Act.START: State.READY,
         Act.READY: State.READY,
         Act.FAIL: State.READY,  # of another conversation's kernel
@@ -73,10 +77,12 @@ TABLE: Mapping[State, Mapping[Act, State]] = {
     State.FAILED: {
         **_ALIVE,
         Act.USE: State.FAILED,
+        Act.KEEP: State.FAILED,
         Act.START: State.STARTING,
         Act.EXTEND: State.FAILED,
     },
     State.EXPIRED: {
+        Act.KEEP: State.EXPIRED,  # within the grace period: see ExpiringSandbox.check
         Act.STOP: State.EXPIRED,  # nothing is left to be stopped
         Act.EXPIRE: State.EXPIRED,
         Act.DELETE: State.DELETED,

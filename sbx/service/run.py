@@ -106,6 +106,7 @@ class RunHandle:
         self._ended: asyncio.Event | None = None  # made by the first waiter
         self.ended = False
         self.recorded = True
+        self.forgotten = False  # its conversation was deleted, and nothing of it is recorded
 
     async def result(self) -> Run:
         """Wait for the end. A waiter that is cancelled does not end the run.
@@ -225,7 +226,12 @@ class RunHandle:
 
     def record_beginning(self) -> None:
         self._late = None
-        self._record(self.begun)
+        if not self.forgotten:
+            self._record(self.begun)
+
+    def forget(self) -> None:
+        """Record neither the beginning nor the end."""
+        self.forgotten = True
 
     async def outcome(self) -> Run:
         """Wait for the end. Return the result, or for a run without one a result with the error."""

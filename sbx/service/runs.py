@@ -76,6 +76,7 @@ class Runs:
         pending: PendingWrites | None = None,
     ) -> None:
         self.history = RunHistory(store, clock, sandboxes, pending, history_max)
+        sandboxes.forget_runs_by(self.forget)
         self._clock = clock
         self._sandboxes = sandboxes
         self._queue_max = queue_max
@@ -149,6 +150,21 @@ class Runs:
         current = queue.current() if queue is not None else []
         done = [await handle.interrupt() for handle in current]
         return any(done)
+
+    def forget(self, sandbox_id: str, conversation: str | None) -> list[rows.Begun]:
+        """Forget the runs of a sandbox, or of one conversation, whose content is deleted. Return
+        those that the store may not have yet. Their end is not recorded, and no client can follow
+        them again."""
+
+        def matches(begun: rows.Begun) -> bool:
+            return begun.sandbox_id == sandbox_id and conversation in (None, begun.conversation)
+
+        self._ended.discard(lambda handle: matches(handle.begun))
+        active = [handle for handle in self._running.values() if matches(handle.begun)]
+        for handle in active:
+            handle.forget()
+        self.history.forget(sandbox_id, conversation)
+        return [handle.begun for handle in active]
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new runs, and wait for the others. Return whether all ended in time."""
@@ -267,7 +283,8 @@ class Runs:
         run = await handle.outcome()
         self._remove_from_queue(handle)
         handle.recorded = False
-        handle.recorded = await self.history.end(handle.begun, run, on_done)
+        if not handle.forgotten:
+            handle.recorded = await self.history.end(handle.begun, run, on_done)
         await handle.release(run)
         self._keep_for_replay(handle)
         handle.set_ended()
@@ -289,7 +306,8 @@ class Runs:
         del self._running[handle.run_id]
         if not self._running:
             self._idle.set()
-        self._ended.add(handle.run_id, handle, owner=handle.owner, size=handle.size)
+        if not handle.forgotten:
+            self._ended.add(handle.run_id, handle, owner=handle.owner, size=handle.size)
 
 
 def _full(what: str, limit: int) -> Unavailable:

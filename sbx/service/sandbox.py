@@ -5,6 +5,7 @@ files stay. Every change of `active` happens under the lock; code that needs no 
 """
 
 import logging
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -29,6 +30,7 @@ from sbx.store import events
 from sbx.store import sandboxes as rows
 from sbx.store import workspaces as workspaces_table
 from sbx.store.conversations import ConversationRow
+from sbx.store.idempotency import Slot
 from sbx.store.sandboxes import SandboxRow
 from sbx.telemetry import metrics
 
@@ -107,9 +109,11 @@ class ServiceSandbox(ExpiringSandbox):
         write = partial(rows.touch, row=self.row, at=at, idle=self.idle_at)
         self.dependencies.store.write_later(write)
 
-    async def opened(self, *, to_start: str | None = None, touch: bool = True) -> PersistentSandbox:
-        """Open it at the first call. The caller has called `check`. Raises as `check` and
-        `Runtime.open`.
+    async def opened(
+        self, *, to_start: str | None = None, touch: bool = True, act: Act = Act.USE
+    ) -> PersistentSandbox:
+        """Open it at the first call. The caller has called `check` for this act. Raises as `check`
+        and `Runtime.open`.
 
         `to_start`: the conversation that needs a kernel; a new sandbox may get a prewarmed one.
         Without `touch`, one that this opens is idle at once.
@@ -118,7 +122,7 @@ class ServiceSandbox(ExpiringSandbox):
             if to_start is not None:
                 check_id("conversation_id", to_start)
             async with self._lock:
-                self.check(Act.USE)
+                self.check(act)
                 if self.active is None:
                     await run_to_completion(self._open(to_start))
                     if touch:
@@ -238,12 +242,12 @@ class ServiceSandbox(ExpiringSandbox):
         metrics.kernel_stopped(cause)
         self.emit("stopped", cause, kernels=kernels)
 
-    async def delete(self, cause: str) -> bool:
+    async def delete(self, cause: str, slots: Sequence[Slot] = ()) -> bool:
         """Leave a tombstone, and end all kernels; the caller removes the files. Return False if it
-        was deleted before. A cancelled call still completes."""
-        return await run_to_completion(self._delete(cause))
+        was deleted before. A cancelled call still completes. `slots`: see `erase_content`."""
+        return await run_to_completion(self._delete(cause, slots))
 
-    async def _delete(self, cause: str) -> bool:
+    async def _delete(self, cause: str, slots: Sequence[Slot]) -> bool:
         async with self._lock:
             if self.row.deleted_at is not None:
                 return False
@@ -251,7 +255,7 @@ class ServiceSandbox(ExpiringSandbox):
             managed = self.workspace.managed_by is not None
 
             def write(db: Any) -> None:
-                rows.delete(db, self.id, now, cause)
+                rows.delete(db, self.id, now, cause, slots)
                 if not managed:
                     rows.files_are_removed(db, self.id)
                 events.add(db, self.id, now, "deleted", cause)

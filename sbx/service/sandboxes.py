@@ -41,18 +41,20 @@ from sbx.service.record import LATEST, ServiceDependencies
 from sbx.service.recording import Recording
 from sbx.service.sandbox import ServiceSandbox
 from sbx.service.workspaces import Workspaces
-from sbx.store import Store, chats, events
+from sbx.store import Store, events
 from sbx.store import conversations as conversations_table
 from sbx.store import sandboxes as rows
 from sbx.store import workspaces as workspaces_table
 from sbx.store.conversations import ConversationRow
-from sbx.store.runs import SERVICE_ENDED
+from sbx.store.erasure import erase_runs, slots_of
+from sbx.store.runs import SERVICE_ENDED, Begun
 from sbx.store.sandboxes import SandboxRow
 from sbx.store.workspaces import WorkspaceRow
 from sbx.telemetry.audit import Audit
 
 _LIST_MAX = 500
 OnEnd = Callable[[str, str | None], Awaitable[None]]  # a sandbox's id, a conversation's name
+ForgetRuns = Callable[[str, str | None], Sequence[Begun]]
 _FORGOTTEN = RunError("ConversationDeleted", "the conversation was deleted meanwhile", "")
 
 
@@ -87,10 +89,16 @@ class Sandboxes:
         self._garbage = garbage
         self._on_delete: list[OnEnd] = []
         self._on_stop: list[OnEnd] = []
+        self._forget_runs: ForgetRuns = lambda _sandbox_id, _conversation: ()
 
     def on_delete(self, on_delete: OnEnd) -> None:
         """Await this before a sandbox is deleted, or with its name a conversation of it."""
         self._on_delete.append(on_delete)
+
+    def forget_runs_by(self, forget: ForgetRuns) -> None:
+        """Call this for a sandbox, or a conversation of it, whose content is deleted. The store
+        gets no record of the runs that it returns."""
+        self._forget_runs = forget
 
     def on_stop(self, on_stop: OnEnd) -> None:
         """Await this before a sandbox is stopped."""
@@ -220,12 +228,14 @@ class Sandboxes:
         scope: str,
         starts: bool = True,
         frees: bool = False,
+        kept: bool = False,
         conversation: str | None = None,
     ) -> SandboxLease:
         """Return the lease for an `async with` around any use of the files or kernels. It puts off
         the idle time-out. `starts`: the use ends a stop on request. `frees`: the use only deletes,
-        which is allowed on a full disk. Without a `conversation`, the caller of this method
-        respects the bounds of a token.
+        which is allowed on a full disk. `kept`: the use only reads. Both are allowed for an
+        expired session within its grace period. Without a `conversation`, the caller of this
+        method respects the bounds of a token.
 
         Raise NotFound, Conflict `sandbox_expired`, Unavailable `no_space` and `not_recording`, and
         the errors of opening. If the sandbox ends meanwhile, raise the same instead of Closed.
@@ -234,7 +244,9 @@ class Sandboxes:
         new_work = scope == "files:write" or (scope == "execute" and starts)
         if self._recording is not None and new_work and not frees:
             check = partial(self._recording.check, runs=scope == "execute")
-        return SandboxLease(self.index, caller, sandbox_id, scope, starts, conversation, check)
+        return SandboxLease(
+            self.index, caller, sandbox_id, scope, starts, conversation, check, kept or frees
+        )
 
     async def keepalive(self, caller: Caller, sandbox_id: str) -> SandboxView:
         """Put off the idle time-out, and start nothing. Raises Conflict `sandbox_expired`."""
@@ -269,32 +281,50 @@ class Sandboxes:
         await sandbox.stop()
 
     async def delete(self, caller: Caller, sandbox_id: str, *, cause: str = "requested") -> None:
-        """End a sandbox and its own files. Raise NotFound only if the caller never had it."""
+        """End a sandbox, and delete its files and its content. Raise NotFound, also for one that
+        was deleted before by a request."""
         scope = "execute" if cause == "expired" else "admin"
         if not caller.whole_sandbox or not caller.may(scope):
             raise unknown(sandbox_id)
         sandbox = self.index.find(caller, sandbox_id)
         if sandbox is not None:
-            await run_to_completion(self.end(sandbox, cause))
+            if not await run_to_completion(self.end(sandbox, cause)):
+                raise unknown(sandbox_id)
         else:
             row = await row_of(self.index, self._store, caller, sandbox_id)
-            if cause != "expired":  # its first end may have been its expiry, which keeps the chats
-                await self._store.write(partial(chats.drop_of_sandbox, sandbox_id=row.id))
+            if row.cause != "expired" or cause == "expired":
+                raise unknown(sandbox_id)
+            # Its expiry kept the chats and the history, and maybe the files.
+            await run_to_completion(self._erase(row.id))
+
+    async def has_deleted(self, caller: Caller, sandbox_id: str) -> bool:
+        """Return whether the caller may delete this sandbox, and it was deleted before."""
+        if not caller.whole_sandbox or not caller.may("admin"):
+            return False
+        row = await row_of(self.index, self._store, caller, sandbox_id)
+        return row.deleted_at is not None
+
+    async def _erase(self, sandbox_id: str) -> None:
+        slots = slots_of(self._forget_runs(sandbox_id, None))
+        await self._store.write(partial(rows.erase, sandbox_id=sandbox_id, slots=slots))
+        await self._garbage.remove_ended(sandbox_id)
+        await self._store.fold()
 
     async def end(self, sandbox: ServiceSandbox, cause: str) -> bool:
         """Delete a sandbox without a caller. Return False if it was deleted before."""
         workspace = sandbox.workspace
         for on_delete in self._on_delete:
             await on_delete(sandbox.id, None)
+        slots = slots_of(self._forget_runs(sandbox.id, None)) if cause != "expired" else ()
         try:
             try:
-                deleted = await sandbox.delete(cause)
+                deleted = await sandbox.delete(cause, slots)
             except errors.Unavailable as error:
                 if error.code != "no_space" or workspace.managed_by is None:
                     raise
                 await sandbox.stop()  # its files make the room for the record of its end
                 await self._garbage.remove_files(workspace)
-                deleted = await sandbox.delete(cause)
+                deleted = await sandbox.delete(cause, slots)
         finally:
             if sandbox.row.deleted_at is not None:  # even if the rest of its end failed
                 self.index.remove(sandbox)
@@ -302,11 +332,15 @@ class Sandboxes:
                     self._workspaces.forget(workspace.id)
         if deleted and workspace.managed_by is not None:
             await self._garbage.remove(sandbox.row, workspace)
+        if deleted and cause != "expired":
+            await self._store.fold()
         return deleted
 
     async def conversations(self, caller: Caller, sandbox_id: str) -> Sequence[ConversationView]:
         """Return the conversations within the caller's bounds, by name. Raise as `using`."""
-        async with self.using(caller, sandbox_id, scope="files:read", starts=False) as use:
+        async with self.using(
+            caller, sandbox_id, scope="files:read", starts=False, kept=True
+        ) as use:
             sandbox = self.index.get(caller, use.id)
             return [
                 await _conversation_view(use.active, row)
@@ -325,38 +359,48 @@ class Sandboxes:
         ]
 
     async def delete_conversation(self, caller: Caller, sandbox_id: str, name: str) -> None:
-        """Kill its kernels and remove its files. Ignore a conversation that does not exist. Raise
-        NotFound for the sandbox, also without the scope `files:write` or `execute`, and Conflict
-        `sandbox_expired`."""
+        """Abort the runs in it, kill its kernels, and delete its files, history and chat, also in
+        an expired session. Raise NotFound for a conversation that has neither files nor a chat, and
+        for the sandbox, also without the scope `files:write` or `execute`."""
         sandbox = self.index.get(caller, sandbox_id, "files:write", conversation=name)
         if not caller.may("execute"):  # this ends runs
             raise unknown(sandbox_id)
-        sandbox.check(Act.USE)
         for on_delete in self._on_delete:
             await on_delete(sandbox.id, name)
-        if name in await sandbox.hooks.conversations():
-            await run_to_completion(self._delete_conversation(sandbox, name))
-        else:  # it has neither files nor runs, but may have a chat
-            drop = partial(chats.drop_of_conversation, sandbox_id=sandbox.id, name=name)
-            await self._store.write(drop)
-
-    async def _delete_conversation(self, sandbox: ServiceSandbox, name: str) -> None:
-        at, workspace = self._clock.now(), sandbox.workspace
-
-        def write(db: Any) -> Sequence[str]:
-            directories = conversations_table.delete_conversation(
-                db, sandbox.id, workspace.id, name
+        if not await run_to_completion(self._delete_conversation(sandbox, name)):
+            raise errors.NotFound(
+                f"conversation {name[:80]!r} does not exist",
+                details={"conversation_id": name[:400]},
             )
-            events.add(db, sandbox.id, at, "conversation_deleted", conversation=name)
-            return directories
+
+    async def _delete_conversation(self, sandbox: ServiceSandbox, name: str) -> bool:
+        at, workspace = self._clock.now(), sandbox.workspace
+        sharing = [other for other in self.every() if other.row.workspace_id == workspace.id]
+
+        def write(db: Any) -> tuple[bool, Sequence[str]]:
+            existed, directories = conversations_table.delete_conversation(
+                db, sandbox.id, workspace.id, name, slots
+            )
+            if existed:
+                events.add(db, sandbox.id, at, "conversation_deleted", conversation=name)
+            return existed, directories
+
+        def forgotten() -> list[Begun]:
+            return [run for other in sharing for run in self._forget_runs(other.id, name)]
 
         async with sandbox.hooks.naming:
-            directories = await self._store.write(write)
-            sharing = (other for other in self.every() if other.row.workspace_id == workspace.id)
+            slots = slots_of(forgotten())
+            existed, directories = await self._store.write(write)
             opened = [other.forget_conversation(name) for other in sharing]
-        sandbox.announce("conversation_deleted", conversation=name)
+            late = forgotten()  # of runs that began during the transaction
         await asyncio.gather(*(_end(each) for each in opened if each is not None))
-        await self._garbage.remove_conversations(workspace, directories)
+        if existed:
+            sandbox.announce("conversation_deleted", conversation=name)
+            await self._garbage.remove_conversations(workspace, directories)
+        if late:
+            await self._store.write(partial(erase_runs, runs=late))
+        await self._store.fold()
+        return existed
 
 
 async def _decided(runtime: Runtime, row: SandboxRow) -> tuple[Policy, Policy]:

@@ -32,6 +32,7 @@ from sbx.runtime.settings import Settings
 from sbx.service.agent_profiles import AgentProfiles
 from sbx.service.auth import Authenticator
 from sbx.service.console import ConsoleLogins
+from sbx.service.deletion import Deletions
 from sbx.service.events import SandboxEvents
 from sbx.service.garbage import GarbageCollector
 from sbx.service.idempotency import IdempotencyCache
@@ -85,6 +86,7 @@ class Service:
     templates: PromptTemplates
     agent_profiles: AgentProfiles
     projects: Projects
+    deletions: Deletions
     replies: IdempotencyCache
     audit: Audit
     pending: PendingWrites
@@ -208,6 +210,10 @@ class Service:
             self.store, clock, self.runtime, settings, self._project_server, self.audit
         )
         stack.push_async_callback(self.projects.close)
+        self.deletions = Deletions(
+            self.store, self.sandboxes, self.projects, self.garbage, self.access
+        )
+        await self.deletions.finish()
         self.reaper = Reaper(
             self.sandboxes, clock, settings, self.garbage, self.projects, reserve=reserve
         )

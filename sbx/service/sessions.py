@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError
 from sbx.service.caller import Caller
-from sbx.service.ids import check_id
+from sbx.service.ids import check_id, session_id
 from sbx.service.lifecycle import State
 from sbx.service.models import SandboxView, SessionIdentity
 from sbx.service.service import Service
@@ -28,11 +28,6 @@ from sbx.service.session_rules import FileRules, SessionRules, widened
 from sbx.telemetry import spans
 
 _log = logging.getLogger(__name__)
-
-
-def session_id(user_id: str, agent_id: str) -> str:
-    """Return the id of a session, which every client can compute."""
-    return f"sb-session-{user_id}-{agent_id}"
 
 
 # -- status ---------------------------------------------------------------------------------------
@@ -96,6 +91,11 @@ class _Making(Struct, frozen=True):
 
 
 Ensured = Literal["created", "resumed", "found"]
+_ACTIONS: Mapping[Ensured, str] = {
+    "created": "session.create",
+    "resumed": "session.resume",
+    "found": "session.reuse",
+}
 
 
 class Sessions:
@@ -133,7 +133,23 @@ class Sessions:
         ):
             view, action = await self._ensured(caller, ask, key)
             spans.annotate(action=action)
+            await self._record(caller, view, action)
             return view, action
+
+    async def _record(self, caller: Caller, view: SandboxView, action: "Ensured") -> None:
+        """Write a line to the audit log and to the log, whichever route needs the session."""
+        replaced = view.recreated_because if action == "created" else None
+        policy = view.policy_name if action == "created" else None
+        await self._service.recording.record_session(
+            caller, _ACTIONS[action], view, policy=policy, replaced=replaced
+        )
+        _log.info(
+            "%s %s in %s%s",
+            _ACTIONS[action],
+            view.session_id,
+            view.id,
+            f" (the last one: {replaced})" if replaced else "",
+        )
 
     async def _ensured(
         self, caller: Caller, ask: SessionAsk, key: str
@@ -174,7 +190,7 @@ class Sessions:
         return view
 
     async def delete(self, caller: Caller, key: str) -> None:
-        """End it, with every file; a second time does nothing. Raises NotFound."""
+        """End it, with every file. Raises NotFound, also for one that was deleted before."""
         if not key.startswith("sb-session-"):
             raise unknown(key)
         async with self._turn(caller, key):

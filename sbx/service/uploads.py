@@ -78,7 +78,9 @@ class UserUploads:
     ) -> Sequence[str]:
         """Return the conversations within the caller's bounds that have an upload of this name."""
         matches = []
-        async with self._sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
+        async with self._sandboxes.using(
+            caller, view.id, scope="files:read", starts=False, kept=True
+        ) as use:
             for conversation in await rows.conversations_with(self._store, view.id, name):
                 if not caller.sees(view.user_id, view.agent_id, conversation):
                     continue

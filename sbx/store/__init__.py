@@ -170,6 +170,14 @@ class Store:
     async def settled(self) -> None:
         await self._writer.run(lambda on: None)
 
+    async def fold(self) -> None:
+        """Move the log into the file and empty it, so that neither has deleted rows. A reader, such
+        as a backup, may prevent it until the next call. Log errors: the rows are deleted anyway."""
+        try:
+            await self._writer.run(database.fold)
+        except SbxError as error:
+            _log.warning("the log of the store was not emptied: %s", error)
+
     def write_later(self, act: Callable[[sqlite3.Connection], object]) -> None:
         """Queue a write in the same order, without a caller that waits. A failure is logged."""
         self._writer.later(act, begin=WRITE)

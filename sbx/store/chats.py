@@ -14,7 +14,7 @@ from msgspec.structs import astuple, replace
 
 from sbx.errors import Conflict, NotFound
 from sbx.protocol.changes import ChangeBudget, ChangesMode, ChangesSetting
-from sbx.store import Store
+from sbx.store import Store, erasure
 
 
 class ChatRow(Struct, frozen=True):
@@ -170,6 +170,20 @@ async def set_changes(store: Store, chat_id: str, setting: ChangesSetting) -> No
     )
 
 
+async def of_project(store: Store, project_id: str) -> list[ChatRow]:
+    rows = await store.rows(f"SELECT {_CHAT} FROM chats WHERE project_id = ?", project_id)  # noqa: S608
+    return [ChatRow(*row) for row in rows]
+
+
+async def of_user(store: Store, owner: str, user_id: str) -> list[ChatRow]:
+    rows = await store.rows(
+        f"SELECT {_CHAT} FROM chats WHERE owner = ? AND user_id = ?",  # noqa: S608
+        owner,
+        user_id,
+    )
+    return [ChatRow(*row) for row in rows]
+
+
 async def in_projects(store: Store, sandbox_id: str) -> list[ChatRow]:
     """Return the chats of this sandbox that work in a project."""
     rows = await store.rows(
@@ -180,16 +194,33 @@ async def in_projects(store: Store, sandbox_id: str) -> list[ChatRow]:
 
 
 async def delete(store: Store, chat_id: str) -> bool:
-    """Return whether the chat existed."""
-    return await store.write(
-        lambda on: on.execute("DELETE FROM chats WHERE id = ?", (chat_id,)).rowcount == 1
-    )
+    """Return whether the chat existed. Its content in sandboxes that have ended goes with it."""
+
+    def act(on: sqlite3.Connection) -> bool:
+        row = on.execute(f"SELECT {_CHAT} FROM chats WHERE id = ?", (chat_id,)).fetchone()  # noqa: S608
+        if row is None:
+            return False
+        chat = ChatRow(*row)
+        of_session = (chat.owner, chat.user_id, chat.agent_id, chat.sandbox_id)
+        sandboxes = on.execute(
+            "SELECT id FROM sandboxes WHERE deleted_at IS NOT NULL AND"
+            " ((owner, user_id, agent_id) = (?, ?, ?) OR id = ?)",
+            of_session,
+        )
+        erasure.erase_content(on, [each[0] for each in sandboxes], chat.conversation_id)
+        names = (chat.owner, chat.user_id, chat.agent_id, chat.conversation_id)
+        erasure.erase_inputs(on, *names)
+        on.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
+        return True
+
+    return await store.write(act)
 
 
-def drop_of_conversation(on: sqlite3.Connection, sandbox_id: str, name: str) -> None:
+def drop_of_conversation(on: sqlite3.Connection, sandbox_id: str, name: str) -> bool:
     """Delete the chats about a conversation of this sandbox: of each sandbox with the same
-    workspace, or with the same user and agent if this one is their session."""
-    on.execute(
+    workspace, or with the same user and agent if this one is their session. Return whether one
+    existed."""
+    dropped = on.execute(
         "DELETE FROM chats WHERE conversation_id = :name"
         " AND owner = (SELECT owner FROM sandboxes WHERE id = :sandbox)"
         " AND (sandbox_id IN (SELECT id FROM sandboxes WHERE workspace_id ="
@@ -198,11 +229,12 @@ def drop_of_conversation(on: sqlite3.Connection, sandbox_id: str, name: str) -> 
         "   WHERE id = :sandbox AND session_id IS NOT NULL))",
         {"sandbox": sandbox_id, "name": name},
     )
+    return dropped.rowcount > 0
 
 
 def drop_of_sandbox(on: sqlite3.Connection, sandbox_id: str) -> None:
-    """Delete the chats of this sandbox and, if it is a session, those of its user and agent. If
-    they have a newer session, keep them: the chats belong to that one."""
+    """Delete the chats of this sandbox and, if it is a session, those of its user and agent, with
+    the inputs of their tasks. If they have a newer session, keep them: they belong to that one."""
     succeeded = _first(
         on,
         "SELECT 1 FROM sandboxes AS one JOIN sandboxes AS other"
@@ -217,12 +249,17 @@ def drop_of_sandbox(on: sqlite3.Connection, sandbox_id: str) -> None:
             " FROM sandboxes WHERE id = ? AND session_id IS NOT NULL)",
             (sandbox_id,),
         )
+        row = _first(
+            on, "SELECT owner, user_id, agent_id FROM sandboxes WHERE id = ?", (sandbox_id,)
+        )
+        if row is not None:
+            erasure.erase_inputs(on, *row)
 
 
 def _added(on: sqlite3.Connection, row: ChatRow) -> ChatRow:
     project = (row.project_id, row.owner)
     if row.project_id is not None and not _first(
-        on, "SELECT 1 FROM projects WHERE id = ? AND owner = ?", project
+        on, "SELECT 1 FROM projects WHERE id = ? AND owner = ? AND deleted_at IS NULL", project
     ):
         raise NotFound(f"project {row.project_id} does not exist")
     on.execute(

@@ -4,10 +4,12 @@ Functions that take a connection run inside a transaction of `Store.write`.
 """
 
 import sqlite3
+from collections.abc import Sequence
 
 from msgspec import Struct
 
-from sbx.store import Store, chats
+from sbx.store import Store, chats, erasure
+from sbx.store.idempotency import Slot
 
 
 class ConversationRow(Struct, frozen=True):
@@ -40,11 +42,20 @@ def add_conversation(
 
 
 def delete_conversation(
-    on: sqlite3.Connection, sandbox_id: str, workspace_id: str, name: str
-) -> list[str]:
-    """Delete it, with its chats, for every sandbox of the workspace. Return the directories that
-    are unused now."""
-    chats.drop_of_conversation(on, sandbox_id, name)
+    on: sqlite3.Connection,
+    sandbox_id: str,
+    workspace_id: str,
+    name: str,
+    slots: Sequence[Slot] = (),
+) -> tuple[bool, list[str]]:
+    """Delete it with its content, for every sandbox of the workspace and of the session. Return
+    whether it or a chat of it existed, and the directories that are unused now."""
+    existed = chats.drop_of_conversation(on, sandbox_id, name)
+    erasure.erase_content(on, erasure.related(on, sandbox_id), name, slots)
+    owner, user_id, agent_id = on.execute(
+        "SELECT owner, user_id, agent_id FROM sandboxes WHERE id = ?", (sandbox_id,)
+    ).fetchone()
+    erasure.erase_inputs(on, owner, user_id, agent_id, name)
     where = (
         "WHERE name = ? AND sandbox_id IN (SELECT id FROM sandboxes WHERE workspace_id = ?)",
         (name, workspace_id),
@@ -53,18 +64,13 @@ def delete_conversation(
         row[0]
         for row in on.execute(f"SELECT DISTINCT directory FROM conversations {where[0]}", where[1])  # noqa: S608
     ]
-    on.execute(f"DELETE FROM conversations {where[0]}", where[1])  # noqa: S608
+    existed |= on.execute(f"DELETE FROM conversations {where[0]}", where[1]).rowcount > 0  # noqa: S608
     on.executemany(
         "INSERT OR IGNORE INTO removals (directory, conversation)"
         " SELECT directory, ? FROM workspaces WHERE id = ?",
         [(directory, workspace_id) for directory in directories],
     )
-    on.execute(
-        "DELETE FROM uploads WHERE conversation = ? AND sandbox_id IN"
-        " (SELECT id FROM sandboxes WHERE workspace_id = ?)",
-        (name, workspace_id),
-    )
-    return directories
+    return existed, directories
 
 
 async def conversations(store: Store, sandbox_id: str) -> list[ConversationRow]:

@@ -26,6 +26,7 @@ from sbx.store.migrations import APPLICATION_ID, BACKUP_ID, Migration, migrate, 
 _BUSY_S = 5.0
 _CHECK_S = 5.0  # a longer check is ended; a store of 1 GB takes about one second
 _CHECK_STEPS = 100_000  # of SQLite's virtual machine between two checks of the time
+_FOLD_MS = 50  # for readers to end
 _LOG_MAX = 64 * 1024 * 1024  # bytes of the log after it starts again
 _MAGIC = b"SQLite format 3\0"
 _HEADER = 100  # bytes of an SQLite file
@@ -206,6 +207,7 @@ def open_writing(path: Path, steps: Sequence[Migration]) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA journal_size_limit = {_LOG_MAX}")
+        connection.execute("PRAGMA secure_delete = ON")  # zeroes deleted rows, and free pages
         connection.execute("BEGIN IMMEDIATE")  # fails now if nothing can be written
         connection.execute("ROLLBACK")
         migrate(connection, steps)
@@ -214,6 +216,15 @@ def open_writing(path: Path, steps: Sequence[Migration]) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def fold(connection: sqlite3.Connection) -> None:
+    """Move the log into the file and empty it, unless a reader needs it."""
+    connection.execute(f"PRAGMA busy_timeout = {_FOLD_MS}")
+    try:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {int(_BUSY_S * 1000)}")
 
 
 def _reading(path: Path) -> sqlite3.Connection:

@@ -121,7 +121,10 @@ class StoredReplies:
         space, key = slot
 
         def act(on: sqlite3.Connection) -> None:
-            kept = body if len(body) <= self._one_max else None
+            erased = on.execute(
+                "SELECT 1 FROM idempotency WHERE owner = ? AND key = ? AND erased", slot
+            ).fetchone()
+            kept = body if len(body) <= self._one_max and erased is None else None
             mine = self._counted(on).setdefault(_owner(space), _OwnerUsage())
             if kept is not None:
                 if mine.bytes + len(kept) > self._bytes_max:
@@ -169,7 +172,13 @@ class StoredReplies:
         return self._usage
 
     def _make_room(self, on: sqlite3.Connection, owner: str, mine: _OwnerUsage) -> None:
-        """Remove the bodies of the oldest replies, and some more, so that this is rare."""
+        """Remove the bodies of the oldest replies, and some more, so that this is rare. Count them
+        first: deletions erase bodies without a word to this class."""
+        mine.bytes = on.execute(
+            "SELECT coalesce(sum(length(body)), 0) FROM idempotency"
+            " WHERE json_extract(owner, '$[1]') = ?",
+            (owner,),
+        ).fetchone()[0]
         goal = self._bytes_max * 3 // 4 - self._one_max
         rows = on.execute(
             "SELECT rowid, length(body) FROM idempotency INDEXED BY idempotency_by_age"

@@ -99,6 +99,10 @@ class PendingWrites:
             earlier.done(True)
         return True
 
+    def discard(self, key: str) -> None:
+        """Forget a write that waits, if there is one."""
+        self._remove(key)
+
     async def flush(self) -> None:
         """Try every write that waits, in order, up to the first one that is refused."""
         for key, write in list(self._waiting.items()):

@@ -41,7 +41,7 @@ def change(on: sqlite3.Connection, row: ProjectRow) -> bool:
     _refuse_shared(on, row)
     changed = on.execute(
         "UPDATE projects SET name = ?, working_directory = ?, sandbox_enabled = ?"
-        " WHERE id = ? AND owner = ?",
+        " WHERE id = ? AND owner = ? AND deleted_at IS NULL",
         (row.name, row.working_directory, row.sandbox_enabled, row.id, row.owner),
     )
     return changed.rowcount == 1
@@ -51,7 +51,7 @@ def _refuse_shared(on: sqlite3.Connection, row: ProjectRow) -> None:
     """Refuse a directory that is, holds or lies in one of another owner's project: each of the two
     could read and change the other's files."""
     shared = on.execute(
-        "SELECT 1 FROM projects WHERE owner != :owner AND ("
+        "SELECT 1 FROM projects WHERE owner != :owner AND deleted_at IS NULL AND ("
         " working_directory = :path"
         " OR substr(working_directory, 1, length(:path) + 1) = :path || '/'"
         " OR substr(:path, 1, length(working_directory) + 1) = working_directory || '/')",
@@ -67,6 +67,27 @@ def _refuse_shared(on: sqlite3.Connection, row: ProjectRow) -> None:
         )
 
 
+def begin_deletion(on: sqlite3.Connection, owner: str, project_id: str, at: float) -> bool:
+    """Hide a project whose conversations are being deleted. Return whether it existed."""
+    hidden = on.execute(
+        "UPDATE projects SET deleted_at = ? WHERE id = ? AND owner = ? AND deleted_at IS NULL",
+        (at, project_id, owner),
+    )
+    return hidden.rowcount == 1
+
+
+async def in_directory(store: Store, directory: str) -> list[str]:
+    """Return the ids of the projects of all owners in this directory."""
+    rows = await store.rows("SELECT id FROM projects WHERE working_directory = ?", directory)
+    return [row["id"] for row in rows]
+
+
+async def in_deletion(store: Store) -> list[ProjectRow]:
+    """Return the projects whose deletion has begun, and has not ended."""
+    rows = await store.rows(f"SELECT {_PROJECT} FROM projects WHERE deleted_at IS NOT NULL")  # noqa: S608
+    return [_row(row) for row in rows]
+
+
 def delete(on: sqlite3.Connection, owner: str, project_id: str) -> bool:
     """Delete a project with its chats and rules. Return whether it existed."""
     gone = on.execute("DELETE FROM projects WHERE id = ? AND owner = ?", (project_id, owner))
@@ -75,7 +96,7 @@ def delete(on: sqlite3.Connection, owner: str, project_id: str) -> bool:
 
 async def get(store: Store, owner: str, project_id: str) -> ProjectRow | None:
     row = await store.row(
-        f"SELECT {_PROJECT} FROM projects WHERE id = ? AND owner = ?",  # noqa: S608
+        f"SELECT {_PROJECT} FROM projects WHERE id = ? AND owner = ? AND deleted_at IS NULL",  # noqa: S608
         project_id,
         owner,
     )
@@ -86,7 +107,8 @@ async def list_for_owner(
     store: Store, owner: str, after: str | None, limit: int
 ) -> list[ProjectRow]:
     rows = await store.rows(
-        f"SELECT {_PROJECT} FROM projects WHERE owner = ? AND id > ? ORDER BY id LIMIT ?",  # noqa: S608
+        f"SELECT {_PROJECT} FROM projects WHERE owner = ? AND id > ?"  # noqa: S608
+        " AND deleted_at IS NULL ORDER BY id LIMIT ?",
         owner,
         after or "",
         limit,

@@ -5,13 +5,14 @@ Functions that take a connection run inside a transaction of `Store.write`.
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from sbx.store import Store, chats, record
+from sbx.store import Store, chats, erasure, record
+from sbx.store.idempotency import Slot
 
 
 class SandboxRow(Struct, frozen=True):
@@ -111,9 +112,11 @@ def touch(on: sqlite3.Connection, row: SandboxRow, at: float, idle: float | None
     on.execute("UPDATE workspaces SET last_accessed_at = ? WHERE id = ?", (at, row.workspace_id))
 
 
-def delete(on: sqlite3.Connection, sandbox_id: str, at: float, cause: str) -> None:
-    """Leave the tombstones of a sandbox and of the workspace that it manages. Delete its chats,
-    unless it expired."""
+def delete(
+    on: sqlite3.Connection, sandbox_id: str, at: float, cause: str, slots: Sequence[Slot] = ()
+) -> None:
+    """Leave the tombstones of a sandbox and of the workspace that it manages. Delete its content
+    and its chats, unless it expired."""
     on.execute(
         "UPDATE sandboxes SET deleted_at = ?, cause = ?, idle_expires_at = NULL"
         " WHERE id = ? AND deleted_at IS NULL",
@@ -124,7 +127,25 @@ def delete(on: sqlite3.Connection, sandbox_id: str, at: float, cause: str) -> No
         (at, sandbox_id),
     )
     if cause != "expired":
-        chats.drop_of_sandbox(on, sandbox_id)
+        erase(on, sandbox_id, slots)
+
+
+def erase(on: sqlite3.Connection, sandbox_id: str, slots: Sequence[Slot] = ()) -> None:
+    """Delete the content and the chats of a deleted sandbox, and of earlier ones of its session.
+    Its files are not kept longer, also if it ended by its expiry."""
+    chats.drop_of_sandbox(on, sandbox_id)
+    ended = on.execute(
+        "SELECT id FROM sandboxes WHERE deleted_at IS NOT NULL AND (id = :id OR"
+        " (owner, session_id) = (SELECT owner, session_id FROM sandboxes WHERE id = :id))",
+        {"id": sandbox_id},
+    )
+    ids = [each[0] for each in ended]
+    erasure.erase_content(on, ids, slots=slots)
+    on.executemany(
+        "UPDATE sandboxes SET cause = 'requested', request = '{}', labels = NULL, failure = NULL,"
+        " upload_limits = NULL WHERE id = ?",
+        [(each,) for each in ids],
+    )
 
 
 def files_are_removed(on: sqlite3.Connection, sandbox_id: str) -> None:
@@ -183,6 +204,16 @@ async def get(store: Store, owner: str, sandbox_id: str) -> SandboxRow | None:
     return None if row is None else _sandbox(row)
 
 
+async def ended_of_user(store: Store, owner: str, user_id: str) -> list[str]:
+    """Return the ids of the deleted sandboxes of a user."""
+    rows = await store.rows(
+        "SELECT id FROM sandboxes WHERE owner = ? AND user_id = ? AND deleted_at IS NOT NULL",
+        owner,
+        user_id,
+    )
+    return [row["id"] for row in rows]
+
+
 async def ended_of(store: Store, owner: str, *, since: float, limit: int) -> list[SandboxRow]:
     """Return the sandboxes of an owner that were deleted after this time, the last one first."""
     rows = await store.rows(
@@ -195,14 +226,19 @@ async def ended_of(store: Store, owner: str, *, since: float, limit: int) -> lis
     return [_sandbox(row) for row in rows]
 
 
-async def with_files_to_remove(store: Store, *, limit: int = 1000) -> list[EndedSandbox]:
+async def with_files_to_remove(
+    store: Store, *, limit: int = 1000, only: str | None = None
+) -> list[EndedSandbox]:
+    """`only`: the id of the only sandbox to return."""
     rows = await store.rows(
         "SELECT sandboxes.id, cause, expires_at, sandboxes.deleted_at, workspace_id, directory,"
         " managed_by IS NOT NULL AS managed"
         " FROM sandboxes JOIN workspaces ON workspaces.id = workspace_id"
         " WHERE sandboxes.deleted_at IS NOT NULL AND files_removed = 0"
-        " ORDER BY sandboxes.deleted_at LIMIT ?",
-        limit,
+        " AND (:only IS NULL OR sandboxes.id = :only)"
+        " ORDER BY sandboxes.deleted_at LIMIT :limit",
+        only=only,
+        limit=limit,
     )
     return [record(EndedSandbox, row, managed=bool(row["managed"])) for row in rows]
 

@@ -55,11 +55,23 @@ async def add(store: Store, task: TaskRow, inputs: Sequence[TaskInputRow]) -> No
 
 
 async def put_input(store: Store, task_id: str, row: TaskInputRow) -> None:
-    await store.write(
-        lambda on: on.execute(
-            "REPLACE INTO task_inputs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (task_id, *_columns(row))
+    """Change an input. It has no answer and no error once its conversation was deleted."""
+    number, _, name, state, run_id, answer, error, tokens = _columns(row)
+
+    def act(on: sqlite3.Connection) -> None:
+        kept = on.execute(
+            "SELECT 1 FROM chats JOIN tasks USING (owner, user_id, agent_id)"
+            " WHERE tasks.id = ? AND chats.conversation_id = ?",
+            (task_id, name),
+        ).fetchone()
+        texts = (answer, error) if kept or run_id is None else (None, None)
+        on.execute(
+            "UPDATE task_inputs SET state = ?, run_id = ?, answer = ?, error = ?, tokens = ?"
+            " WHERE task_id = ? AND number = ?",
+            (state, run_id, *texts, tokens, task_id, number),
         )
-    )
+
+    await store.write(act)
 
 
 async def end(store: Store, task_id: str, at: float) -> None:

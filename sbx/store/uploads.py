@@ -20,13 +20,14 @@ class UploadRow(Struct, frozen=True):
 
 async def put(pending: PendingWrites, row: UploadRow) -> None:
     """Record an upload; the last one of a name counts. The file exists already, so a row that the
-    store refuses is written later."""
+    store refuses is written later, unless the conversation was deleted meanwhile."""
     await pending.write(
         _key(row.sandbox_id, row.conversation, row.name),
         lambda on: on.execute(
             "INSERT OR REPLACE INTO uploads (sandbox_id, conversation, name, size, sha256,"
-            " uploaded_at, uploaded_by) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            astuple(row),
+            " uploaded_at, uploaded_by) SELECT ?, ?, ?, ?, ?, ?, ?"
+            " WHERE EXISTS (SELECT 1 FROM conversations WHERE sandbox_id = ? AND name = ?)",
+            (*astuple(row), row.sandbox_id, row.conversation),
         ),
     )
 

@@ -39,7 +39,7 @@ from sessions_calls import API, code_of, until, url
 
 from sbx.agent.messages import Response
 from sbx.api.agent_v1 import agents_of
-from sbx.service.sessions import session_id
+from sbx.service.ids import session_id
 
 __all__ = ["at"]
 WRITES = "echo done > made.txt && echo said"

@@ -106,6 +106,7 @@ async def test_the_acts_of_a_session_are_told_with_the_token(served: Served, use
         ("upload.put", session),
         ("session.stop", session),
         ("session.resume", session),
+        ("session.reuse", session),
         ("conversation.delete", session),
         ("token.login", record.id),
         ("session.delete", session),

@@ -74,7 +74,7 @@ async def test_a_project_is_made_found_changed_and_deleted(service: Service, wor
     changed = await projects.change("me", made.id, name="ours", working_directory=str(work / "two"))
     assert await projects.get("me", made.id) == changed
     assert (changed.name, changed.working_directory) == ("ours", str(work / "two"))
-    await projects.delete("me", made.id)
+    await service.deletions.project("me", made.id)
     with pytest.raises(NotFound):
         await projects.get("me", made.id)
     assert sorted(os.listdir(work)) == ["one", "two"]
@@ -86,7 +86,7 @@ async def test_what_another_owner_has_is_not_there(service: Service, work: Path)
     for act in (
         projects.get("other", made.id),
         projects.change("other", made.id, name="theirs"),
-        projects.delete("other", made.id),
+        service.deletions.project("other", made.id),
         projects.using("other", made.id, "talk").__aenter__(),
     ):
         with pytest.raises(NotFound):
@@ -102,7 +102,9 @@ async def test_a_directory_has_projects_of_one_owner(service: Service, work: Pat
         if os.geteuid() == 0:
             os.chown(work / name, OWNER, OWNER)
     made = await project_at(service, work / "one/sub")
-    await projects.delete("me", (await project_at(service, work / "one")).id)  # one owner may
+    await service.deletions.project(
+        "me", (await project_at(service, work / "one")).id
+    )  # one owner may
     free = await projects.create("you", name="x", working_directory=str(work / "one-more"))
     for directory in (work / "one", work / "one/sub", work / "one/sub/deep"):
         for act in (
@@ -115,7 +117,7 @@ async def test_a_directory_has_projects_of_one_owner(service: Service, work: Pat
             assert raised.value.hint
     assert await projects.get("you", free.id) == free
     for one in (await projects.list("me")).items:
-        await projects.delete("me", one.id)
+        await service.deletions.project("me", one.id)
     await projects.change("you", free.id, working_directory=made.working_directory)
 
 
@@ -205,14 +207,15 @@ async def test_a_request_that_narrows_the_policy_counts_in_the_box(
         assert raised.value.code == "limit_widened"
 
 
-async def test_one_that_is_used_is_not_deleted(service: Service, work: Path) -> None:
+async def test_one_that_is_used_is_deleted_at_once(service: Service, work: Path) -> None:
     made = await project_at(service, work / "one")
     async with service.projects.using("me", made.id, "talk") as box:
-        with pytest.raises(Conflict) as raised:
-            await service.projects.delete("me", made.id)
-        assert raised.value.code == "project_in_use"
-        assert (await cell(box, "1")).ok
-    await service.projects.delete("me", made.id)
+        live = box.start_shell("sleep 600")
+        await service.deletions.project("me", made.id)
+        with pytest.raises(Closed):
+            await live.result()
+    with pytest.raises(NotFound):
+        await service.deletions.project("me", made.id)
     with pytest.raises(Closed):
         box.start_shell("true")
     with pytest.raises(NotFound):

@@ -32,9 +32,9 @@ from sbx.errors import Broken, Conflict
 from sbx.protocol.changes import ChangeBudget, checked_budgets, checked_prefixes
 from sbx.service.agents import Agents, ChatRow
 from sbx.service.caller import Caller
+from sbx.service.ids import session_id
 from sbx.service.projects.projects import Project
 from sbx.service.service import Service
-from sbx.service.sessions import session_id
 
 router = APIRouter(prefix="/api/v1/approvals", tags=["approvals"])
 of_conversations = APIRouter(

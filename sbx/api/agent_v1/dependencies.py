@@ -21,11 +21,11 @@ from sbx.errors import (
 from sbx.protocol.approvals import ApprovalScope
 from sbx.service.agents import Agents, ChatRow, no_conversation
 from sbx.service.caller import Caller
-from sbx.service.ids import check_id
+from sbx.service.ids import check_id, session_id
 from sbx.service.models import SandboxView
 from sbx.service.projects.projects import Project
 from sbx.service.service import Service
-from sbx.service.sessions import SessionAsk, Sessions, SessionStatus, reason_of, session_id
+from sbx.service.sessions import SessionAsk, Sessions, SessionStatus, reason_of
 
 
 def agents_of(app: FastAPI) -> Agents:

@@ -81,9 +81,10 @@ async def change_project(
 
 @router.delete("/{project_id}", status_code=204, responses=documented(404, 409))
 async def delete(project_id: str, caller: CallerDep, service: ServiceDep) -> None:
-    """Delete a project with its conversations. The directory stays as it is."""
+    """End the work of its agents, and delete a project with its conversations and their files. The
+    directory stays as it is."""
     check_projects(caller, project_id)
-    await service.projects.delete(caller.owner, project_id)
+    await service.deletions.project(caller.owner, project_id)
     await service.recording.record(caller, "project.delete", project_id)
     _publish(service, caller, project_id, "project.deleted")
 

@@ -12,8 +12,8 @@ from sbx.api.bodies import RequestBody
 from sbx.api.errors import documented
 from sbx.errors import BadRequest
 from sbx.service.agents import Agents, ChatFilter, ChatRow, no_conversation
+from sbx.service.ids import session_id
 from sbx.service.service import Service
-from sbx.service.sessions import session_id
 
 router = APIRouter(prefix="/api/v1/conversations", tags=["agent"])
 Cursor = Annotated[str | None, Query(max_length=200)]
@@ -99,7 +99,7 @@ async def rename(
     return await _of(service, agents, caller, row)
 
 
-@router.delete("/{conversation_id}", status_code=204, responses=documented(409))
+@router.delete("/{conversation_id}", status_code=204, responses=documented(404, 409))
 async def delete(
     conversation_id: str,
     caller: CallerDep,
@@ -108,15 +108,11 @@ async def delete(
     user_id: Named = None,
     agent_id: Named = None,
 ) -> None:
-    """Abort the run, and delete the messages, the kernel and the files. The directory of a project
-    stays. A second call does nothing. A token needs the scopes `files:write` and `execute`."""
-    chosen = ChatFilter(
-        owner=caller.owner, user_id=user_id, agent_id=agent_id, conversation_id=conversation_id
-    )
+    """Abort the run, and delete the messages, the kernel, the history and the files, also after the
+    session has expired. The directory of a project stays. A token needs the scopes `files:write`
+    and `execute`."""
     if not (caller.may("execute") and caller.may("files:write")):
         raise no_conversation(conversation_id)
-    if not (await agents.list_chats(caller, chosen, limit=2)).items:
-        return
     row = await agents.find_chat(caller, conversation_id, user_id=user_id, agent_id=agent_id)
     await agents.delete_chat(caller, row)
     await service.recording.record(caller, "conversation.delete", conversation_id)

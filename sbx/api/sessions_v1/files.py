@@ -86,10 +86,13 @@ async def upload(
 async def list_(
     request: Request, view: SessionDep, caller: CallerDep, service: ServiceDep
 ) -> SessionUploadList:
-    """List the uploads of a conversation, by name."""
+    """List the uploads of a conversation, by name. An expired session has them while it is in its
+    grace period."""
     name = demanded_conversation(request)
     await demand_existing(service, caller, view, "files:read", name)
-    async with service.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
+    async with service.sandboxes.using(
+        caller, view.id, scope="files:read", starts=False, kept=True
+    ) as use:
         uploads = await use.conversation(name).uploads.list()
     return SessionUploadList(files=[upload.name for upload in uploads], items=list(uploads))
 
@@ -112,7 +115,9 @@ async def download(
     check_name(name)
     conversation = conversation_of(request) or await _only_one(service, caller, view, name)
     await demand_existing(service, caller, view, "files:read", conversation)
-    async with service.sandboxes.using(caller, view.id, scope="files:read", starts=False) as use:
+    async with service.sandboxes.using(
+        caller, view.id, scope="files:read", starts=False, kept=True
+    ) as use:
         stream = await use.conversation(conversation).uploads.open_stream(name)
     assert stream.upload is not None
     return files_response(request, stream, name=name, etag=stream.upload.sha256)

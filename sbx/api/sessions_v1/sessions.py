@@ -43,13 +43,6 @@ async def ensure(
 ) -> SessionBody:
     """Return the session of a user with an agent: 201 if it is new, 200 if it existed."""
     view, done = await sessions.ensure(caller, new.ask())
-    if done == "created":
-        replaced = view.recreated_because
-        await service.recording.record_session(
-            caller, "session.create", view, policy=view.policy_name, replaced=replaced
-        )
-    elif done == "resumed":
-        await service.recording.record_session(caller, "session.resume", view)
     response.status_code = 201 if done == "created" else 200
     return await _shown(service, sessions, caller, view)
 
@@ -89,7 +82,7 @@ async def get(
 async def delete(
     session_id: str, caller: CallerDep, service: ServiceDep, sessions: SessionsDep
 ) -> None:
-    """Delete a session with the files of all conversations. A second call does nothing."""
+    """Delete a session with the files and the histories of all conversations."""
     await sessions.delete(caller, session_id)
     await service.recording.record(caller, "session.delete", session_id)
 
@@ -157,8 +150,8 @@ async def prompt(
 async def delete_conversation(
     conversation_id: str, view: SessionDep, caller: CallerDep, service: ServiceDep
 ) -> None:
-    """End its kernel and remove its files. A second call does nothing. A token needs the scopes
-    `files:write` and `execute`, because runs end."""
+    """End its kernel, and delete its files, its history and its chat, also after the session has
+    expired. A token needs the scopes `files:write` and `execute`, because runs end."""
     name = check_id("conversation_id", conversation_id)
     demand(caller, view, "files:write", name)
     demand(caller, view, "execute", name)

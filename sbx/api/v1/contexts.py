@@ -67,7 +67,7 @@ async def context(context: str, target: TargetDep) -> ContextBody:
 @router.delete("/{context}", status_code=204, responses=_ERRORS)
 async def delete(context: str, target: TargetDep) -> None:
     """Delete the context: end its kernel and its runs. Files stay."""
-    async with target.use("execute", starts=False) as conversation:
+    async with target.use("execute", starts=False, frees=True) as conversation:
         await conversation.contexts.delete(context)
     await target.record("context.delete", context=context)
 

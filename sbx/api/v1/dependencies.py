@@ -32,7 +32,7 @@ class Target:
 
     @asynccontextmanager
     async def lease(
-        self, scope: str, *, starts: bool = True, frees: bool = False
+        self, scope: str, *, starts: bool = True, frees: bool = False, kept: bool = False
     ) -> AsyncIterator[SandboxLease]:
         """Lease the sandbox, see `Sandboxes.using`."""
         async with self.service.sandboxes.using(
@@ -41,6 +41,7 @@ class Target:
             scope=scope,
             starts=starts,
             frees=frees,
+            kept=kept,
             conversation=self.name,
         ) as use:
             self.view = await use.view()
@@ -48,10 +49,16 @@ class Target:
 
     @asynccontextmanager
     async def use(
-        self, scope: str, *, creates: bool = False, starts: bool = True, frees: bool = False
+        self,
+        scope: str,
+        *,
+        creates: bool = False,
+        starts: bool = True,
+        frees: bool = False,
+        kept: bool = False,
     ) -> AsyncIterator[Conversation]:
         """Lease the conversation. Raise NotFound if it does not exist, unless `creates`."""
-        async with self.lease(scope, starts=starts, frees=frees) as use:
+        async with self.lease(scope, starts=starts, frees=frees, kept=kept) as use:
             yield use.conversation(self.name) if creates else await use.existing(self.name)
 
     async def record(self, action: str, **details: Any) -> None:

@@ -54,7 +54,7 @@ class Finished(BaseModel):
 @router.get("/uploads", responses=_ERRORS)
 async def uploads(target: TargetDep) -> UploadList:
     """List the uploads, by name."""
-    async with target.use("files:read") as conversation:
+    async with target.use("files:read", starts=False, kept=True) as conversation:
         return UploadList(items=list(await conversation.uploads.list()))
 
 
@@ -75,7 +75,7 @@ async def put_upload(name: str, request: Request, target: TargetDep) -> Upload:
 @router.head("/uploads/{name}", include_in_schema=False)
 async def get(name: str, request: Request, target: TargetDep, stack: StackDep) -> Response:
     """Send the bytes of an upload, or a range of them."""
-    conversation = await stack.enter_async_context(target.use("files:read"))
+    conversation = await stack.enter_async_context(target.use("files:read", kept=True))
     stream = await stack.enter_async_context(await conversation.uploads.open_stream(name))
     etag = stream.upload.sha256 if stream.upload is not None else None
     return files_response(request, stream, name=name, etag=etag)

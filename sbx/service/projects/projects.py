@@ -130,12 +130,27 @@ class Projects:
             raise errors.NotFound(f"project {project_id[:80]!r} does not exist")
         return row
 
-    async def delete(self, owner: str, project_id: str) -> None:
-        """Forget it, with its chats; the directory stays. Raises NotFound, Conflict
-        `project_in_use` while an agent works in it."""
-        await self.get(owner, project_id)
-        async with self._sessions.leaving(project_id):
-            gone = partial(rows.delete, owner=owner, project_id=project_id)
+    async def hide(self, owner: str, project_id: str) -> Project:
+        """Begin the deletion of a project, and return it: nothing finds it any longer, and the next
+        start completes the deletion. Raise NotFound."""
+        project = await self.get(owner, project_id)
+        hide = partial(
+            rows.begin_deletion, owner=owner, project_id=project_id, at=self._clock.now()
+        )
+        if not await self._store.write(hide):
+            raise errors.NotFound(f"project {project_id[:80]!r} does not exist")
+        return project
+
+    async def in_deletion(self) -> Sequence[Project]:
+        """Return the projects whose deletion has begun, and has not ended."""
+        return await rows.in_deletion(self._store)
+
+    async def delete(self, project: Project) -> None:
+        """Delete a hidden project, whose conversations were deleted before, with the quarantine of
+        its directory. The directory stays."""
+        async with self._sessions.leaving(project.id):
+            await self._drop_quarantine(project)
+            gone = partial(rows.delete, owner=project.owner, project_id=project.id)
             await self._store.write(gone)
 
     def using(
@@ -232,6 +247,19 @@ class Projects:
         """Delete an item. Raise as `quarantined`, NotFound, Conflict `quarantine_in_use`."""
         await self._demand_quarantined(owner, item_id)
         await in_thread(quarantine.drop, self._quarantines, item_id)
+
+    async def _drop_quarantine(self, project: Project) -> None:
+        """Delete the items of a directory that no other project has. Leave those that another
+        program uses, and those that only root can read."""
+        others = await rows.in_directory(self._store, project.working_directory)
+        if self._server is not None or others != [project.id]:
+            return
+        for item in await in_thread(quarantine.items, self._quarantines):
+            if item.directory == project.working_directory:
+                try:
+                    await in_thread(quarantine.drop, self._quarantines, item.id)
+                except errors.SbxError as error:
+                    _log.warning("the quarantine keeps %s: %s", item.id, error.message)
 
     async def _demand_quarantined(self, owner: str, item_id: str) -> None:
         if item_id not in {item.id for item in await self.quarantined(owner)}:

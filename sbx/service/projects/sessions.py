@@ -228,12 +228,9 @@ class ProjectSessions:
 
     @asynccontextmanager
     async def leaving(self, project_id: str) -> AsyncIterator[None]:
-        """Close all sandboxes of this project, and open none meanwhile. Raise Conflict
-        `project_in_use`."""
+        """Close all sandboxes of this project, also those in use, and open none meanwhile."""
         self._leaving[project_id] += 1
         try:
-            if self.in_use(project_id):
-                raise _in_use("an agent works in the project now")
             for key, state in list(self._states.items()):
                 if state.project_id != project_id:
                     continue

@@ -25,7 +25,7 @@ from sbx.api.v1.bay.models import (
     StopBody,
     iso_or_none,
 )
-from sbx.errors import SbxError
+from sbx.errors import NotFound, SbxError
 from sbx.protocol.pages import Page
 from sbx.protocol.usage import usage_to_json
 from sbx.service.caller import Caller
@@ -175,8 +175,14 @@ async def resume(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> San
 
 @router.delete("/{sandbox_id}", status_code=204, responses=documented(404, 409))
 async def delete(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> None:
-    """Delete the sandbox and its files. Keep a cargo that was created separately."""
-    await service.sandboxes.delete(caller, sandbox_id)
+    """Delete the sandbox and its files. Keep a cargo that was created separately. By the contract
+    of Bay, a second call succeeds, and does nothing."""
+    try:
+        await service.sandboxes.delete(caller, sandbox_id)
+    except NotFound:
+        if not await service.sandboxes.has_deleted(caller, sandbox_id):
+            raise
+        return
     await service.recording.record(caller, "sandbox.delete", sandbox_id)
 
 
