@@ -28,8 +28,8 @@ _GROUPS = {
         "rm", "extend", "grant", "context", "command", "port", "project", "console", "runs",
     ),
     "Operate a service": (
-        "serve", "connect", "key", "token", "mount", "unmount", "unfreeze", "gc", "audit",
-        "metrics", "store",
+        "serve", "connect", "key", "token", "mount", "unmount", "unfreeze", "forget", "gc",
+        "audit", "metrics", "store",
     ),
 }  # fmt: skip
 _COMMANDS = tuple(name for names in _GROUPS.values() for name in names)

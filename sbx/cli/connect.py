@@ -1,5 +1,6 @@
 """Connect a command to the service: the options that commands share, the call, and paths."""
 
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -8,7 +9,7 @@ from urllib.parse import quote
 import typer
 
 from sbx.cli import exits, output
-from sbx.cli.terminal import STDOUT, one_line, write
+from sbx.cli.terminal import STDERR, STDIN, STDOUT, confirmed, one_line, write
 from sbx.errors import BadRequest, SbxError
 
 if TYPE_CHECKING:
@@ -133,6 +134,19 @@ def for_each(
             named = sandbox_id in error.message
             output.failure(error.message if named else f"{sandbox_id}: {error.message}", error.hint)
     return exits.for_error(failed[0][1]) if failed else exits.Exit.OK
+
+
+def confirm(removal: str, *, as_json: bool) -> None:
+    """Ask the user to confirm, as in `remove 2 sandboxes`. Raise BadRequest without a terminal, and
+    for a no."""
+    if as_json or not (os.isatty(STDIN) and os.isatty(STDERR)):
+        raise BadRequest(
+            f"this would {removal}, which needs a confirmation at a terminal",
+            code="not_confirmed",
+            hint="add --yes",
+        )
+    if not confirmed(f"{removal[0].upper()}{removal[1:]}?"):
+        raise BadRequest("nothing was removed", code="not_confirmed")
 
 
 def sandbox_path(sandbox_id: str, *rest: str) -> str:

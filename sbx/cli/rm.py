@@ -1,12 +1,10 @@
 """`sbx rm`: delete sandboxes of a running service, with their files."""
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sbx.cli import connect
-from sbx.cli.terminal import STDERR, STDIN, confirmed
 from sbx.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -35,22 +33,12 @@ def rm(
         boxes = connect.ask(socket, key, connect.list_sandboxes)
         ids = [box["id"] for box in boxes]
         if ids and not yes:
-            _confirm(len(ids), as_json=as_json)
+            count = "1 sandbox and its files"
+            if len(ids) > 1:
+                count = f"{len(ids)} sandboxes and their files"
+            connect.confirm(f"remove {count}", as_json=as_json)
 
     async def removed(client: "Client", sandbox_id: str) -> None:
         await client.request("DELETE", connect.sandbox_path(sandbox_id))
 
     return connect.for_each("removed", ids or [], removed, as_json, socket, key)
-
-
-def _confirm(count: int, *, as_json: bool) -> None:
-    """Ask the user to confirm. Raise BadRequest without a terminal, and for a no."""
-    if as_json or not (os.isatty(STDIN) and os.isatty(STDERR)):
-        raise BadRequest(
-            f"this would remove {count} sandboxes, which needs a confirmation at a terminal",
-            code="not_confirmed",
-            hint="add --yes",
-        )
-    target = "1 sandbox and its files" if count == 1 else f"{count} sandboxes and their files"
-    if not confirmed(f"Remove {target}?"):
-        raise BadRequest("nothing was removed", code="not_confirmed")

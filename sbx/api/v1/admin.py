@@ -1,5 +1,5 @@
-"""For the operator: keys, the tokens and sandboxes of all owners, and mounts. For an owner: its
-tokens.
+"""For the operator: keys, the tokens, users and sandboxes of all owners, and mounts. For an owner:
+its tokens and users.
 
 A mount is a directory of the host inside a live sandbox. It is for the operator, because it names a
 path of this host. The setting `mount_dirs` lists the allowed directories.
@@ -8,7 +8,7 @@ path of this host. The setting `mount_dirs` lists the allowed directories.
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, Field, StringConstraints
 
 from sbx.api.auth import OperatorDep, OwnerDep, ServiceDep
@@ -20,11 +20,13 @@ from sbx.errors import Denied, NotFound
 from sbx.protocol.mounts import Mount
 from sbx.service.auth import TOKEN_TTL_MAX_S, KeyRecord, TokenRecord
 from sbx.service.caller import Caller
+from sbx.service.ids import check_id
 from sbx.service.lifecycle import State
 
 router = APIRouter(prefix="/v1/admin", tags=["operator"])
 _ERRORS = documented(404, 409)
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+UserName = Annotated[str, Path(max_length=400)]
 MountTarget = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 _MOUNTS = "/sandboxes/{sandbox_id}/mounts"
 
@@ -112,6 +114,14 @@ class TokenList(BaseModel):
     items: list[TokenBody]
 
 
+class ForgottenUser(BaseModel):
+    """`removed`: the number of each kind."""
+
+    user_id: str
+    owner: str
+    removed: dict[str, int]
+
+
 class OwnedSandbox(SandboxResponse):
     owner: str
 
@@ -125,7 +135,7 @@ def _own(caller: Caller, owner: str | None) -> str:
     """Return the named owner. Raise Denied `forbidden` for another one, except to an operator."""
     if owner not in (None, caller.owner) and not caller.operator:
         raise Denied(
-            "a key may manage the tokens of its owner, and these are of another",
+            "a key may manage the users and tokens of its owner, and these are of another",
             code="forbidden",
             hint="leave owner out, or call as an operator",
         )
@@ -202,6 +212,22 @@ async def revoke_token(token_id: str, caller: OwnerDep, service: ServiceDep) -> 
     recorded = await service.access.revoke_token(token_id)
     await service.recording.record(caller, "token.revoke", token_id)
     return revoked(recorded)
+
+
+@router.delete("/users/{user_id}", responses=_ERRORS)
+async def forget_user(
+    user_id: UserName,
+    caller: OwnerDep,
+    service: ServiceDep,
+    owner: Annotated[str | None, Query()] = None,
+) -> ForgottenUser:
+    """Delete all data of a user of the caller's owner, or of another one for an operator: sessions
+    with their files and histories, chats with their messages, approvals and rules, tasks, and
+    tokens. Projects belong to their owner and stay. A second call finds nothing."""
+    whose = _own(caller, owner)
+    removed = await service.deletions.user(whose, check_id("user_id", user_id))
+    await service.recording.record(caller, "user.forget", user_id, owner=whose, **removed)
+    return ForgottenUser(user_id=user_id, owner=whose, removed=dict(removed))
 
 
 @router.get("/sandboxes", responses=_ERRORS)
