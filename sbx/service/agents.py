@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, aclosing, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any
 
 from msgspec.structs import replace
@@ -22,6 +22,7 @@ from sbx.protocol.approvals import RESTART, Approval, ApprovalDecision
 from sbx.protocol.changes import ChangesSetting
 from sbx.protocol.pages import Page
 from sbx.service.agent_models import ModelSource
+from sbx.service.agent_profiles import StoredProfile
 from sbx.service.agent_runs import SUB_AGENT, AgentRequest, AgentRunFactory, Invoke
 from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
@@ -174,6 +175,25 @@ class Agents:
         if row.project_id is None:
             return row, None
         return row, await self._service.projects.get(caller.owner, row.project_id)
+
+    async def profile_of(
+        self, caller: Caller, user_id: str, agent_id: str, conversation_id: str
+    ) -> tuple[StoredProfile | None, str | None]:
+        """Return the profile that a message to this conversation uses, and the id of its project,
+        before the conversation is created. Raise Unavailable `invalid_profile`."""
+        profiles, names = self._service.agent_profiles, {"user_id": user_id, "agent_id": agent_id}
+        for row in await chats.named(self._service.store, caller.owner, conversation_id, **names):
+            return await profiles.of_chat(row.profile_id), row.project_id
+        return await profiles.find(caller.owner, agent_id), None
+
+    @asynccontextmanager
+    async def undoing(self, row: ChatRow) -> AsyncIterator[None]:
+        """Delete a chat again if it is new, and the request that created it is refused."""
+        try:
+            yield
+        except SbxError:
+            await chats.delete_unused(self._service.store, row)
+            raise
 
     async def list_chats(
         self, caller: Caller, chosen: ChatFilter, *, limit: int

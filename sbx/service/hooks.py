@@ -66,6 +66,7 @@ class SandboxHooks:
         self.record = record
         self.lost = set(lost)
         self.naming = asyncio.Lock()  # is locked while a conversation is made or deleted
+        self.created: set[str] = set()  # conversations that no request has used successfully yet
         self._store = record.dependencies.store
         self._conversations: dict[str, ConversationRow] | None = {} if new else None
         # In addition to `default`, by conversation.
@@ -100,6 +101,8 @@ class SandboxHooks:
                 )
             )
             conversations[name] = row
+            if row.directory == new_name:
+                self.created.add(name)
             return row.directory, row.directory == new_name
 
     async def before_start(self, conversation: str, context: str) -> None:
@@ -170,6 +173,7 @@ class SandboxHooks:
     def forget(self, name: str) -> None:
         """Forget a conversation that was deleted; one of the same name begins from nothing."""
         self.lost = {key for key in self.lost if key[0] != name}
+        self.created.discard(name)
         if self._contexts is not None:
             self._contexts.pop(name, None)
         if self._conversations is not None:
@@ -210,6 +214,7 @@ class SandboxHooks:
                 name=name,
             )
             await self._store.write(drop)
+            await self._store.fold()
 
 
 class PersistentSandbox(AsyncSandbox):

@@ -2,7 +2,7 @@
 use."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -21,6 +21,7 @@ from sbx.store import sandboxes as rows
 from sbx.store.sandboxes import SandboxRow
 
 _RETRY_AFTER_S = 30.0
+DropUnused = Callable[[ServiceSandbox, str], Awaitable[None]]
 
 
 class SandboxIndex:
@@ -166,10 +167,13 @@ class SandboxLease:
         conversation: str | None,
         check: Callable[[], None] | None,
         kept: bool,
+        drop_unused: DropUnused,
     ) -> None:
         """`check` raises if the use must not begin now; it is called once the caller is known to
         see the sandbox. `conversation`: the one that the caller is known to see then. `kept`: the
-        files of an expired session are enough, and this does not put off its end."""
+        files of an expired session are enough, and this does not put off its end. `drop_unused` is
+        awaited for a conversation that this lease created, if the use ends with an error: a refused
+        request leaves nothing behind."""
         self.caller = caller
         self._index = index
         self._name = sandbox_id
@@ -179,6 +183,7 @@ class SandboxLease:
         self._check = check
         self._act = Act.KEEP if kept else Act.USE
         self._peeks = caller.peeks
+        self._drop_unused = drop_unused
 
     async def view(self) -> SandboxView:
         return await self._sandbox.view()
@@ -187,6 +192,7 @@ class SandboxLease:
         """Return the conversation of this name, also a new one. Raises NotFound, BadRequest."""
         if name != self._conversation and not self._sees(name):
             raise errors.NotFound(f"conversation {name} does not exist")
+        self._conversation = name
         return self.active.conversation(name)
 
     async def existing(self, name: str) -> Conversation:
@@ -220,8 +226,8 @@ class SandboxLease:
                 sandbox.begin_use()
             if not self._peeks:
                 sandbox.touch()
-        except BaseException:
-            await self._left(sandbox)
+        except BaseException as error:
+            await self._left(sandbox, error)
             raise
         self._sandbox = sandbox
         self.id = sandbox.id
@@ -236,14 +242,14 @@ class SandboxLease:
         sandbox = self._sandbox
         if sandbox.row.deleted_at is None and not self._peeks:
             sandbox.touch()
-        await self._left(sandbox)
+        await self._left(sandbox, error)
         if isinstance(error, errors.Closed):
             try:
                 sandbox.check(self._act)
             except errors.SbxError as reason:
                 raise reason from error
 
-    async def _left(self, sandbox: ServiceSandbox) -> None:
+    async def _left(self, sandbox: ServiceSandbox, error: BaseException | None) -> None:
         """Give the lease back. End a prewarmed kernel if no lease ran anything: it does not count
         against limits until it runs something."""
         sandbox.users -= 1
@@ -251,6 +257,12 @@ class SandboxLease:
         active = sandbox.active
         if active is not None and not sandbox.users and not sandbox.starts and active.has_unused:
             await active.end_unused()
+        name = self._conversation
+        if name is not None and name in sandbox.hooks.created:
+            if isinstance(error, Exception):
+                await self._drop_unused(sandbox, name)
+            else:
+                sandbox.hooks.created.discard(name)
         self._index.on_left()
 
 

@@ -189,6 +189,7 @@ class ServiceSandbox(ExpiringSandbox):
         runtime.release_directory(prewarmed)
         self.change_workspace(directory=prewarmed.directory, uid=uid)
         conversations[conversation] = row
+        self.hooks.created.add(conversation)
         return prewarmed
 
     def forget_conversation(self, name: str) -> Conversation | None:

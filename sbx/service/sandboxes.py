@@ -16,7 +16,7 @@ from typing import Any, Literal
 from msgspec.structs import asdict, replace
 
 from sbx import errors
-from sbx.aio import Clock, run_to_completion
+from sbx.aio import Clock, in_thread, run_to_completion
 from sbx.isolation.plan import decide_walls
 from sbx.kernels.channel import FrameBudgets
 from sbx.policy import Policy
@@ -245,7 +245,15 @@ class Sandboxes:
         if self._recording is not None and new_work and not frees:
             check = partial(self._recording.check, runs=scope == "execute")
         return SandboxLease(
-            self.index, caller, sandbox_id, scope, starts, conversation, check, kept or frees
+            self.index,
+            caller,
+            sandbox_id,
+            scope,
+            starts,
+            conversation,
+            check,
+            kept or frees,
+            self._drop_unused,
         )
 
     async def keepalive(self, caller: Caller, sandbox_id: str) -> SandboxView:
@@ -305,8 +313,7 @@ class Sandboxes:
         return row.deleted_at is not None
 
     async def _erase(self, sandbox_id: str) -> None:
-        slots = slots_of(self._forget_runs(sandbox_id, None))
-        await self._store.write(partial(rows.erase, sandbox_id=sandbox_id, slots=slots))
+        await self._store.write(partial(rows.erase, sandbox_id=sandbox_id))
         await self._garbage.remove_ended(sandbox_id)
         await self._store.fold()
 
@@ -315,7 +322,7 @@ class Sandboxes:
         workspace = sandbox.workspace
         for on_delete in self._on_delete:
             await on_delete(sandbox.id, None)
-        slots = slots_of(self._forget_runs(sandbox.id, None)) if cause != "expired" else ()
+        slots = slots_of(self._forget_runs(sandbox.id, None))
         try:
             try:
                 deleted = await sandbox.delete(cause, slots)
@@ -332,7 +339,7 @@ class Sandboxes:
                     self._workspaces.forget(workspace.id)
         if deleted and workspace.managed_by is not None:
             await self._garbage.remove(sandbox.row, workspace)
-        if deleted and cause != "expired":
+        if deleted:
             await self._store.fold()
         return deleted
 
@@ -373,7 +380,19 @@ class Sandboxes:
                 details={"conversation_id": name[:400]},
             )
 
-    async def _delete_conversation(self, sandbox: ServiceSandbox, name: str) -> bool:
+    async def _drop_unused(self, sandbox: ServiceSandbox, name: str) -> None:
+        """Delete a conversation that a refused request created, if nothing else uses it."""
+        row = (await sandbox.hooks.conversations()).get(name)
+        workspace = sandbox.workspace
+        if row is None or workspace.managed_by is None or sandbox.row.deleted_at is not None:
+            return
+        empty = await in_thread(self._runtime.data.has_no_files, workspace.directory, row.directory)
+        if empty and not sandbox.users and not sandbox.starts and name in sandbox.hooks.created:
+            await run_to_completion(self._delete_conversation(sandbox, name, announce=False))
+
+    async def _delete_conversation(
+        self, sandbox: ServiceSandbox, name: str, *, announce: bool = True
+    ) -> bool:
         at, workspace = self._clock.now(), sandbox.workspace
         sharing = [other for other in self.every() if other.row.workspace_id == workspace.id]
 
@@ -381,7 +400,7 @@ class Sandboxes:
             existed, directories = conversations_table.delete_conversation(
                 db, sandbox.id, workspace.id, name, slots
             )
-            if existed:
+            if existed and announce:
                 events.add(db, sandbox.id, at, "conversation_deleted", conversation=name)
             return existed, directories
 
@@ -395,11 +414,13 @@ class Sandboxes:
             late = forgotten()  # of runs that began during the transaction
         await asyncio.gather(*(_end(each) for each in opened if each is not None))
         if existed:
-            sandbox.announce("conversation_deleted", conversation=name)
+            if announce:
+                sandbox.announce("conversation_deleted", conversation=name)
             await self._garbage.remove_conversations(workspace, directories)
         if late:
             await self._store.write(partial(erase_runs, runs=late))
-        await self._store.fold()
+        if announce:
+            await self._store.fold()
         return existed
 
 

@@ -70,17 +70,8 @@ class Tasks:
     async def start(
         self, row: TaskRow, rows: Sequence[Mapping[str, str]], begin: Begin, at_once: int
     ) -> list[TaskInputRow]:
-        """Start a task for inputs with these values. Raise as `template` and `fill`, before any
-        input begins, and Unavailable `too_many_tasks`."""
-        template = await self.template(row.template)
-        filled = [fill_input(template, number, values) for number, values in enumerate(rows, 1)]
-        if sum(owner == row.owner for owner, _ in self._active.values()) >= _PER_OWNER:
-            raise Unavailable(
-                f"{_PER_OWNER} tasks are not complete, which is the limit",
-                code="too_many_tasks",
-                hint="wait until one of them ends, or abort one",
-                details={"limit": _PER_OWNER},
-            )
+        """Start a task for inputs with these values. Raise as `check`, before any input begins."""
+        filled = await self.check(row, rows)
         inputs = [
             TaskInputRow(number, values, f"{row.id}-{number:04}")
             for number, values in enumerate(rows, 1)
@@ -91,6 +82,20 @@ class Tasks:
         self._active[row.id] = row.owner, task
         task.add_done_callback(lambda _: self._active.pop(row.id, None))
         return inputs
+
+    async def check(self, row: TaskRow, rows: Sequence[Mapping[str, str]]) -> Sequence[FilledTask]:
+        """Return the inputs of a task with these values. Raise as `template` and `fill`, and
+        Unavailable `too_many_tasks`."""
+        template = await self.template(row.template)
+        filled = [fill_input(template, number, values) for number, values in enumerate(rows, 1)]
+        if sum(owner == row.owner for owner, _ in self._active.values()) >= _PER_OWNER:
+            raise Unavailable(
+                f"{_PER_OWNER} tasks are not complete, which is the limit",
+                code="too_many_tasks",
+                hint="wait until one of them ends, or abort one",
+                details={"limit": _PER_OWNER},
+            )
+        return filled
 
     def new_row(self, owner: str, template: str, user_id: str, agent_id: str) -> TaskRow:
         task_id = f"task-{secrets.token_hex(8)}"

@@ -67,6 +67,7 @@ class UserUploads:
         """Raise NotFound."""
         await use.conversation(conversation).uploads.delete(name)
         await rows.forget(self._recording.pending, use.id, conversation, name)
+        await self._store.fold()
         record = self._recording.record_session if of_session else self._recording.record_sandbox
         await record(
             use.caller, "upload.delete", (await use.view()), conversation=conversation, name=name

@@ -216,6 +216,18 @@ async def delete(store: Store, chat_id: str) -> bool:
     return await store.write(act)
 
 
+async def delete_unused(store: Store, row: ChatRow) -> None:
+    """Delete a chat that a refused request created: it has no messages and no runs."""
+    if row.created_at == row.last_used_at:
+        await store.write(
+            lambda on: on.execute(
+                "DELETE FROM chats WHERE id = ? AND last_seq = 0 AND last_used_at = created_at"
+                " AND NOT EXISTS (SELECT 1 FROM agent_runs WHERE chat_id = chats.id)",
+                (row.id,),
+            )
+        )
+
+
 def drop_of_conversation(on: sqlite3.Connection, sandbox_id: str, name: str) -> bool:
     """Delete the chats about a conversation of this sandbox: of each sandbox with the same
     workspace, or with the same user and agent if this one is their session. Return whether one

@@ -115,8 +115,8 @@ def touch(on: sqlite3.Connection, row: SandboxRow, at: float, idle: float | None
 def delete(
     on: sqlite3.Connection, sandbox_id: str, at: float, cause: str, slots: Sequence[Slot] = ()
 ) -> None:
-    """Leave the tombstones of a sandbox and of the workspace that it manages. Delete its content
-    and its chats, unless it expired."""
+    """Leave the tombstones of a sandbox and of the workspace that it manages, without content.
+    Delete its chats, unless it expired."""
     on.execute(
         "UPDATE sandboxes SET deleted_at = ?, cause = ?, idle_expires_at = NULL"
         " WHERE id = ? AND deleted_at IS NULL",
@@ -126,13 +126,14 @@ def delete(
         "UPDATE workspaces SET deleted_at = ? WHERE managed_by = ? AND deleted_at IS NULL",
         (at, sandbox_id),
     )
+    _erase(on, [sandbox_id], slots)
     if cause != "expired":
-        erase(on, sandbox_id, slots)
+        erase(on, sandbox_id)
 
 
-def erase(on: sqlite3.Connection, sandbox_id: str, slots: Sequence[Slot] = ()) -> None:
-    """Delete the content and the chats of a deleted sandbox, and of earlier ones of its session.
-    Its files are not kept longer, also if it ended by its expiry."""
+def erase(on: sqlite3.Connection, sandbox_id: str) -> None:
+    """Delete the chats of a deleted sandbox, and the content of earlier ones of its session. Its
+    files are not kept longer, also if it ended by its expiry."""
     chats.drop_of_sandbox(on, sandbox_id)
     ended = on.execute(
         "SELECT id FROM sandboxes WHERE deleted_at IS NOT NULL AND (id = :id OR"
@@ -140,12 +141,24 @@ def erase(on: sqlite3.Connection, sandbox_id: str, slots: Sequence[Slot] = ()) -
         {"id": sandbox_id},
     )
     ids = [each[0] for each in ended]
-    erasure.erase_content(on, ids, slots=slots)
-    on.executemany(
-        "UPDATE sandboxes SET cause = 'requested', request = '{}', labels = NULL, failure = NULL,"
-        " upload_limits = NULL WHERE id = ?",
-        [(each,) for each in ids],
-    )
+    _erase(on, ids)
+    on.executemany("UPDATE sandboxes SET cause = 'requested' WHERE id = ?", [(i,) for i in ids])
+
+
+def _erase(on: sqlite3.Connection, sandboxes: Sequence[str], slots: Sequence[Slot] = ()) -> None:
+    erasure.erase_content(on, sandboxes, slots=slots)
+    for sandbox_id in sandboxes:
+        on.execute("DELETE FROM contexts WHERE sandbox_id = ?", (sandbox_id,))
+        on.execute(
+            "UPDATE events SET details = json_remove(details, '$.context', '$.target', '$.where')"
+            " WHERE sandbox_id = ?",
+            (sandbox_id,),
+        )
+        on.execute(
+            "UPDATE sandboxes SET request = '{}', labels = NULL, failure = NULL,"
+            " upload_limits = NULL WHERE id = ?",
+            (sandbox_id,),
+        )
 
 
 def files_are_removed(on: sqlite3.Connection, sandbox_id: str) -> None:

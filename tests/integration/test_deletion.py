@@ -377,7 +377,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", f"{_PLACE}/partials", {"path": "../x", "size": 1}),
     ("POST", f"{_PLACE}/partials", {"path": "x", "size": 1 << 60}),
     ("PUT", f"{_PLACE}/files?path=../x", {}),
-    ("PUT", f"{_PLACE}/files?path=uploads/x", {}),
     ("PUT", f"{_PLACE}/uploads/..%2fx", {}),
     ("PUT", f"{_PLACE}/uploads/x.exe", {}),
     ("POST", f"{_PLACE}/directories", {"path": "../x"}),
@@ -388,10 +387,11 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
 async def test_a_refused_request_leaves_no_conversation(
     at: Desk, client: httpx.AsyncClient, warm: bool
 ) -> None:
-    """A time-out above the limit answered 400, and left an empty conversation."""
-    await ensure(client, "ann", "helper")
+    """A time-out above the limit answered 400, and left an empty conversation. `warm`: a prewarmed
+    sandbox waits for the first use."""
     if warm:
-        await run(client, SESSION, "1", "old")
+        await at.served.service.runtime.warm(count=1, new=True)
+    await ensure(client, "ann", "helper")
     left = []
     for method, path, body in REFUSED:
         target = path.format(session=url(SESSION), box=SESSION)
@@ -404,4 +404,21 @@ async def test_a_refused_request_leaves_no_conversation(
         if "new" in conversations or "new" in {row["name"] for row in rows}:
             left.append((method, path, body))
             await client.delete(url(SESSION, "/conversations/new"))
-    assert left == []
+    assert left == [], json.dumps(left)
+
+
+async def test_a_refused_message_leaves_neither_session_nor_chat(
+    at: Desk, client: httpx.AsyncClient
+) -> None:
+    profile = {"agent_id": "fixed", "profile": {"model": {"name": "scripted"}}}
+    assert (await client.post(f"{API}/agents", json=profile)).status_code == 201
+    who = {"user_id": "eve", "agent_id": "fixed", "conversation_id": "new"}
+    refused = await client.post(f"{API}/chat", json={**who, "message": "x", "model": "other"})
+    assert code_of(refused) == (403, "model_fixed")
+    imported = await client.post(
+        f"{API}/conversations/new/import", params={"user_id": "eve", "agent_id": "a"}, content=b"["
+    )
+    assert 400 <= imported.status_code < 500
+    assert (await client.get(CONVERSATIONS)).json()["items"] == []
+    sessions = (await client.get(f"{API}/sessions")).json()["items"]
+    assert [each["session_id"] for each in sessions] == ["sb-session-eve-a"]  # of the import

@@ -62,6 +62,7 @@ async def chat(
         sse.reserve(request)
     if new.project_id is not None:
         await project_of(service, caller, new.project_id)
+    await check_chat(agents, caller, new, name)
     session = await session_of(sessions, caller, new, name)
     run = await begin(service, agents, caller, session, new, name)
     if new.detach:
@@ -75,39 +76,47 @@ async def chat(
     return await sse.stream(_events(run, 0), request=request)
 
 
-async def begin(
-    service: Service, agents: Agents, caller: Caller, session: SandboxView, new: NewChat, name: str
-) -> ChatRun:
-    """Start the run of a message in a conversation of a session. Raise the errors of `Chats.start`,
-    Unavailable `model_not_configured` and `invalid_profile`, and Denied."""
-    settings = agents.models.settings
-    row, project = await agents.ensure_chat(caller, session, name, new.project_id, new.message)
-    if new.completion_check is not None and project is not None and caller.via == "token":
+async def check_chat(agents: Agents, caller: Caller, new: NewChat, name: str) -> None:
+    """Raise Denied for a message that would be refused once its session and its conversation are
+    created."""
+    stored, project_id = await agents.profile_of(caller, new.user_id, new.agent_id, name)
+    if new.completion_check is not None and project_id is not None and caller.via == "token":
         raise Denied(
             "a token cannot choose a command for a project",
             code="forbidden",
             hint="leave completion_check out, or call with a key of the owner",
         )
-    stored = await service.agent_profiles.of_chat(row.profile_id)
-    profile = NO_PROFILE if stored is None else stored.profile
-    check_model(profile, new.model)
-    run = await agents.chats.start(
-        AgentRequest(
-            caller.owner,
-            name,
-            new.message,
-            max_steps=profile.max_steps(new.max_steps, settings.max_steps),
-            model=new.model,
-            caller=caller,
-            session=session,
-            chat=row,
-            project=project,
-            profile=profile,
-            check_command=new.completion_check,
-            profile_version=None if stored is None else stored.version,
-            after_seq=await agents.messages.last_seq(row.id),
+    check_model(NO_PROFILE if stored is None else stored.profile, new.model)
+
+
+async def begin(
+    service: Service, agents: Agents, caller: Caller, session: SandboxView, new: NewChat, name: str
+) -> ChatRun:
+    """Start the run of a message in a conversation of a session. Raise the errors of `Chats.start`,
+    Unavailable `model_not_configured` and `invalid_profile`, and as `check_chat`."""
+    settings = agents.models.settings
+    await check_chat(agents, caller, new, name)
+    row, project = await agents.ensure_chat(caller, session, name, new.project_id, new.message)
+    async with agents.undoing(row):
+        stored = await service.agent_profiles.of_chat(row.profile_id)
+        profile = NO_PROFILE if stored is None else stored.profile
+        run = await agents.chats.start(
+            AgentRequest(
+                caller.owner,
+                name,
+                new.message,
+                max_steps=profile.max_steps(new.max_steps, settings.max_steps),
+                model=new.model,
+                caller=caller,
+                session=session,
+                chat=row,
+                project=project,
+                profile=profile,
+                check_command=new.completion_check,
+                profile_version=None if stored is None else stored.version,
+                after_seq=await agents.messages.last_seq(row.id),
+            )
         )
-    )
     await service.recording.record(caller, "chat.start", name, run=run.run_id, sandbox=session.id)
     return run
 

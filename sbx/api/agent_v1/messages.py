@@ -255,11 +255,12 @@ async def import_(
         new = NewChat(user_id=user_id, agent_id=agent_id, resume=True)
         session = await session_of(sessions, caller, new, name)
         row, _ = await agents.ensure_chat(caller, session, name)
-    check_runs(caller, name)
-    text = (await request.body()).decode("utf-8", "replace")
-    if agents.chats.running(row.key) is not None:
-        raise Conflict("an agent runs in this conversation", code="run_in_progress")
-    count = await import_history(agents.history(row), text)
+    async with agents.undoing(row):
+        check_runs(caller, name)
+        text = (await request.body()).decode("utf-8", "replace")
+        if agents.chats.running(row.key) is not None:
+            raise Conflict("an agent runs in this conversation", code="run_in_progress")
+        count = await import_history(agents.history(row), text)
     await service.recording.record(caller, "chat.import", name, messages=count)
     return Imported(messages=count)
 

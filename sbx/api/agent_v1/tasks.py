@@ -136,6 +136,8 @@ async def start(
     if template.agent not in (None, agent_id):
         raise Conflict(f"the template is for the agent {template.agent}", code="another_agent")
     row = agents.tasks.new_row(caller.owner, new.template, new.user_id, agent_id)
+    rows = [new.parameters | values for values in new.inputs]
+    await agents.tasks.check(row, rows)  # before a session is created
     first = NewChat(user_id=new.user_id, agent_id=agent_id, message="-")
     session = await session_of(sessions, caller, first, row.id)
 
@@ -151,7 +153,6 @@ async def start(
         )
         return await begin(service, agents, caller, session, chat, name)
 
-    rows = [new.parameters | values for values in new.inputs]
     inputs = await agents.tasks.start(row, rows, begin_input, new.at_once)
     await service.recording.record(
         caller, "task.start", row.id, template=new.template, inputs=len(inputs)

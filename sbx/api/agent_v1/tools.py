@@ -140,7 +140,8 @@ async def invoke_tool(
     if sse.accepts_events(request):
         sse.reserve(request)
     invoke = await _request(agents, sessions, caller, name, call, conversation)
-    run = await agents.chats.start(invoke)
+    async with agents.undoing(invoke.chat):
+        run = await agents.chats.start(invoke)
     await service.recording.record(
         caller, "tool.invoke", name, conversation=conversation, sandbox=invoke.session.id
     )
