@@ -38,7 +38,16 @@ from sbx.store.approvals import ApprovalStore
 from sbx.store.chats import ChatFilter, ChatRow
 from sbx.store.messages import MessageRow, Messages
 
-__all__ = ["AgentRunRow", "Agents", "ChatFilter", "ChatRow", "MessageRow", "no_conversation"]
+__all__ = [
+    "AgentRunRow",
+    "Agents",
+    "ChatFilter",
+    "ChatRow",
+    "MessageRow",
+    "no_conversation",
+    "profile_of",
+    "undoing",
+]
 
 _log = logging.getLogger(__name__)
 _APPROVAL_TIMEOUT_S = 600.0
@@ -175,25 +184,6 @@ class Agents:
         if row.project_id is None:
             return row, None
         return row, await self._service.projects.get(caller.owner, row.project_id)
-
-    async def profile_of(
-        self, caller: Caller, user_id: str, agent_id: str, conversation_id: str
-    ) -> tuple[StoredProfile | None, str | None]:
-        """Return the profile that a message to this conversation uses, and the id of its project,
-        before the conversation is created. Raise Unavailable `invalid_profile`."""
-        profiles, names = self._service.agent_profiles, {"user_id": user_id, "agent_id": agent_id}
-        for row in await chats.named(self._service.store, caller.owner, conversation_id, **names):
-            return await profiles.of_chat(row.profile_id), row.project_id
-        return await profiles.find(caller.owner, agent_id), None
-
-    @asynccontextmanager
-    async def undoing(self, row: ChatRow) -> AsyncIterator[None]:
-        """Delete a chat again if it is new, and the request that created it is refused."""
-        try:
-            yield
-        except SbxError:
-            await chats.delete_unused(self._service.store, row)
-            raise
 
     async def list_chats(
         self, caller: Caller, chosen: ChatFilter, *, limit: int
@@ -380,6 +370,27 @@ def _ended(row: AgentRunRow) -> EndedRun:
 def _title(message: str | None) -> str | None:
     """Return the first 80 characters of a message, in one line."""
     return " ".join(message.split())[:_TITLE_MAX].strip() or None if message else None
+
+
+async def profile_of(
+    service: Service, caller: Caller, user_id: str, agent_id: str, conversation_id: str
+) -> tuple[StoredProfile | None, str | None]:
+    """Return the profile that a message to this conversation uses, and the id of its project, also
+    before the conversation is created. Raise Unavailable `invalid_profile`."""
+    profiles, names = service.agent_profiles, {"user_id": user_id, "agent_id": agent_id}
+    for row in await chats.named(service.store, caller.owner, conversation_id, **names):
+        return await profiles.of_chat(row.profile_id), row.project_id
+    return await profiles.find(caller.owner, agent_id), None
+
+
+@asynccontextmanager
+async def undoing(service: Service, row: ChatRow) -> AsyncIterator[None]:
+    """Delete a chat again if it is new, and the request that created it is refused."""
+    try:
+        yield
+    except SbxError:
+        await chats.delete_unused(service.store, row)
+        raise
 
 
 def no_conversation(conversation_id: str) -> NotFound:

@@ -76,7 +76,7 @@ class Runs:
         pending: PendingWrites | None = None,
     ) -> None:
         self.history = RunHistory(store, clock, sandboxes, pending, history_max)
-        sandboxes.forget_runs_by(self.forget)
+        sandboxes.erasure.forget_runs = self.forget
         self._clock = clock
         self._sandboxes = sandboxes
         self._queue_max = queue_max

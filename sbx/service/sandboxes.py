@@ -16,19 +16,19 @@ from typing import Any, Literal
 from msgspec.structs import asdict, replace
 
 from sbx import errors
-from sbx.aio import Clock, in_thread, run_to_completion
+from sbx.aio import Clock, run_to_completion
 from sbx.isolation.plan import decide_walls
 from sbx.kernels.channel import FrameBudgets
 from sbx.policy import Policy
 from sbx.protocol.pages import Page
 from sbx.protocol.runs import RunError
-from sbx.runtime.conversation import Conversation
 from sbx.runtime.files.open_files import OpenFilesLimit
 from sbx.runtime.run.context import Context
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import DEFAULT_CONVERSATION
 from sbx.runtime.settings import Settings
 from sbx.service.caller import Caller
+from sbx.service.content_erasure import ContentErasure
 from sbx.service.garbage import GarbageCollector
 from sbx.service.hooks import PersistentSandbox
 from sbx.service.ids import check_sizes
@@ -42,20 +42,17 @@ from sbx.service.recording import Recording
 from sbx.service.sandbox import ServiceSandbox
 from sbx.service.workspaces import Workspaces
 from sbx.store import Store, events
-from sbx.store import conversations as conversations_table
 from sbx.store import sandboxes as rows
 from sbx.store import workspaces as workspaces_table
 from sbx.store.conversations import ConversationRow
-from sbx.store.erasure import erase_runs, slots_of
-from sbx.store.runs import SERVICE_ENDED, Begun
+from sbx.store.erasure import slots_of
+from sbx.store.runs import SERVICE_ENDED
 from sbx.store.sandboxes import SandboxRow
 from sbx.store.workspaces import WorkspaceRow
 from sbx.telemetry.audit import Audit
 
 _LIST_MAX = 500
 OnEnd = Callable[[str, str | None], Awaitable[None]]  # a sandbox's id, a conversation's name
-ForgetRuns = Callable[[str, str | None], Sequence[Begun]]
-_FORGOTTEN = RunError("ConversationDeleted", "the conversation was deleted meanwhile", "")
 
 
 class Sandboxes:
@@ -89,16 +86,11 @@ class Sandboxes:
         self._garbage = garbage
         self._on_delete: list[OnEnd] = []
         self._on_stop: list[OnEnd] = []
-        self._forget_runs: ForgetRuns = lambda _sandbox_id, _conversation: ()
+        self.erasure = ContentErasure(store, clock, runtime, garbage, self.index)
 
     def on_delete(self, on_delete: OnEnd) -> None:
         """Await this before a sandbox is deleted, or with its name a conversation of it."""
         self._on_delete.append(on_delete)
-
-    def forget_runs_by(self, forget: ForgetRuns) -> None:
-        """Call this for a sandbox, or a conversation of it, whose content is deleted. The store
-        gets no record of the runs that it returns."""
-        self._forget_runs = forget
 
     def on_stop(self, on_stop: OnEnd) -> None:
         """Await this before a sandbox is stopped."""
@@ -253,7 +245,7 @@ class Sandboxes:
             conversation,
             check,
             kept or frees,
-            self._drop_unused,
+            self.erasure.unused,
         )
 
     async def keepalive(self, caller: Caller, sandbox_id: str) -> SandboxView:
@@ -303,7 +295,7 @@ class Sandboxes:
             if row.cause != "expired" or cause == "expired":
                 raise unknown(sandbox_id)
             # Its expiry kept the chats and the history, and maybe the files.
-            await run_to_completion(self._erase(row.id))
+            await run_to_completion(self.erasure.ended(row.id))
 
     async def has_deleted(self, caller: Caller, sandbox_id: str) -> bool:
         """Return whether the caller may delete this sandbox, and it was deleted before."""
@@ -312,17 +304,12 @@ class Sandboxes:
         row = await row_of(self.index, self._store, caller, sandbox_id)
         return row.deleted_at is not None
 
-    async def _erase(self, sandbox_id: str) -> None:
-        await self._store.write(partial(rows.erase, sandbox_id=sandbox_id))
-        await self._garbage.remove_ended(sandbox_id)
-        await self._store.fold()
-
     async def end(self, sandbox: ServiceSandbox, cause: str) -> bool:
         """Delete a sandbox without a caller. Return False if it was deleted before."""
         workspace = sandbox.workspace
         for on_delete in self._on_delete:
             await on_delete(sandbox.id, None)
-        slots = slots_of(self._forget_runs(sandbox.id, None))
+        slots = slots_of(self.erasure.forget_runs(sandbox.id, None))
         try:
             try:
                 deleted = await sandbox.delete(cause, slots)
@@ -374,54 +361,11 @@ class Sandboxes:
             raise unknown(sandbox_id)
         for on_delete in self._on_delete:
             await on_delete(sandbox.id, name)
-        if not await run_to_completion(self._delete_conversation(sandbox, name)):
+        if not await run_to_completion(self.erasure.conversation(sandbox, name)):
             raise errors.NotFound(
                 f"conversation {name[:80]!r} does not exist",
                 details={"conversation_id": name[:400]},
             )
-
-    async def _drop_unused(self, sandbox: ServiceSandbox, name: str) -> None:
-        """Delete a conversation that a refused request created, if nothing else uses it."""
-        row = (await sandbox.hooks.conversations()).get(name)
-        workspace = sandbox.workspace
-        if row is None or workspace.managed_by is None or sandbox.row.deleted_at is not None:
-            return
-        empty = await in_thread(self._runtime.data.has_no_files, workspace.directory, row.directory)
-        if empty and not sandbox.users and not sandbox.starts and name in sandbox.hooks.created:
-            await run_to_completion(self._delete_conversation(sandbox, name, announce=False))
-
-    async def _delete_conversation(
-        self, sandbox: ServiceSandbox, name: str, *, announce: bool = True
-    ) -> bool:
-        at, workspace = self._clock.now(), sandbox.workspace
-        sharing = [other for other in self.every() if other.row.workspace_id == workspace.id]
-
-        def write(db: Any) -> tuple[bool, Sequence[str]]:
-            existed, directories = conversations_table.delete_conversation(
-                db, sandbox.id, workspace.id, name, slots
-            )
-            if existed and announce:
-                events.add(db, sandbox.id, at, "conversation_deleted", conversation=name)
-            return existed, directories
-
-        def forgotten() -> list[Begun]:
-            return [run for other in sharing for run in self._forget_runs(other.id, name)]
-
-        async with sandbox.hooks.naming:
-            slots = slots_of(forgotten())
-            existed, directories = await self._store.write(write)
-            opened = [other.forget_conversation(name) for other in sharing]
-            late = forgotten()  # of runs that began during the transaction
-        await asyncio.gather(*(_end(each) for each in opened if each is not None))
-        if existed:
-            if announce:
-                sandbox.announce("conversation_deleted", conversation=name)
-            await self._garbage.remove_conversations(workspace, directories)
-        if late:
-            await self._store.write(partial(erase_runs, runs=late))
-        if announce:
-            await self._store.fold()
-        return existed
 
 
 async def _decided(runtime: Runtime, row: SandboxRow) -> tuple[Policy, Policy]:
@@ -448,13 +392,6 @@ def _add(db: Any, row: SandboxRow, workspace: WorkspaceRow, *, is_new: bool) -> 
         return False
     events.add(db, row.id, row.created_at, "created", policy=row.policy_name)
     return True
-
-
-async def _end(conversation: Conversation) -> None:
-    try:
-        await conversation.halt(_FORGOTTEN)
-    finally:
-        await conversation.close()
 
 
 async def _first_conversation(sandbox: ServiceSandbox) -> str | None:

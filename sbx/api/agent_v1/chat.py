@@ -24,7 +24,7 @@ from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import Conflict, Denied, NotFound
 from sbx.service.agent_runs import AgentRequest
-from sbx.service.agents import Agents, ChatRow, no_conversation
+from sbx.service.agents import Agents, ChatRow, no_conversation, profile_of, undoing
 from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
 from sbx.service.service import Service
@@ -62,7 +62,7 @@ async def chat(
         sse.reserve(request)
     if new.project_id is not None:
         await project_of(service, caller, new.project_id)
-    await check_chat(agents, caller, new, name)
+    await check_chat(service, caller, new, name)
     session = await session_of(sessions, caller, new, name)
     run = await begin(service, agents, caller, session, new, name)
     if new.detach:
@@ -76,10 +76,10 @@ async def chat(
     return await sse.stream(_events(run, 0), request=request)
 
 
-async def check_chat(agents: Agents, caller: Caller, new: NewChat, name: str) -> None:
+async def check_chat(service: Service, caller: Caller, new: NewChat, name: str) -> None:
     """Raise Denied for a message that would be refused once its session and its conversation are
     created."""
-    stored, project_id = await agents.profile_of(caller, new.user_id, new.agent_id, name)
+    stored, project_id = await profile_of(service, caller, new.user_id, new.agent_id, name)
     if new.completion_check is not None and project_id is not None and caller.via == "token":
         raise Denied(
             "a token cannot choose a command for a project",
@@ -95,9 +95,9 @@ async def begin(
     """Start the run of a message in a conversation of a session. Raise the errors of `Chats.start`,
     Unavailable `model_not_configured` and `invalid_profile`, and as `check_chat`."""
     settings = agents.models.settings
-    await check_chat(agents, caller, new, name)
+    await check_chat(service, caller, new, name)
     row, project = await agents.ensure_chat(caller, session, name, new.project_id, new.message)
-    async with agents.undoing(row):
+    async with undoing(service, row):
         stored = await service.agent_profiles.of_chat(row.profile_id)
         profile = NO_PROFILE if stored is None else stored.profile
         run = await agents.chats.start(

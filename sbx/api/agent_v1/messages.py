@@ -21,7 +21,7 @@ from sbx.api.auth import CallerDep, ServiceDep
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import BadRequest, Conflict
-from sbx.service.agents import AgentRunRow, MessageRow
+from sbx.service.agents import AgentRunRow, MessageRow, undoing
 from sbx.service.ids import check_id
 
 router = APIRouter(prefix="/api/v1/conversations/{conversation_id}", tags=["agent"])
@@ -255,7 +255,7 @@ async def import_(
         new = NewChat(user_id=user_id, agent_id=agent_id, resume=True)
         session = await session_of(sessions, caller, new, name)
         row, _ = await agents.ensure_chat(caller, session, name)
-    async with agents.undoing(row):
+    async with undoing(service, row):
         check_runs(caller, name)
         text = (await request.body()).decode("utf-8", "replace")
         if agents.chats.running(row.key) is not None:

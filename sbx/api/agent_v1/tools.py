@@ -26,7 +26,7 @@ from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import BadRequest, Broken, Denied
 from sbx.service.agent_runs import Invoke
-from sbx.service.agents import Agents, no_conversation
+from sbx.service.agents import Agents, no_conversation, undoing
 from sbx.service.caller import Caller
 from sbx.service.external_tools import find_tool, scope_of
 from sbx.service.ids import check_id
@@ -140,7 +140,7 @@ async def invoke_tool(
     if sse.accepts_events(request):
         sse.reserve(request)
     invoke = await _request(agents, sessions, caller, name, call, conversation)
-    async with agents.undoing(invoke.chat):
+    async with undoing(service, invoke.chat):
         run = await agents.chats.start(invoke)
     await service.recording.record(
         caller, "tool.invoke", name, conversation=conversation, sandbox=invoke.session.id
