@@ -66,7 +66,8 @@ BOUNDS = {
         ),
         _REPLAY,
     ),
-    **dict.fromkeys(("command", "e2b_process", "opensandbox_command"), _COMMANDS),
+    **dict.fromkeys(("command", "opensandbox_command"), _COMMANDS),
+    "e2b_process": Bound("64 ended processes", calls=64),
 }
 _UNBOUNDED = Bound("")
 
