@@ -222,12 +222,11 @@ class AgentToolCalls:
 
     async def _ruling_of(self, call: "_Call", tool: Tool) -> Ruling:
         ruling = self._permissions.of(tool, call.arguments)
-        # "Always" has a meaning for commands, and for calls that are approved as a call. Others are
-        # approved by their changes, which may differ the next time.
+        # Others are approved by their changes, which may differ the next time.
         as_call = ruling == "ask" and _trial_of(self._sandbox, call, ruling, tool) is None
         as_command = tool.name == COMMAND_TOOL and ruling in ("ask", "changes")
-        kinds = rule_kinds(tool.name, call.arguments) if as_call or as_command else ()
-        call.remember_as = kinds
+        if as_call or as_command:
+            call.remember_as = rule_kinds(tool.name, call.arguments)
         if call.remember_as and self._approvals is not None:
             text = subject(tool.name, call.arguments)
             if await self._approvals.remembers(self._place, tool.name, text):
