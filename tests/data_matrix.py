@@ -168,8 +168,8 @@ TABLE = {name: thing.cells for name, thing in THINGS.items()}
 
 _HEAD = """# What happens to your data
 
-Each thing that sbx keeps, and the effect of each act on it. This page is generated from the table with which the tests
-do every act and then search every place on the disk for the data.
+Each thing that sbx keeps, and the effect of each act on it. This page is generated from the table with
+which the tests do every act and then search every place on the disk for the data.
 
 """
 

@@ -16,7 +16,6 @@ the BASE_URL of the file.
 """
 
 import os
-from collections import ChainMap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -154,7 +153,7 @@ def read_agent_settings(
         in_file = _of(file_variables)
         values = users | in_file | ours
     if (options or {}).get("sandbox_image") is None:
-        _map_image(values, ChainMap(environment, file_variables), config)
+        _map_image(values, {**file_variables, **environment}, config)
     _find_provider_key(values, environment)
     is_of_file = {name: name in in_file and name not in ours for name in ("base_url", "api_key")}
     if is_of_file["base_url"] and values.get("api_key") and not is_of_file["api_key"]:

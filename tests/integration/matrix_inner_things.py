@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from matrix_places import PATIENCE_S, TTL_S, error_of
-from matrix_things import STARTED, ConversationThing, Stream, Thing
+from matrix_things import STARTED, ConversationThing, Thing
 from sessions_calls import until
 
 _SERVER = """

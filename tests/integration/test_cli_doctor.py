@@ -76,7 +76,7 @@ def test_directory_of_the_operator_that_does_not_exist_is_no_problem(tmp_path: P
 
 
 def _layers(**variables: str) -> list[dict[str, str]]:
-    layers: list[dict[str, str]] = json.loads(in_process("doctor", "--json", **variables).stdout)[
-        "layers"
-    ]
+    layers: list[dict[str, str]] = json.loads(
+        in_process("doctor", "--json", stdin=b"", **variables).stdout
+    )["layers"]
     return layers

@@ -964,14 +964,14 @@ async def test_each_stream_ends_at_the_deadline_of_the_request(sdk: SdkService, 
     face = Face("async", sdk, await sdk.key(f"deadline-{call[-5:]}"))
     box = await face.create()
     process = await box.commands.run("sleep 600", background=True)
-    content: dict[str, Any] = {
+    contents: dict[str, dict[str, Any]] = {
         "filesystem.Filesystem/WatchDir": {"path": "/home/user"},
         "process.Process/Connect": {"process": {"pid": process.pid}},
         "process.Process/Start": {"process": {"cmd": "sleep", "args": ["600"]}},
         "process.Process/StreamInput": {"start": {"process": {"pid": process.pid}}},
-    }[call]
+    }
 
-    message = connect.envelope(content)
+    message = connect.envelope(contents[call])
     key = e2b_key(await sdk.key(f"deadline-{call[-5:]}"))
     last = b"" if call.endswith("StreamInput") else b"0\r\n\r\n"  # its input never ends
     url = httpx.URL(sdk.url)

@@ -35,6 +35,7 @@ async def test_a_directory_of_the_user_gets_none(runtime: Runtime, tmp_path: Pat
         for path in (work, work / "uploads"):
             os.chown(path, 4242, 4242)
     async with await runtime.create("default", workspace=work) as box:
-        assert (await one_of(box).start_run("1").result()).ok
+        async for _ in one_of(box).start_run("1").events():
+            pass
         assert (await box.shell("true")).ok
     assert os.listdir(work / "uploads") == []

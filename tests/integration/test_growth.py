@@ -43,8 +43,7 @@ pytestmark = pytest.mark.timeout(180)
 async def world() -> AsyncIterator[tuple[Served, World]]:
     with short_directory() as directory:
         async with model.serving() as url:
-            key = SecretStr(model.KEY)
-            agent = AgentSettings(base_url=url, api_key=key, model_name="scripted")
+            agent = AgentSettings(base_url=url, api_key=SecretStr(model.KEY), model_name="scripted")
             async with live(directory, agent=agent) as served:
                 key = await served.key_of("growing", operator=True)
                 async with served.client(key) as http:

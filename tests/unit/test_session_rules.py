@@ -6,14 +6,13 @@ import pytest
 
 from sbx.errors import BadRequest
 from sbx.policy import load, narrow
-from sbx.service.ids import check_id
+from sbx.service.ids import check_id, session_id
 from sbx.service.lifecycle import State
 from sbx.service.models import SandboxView
 from sbx.service.session_rules import FileRules, SessionRules
 from sbx.service.sessions import (
     SessionStatus,
     reason_of,
-    session_id,
     status_of,
 )
 
