@@ -1,6 +1,7 @@
 """The acts of tests/data_matrix.py on one thing, and the comparison with its cell."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -23,18 +24,24 @@ from matrix_inner_things import (
     TokenThing,
 )
 from matrix_places import Place
+from matrix_sdk_things import (
+    BayThing,
+    ClientThing,
+    E2bThing,
+    OpenSandboxThing,
+    WorkspaceThing,
+)
 from matrix_things import (
     ConversationThing,
-    SandboxThing,
     SessionThing,
     Thing,
     UploadThing,
 )
 
-from tests.data_matrix import TABLE, Cell
+from tests.data_matrix import ACTS, TABLE, Cell
 
 THINGS: dict[str, type[Thing]] = {
-    "sandbox": SandboxThing,
+    "sandbox": ClientThing,
     "session": SessionThing,
     "conversation": ConversationThing,
     "context": ContextThing,
@@ -52,6 +59,10 @@ THINGS: dict[str, type[Thing]] = {
     "rule": RuleThing,
     "quarantine item": QuarantineThing,
     "sub-agent": SubAgentThing,
+    "workspace": WorkspaceThing,
+    "Bay sandbox": BayThing,
+    "E2B sandbox": E2bThing,
+    "OpenSandbox sandbox": OpenSandboxThing,
 }
 Answers = list[str]
 
@@ -94,7 +105,7 @@ async def _delete(thing: Thing) -> Answers:
 
 
 async def _delete_running(thing: Thing) -> Answers:
-    if not (answer := await thing.delete()).startswith("20"):
+    if not (answer := await thing.delete()).startswith(("20", "ok")):
         return [answer]
     return [answer, f"the code ends: {await thing.end()}"]
 
@@ -113,9 +124,10 @@ _ACTS: dict[str, Callable[[Thing], Awaitable[Answers]]] = {
 LIVE = ("create", *_ACTS)
 
 
-def cells(things: Sequence[str], acts: Sequence[str]) -> list[tuple[str, str]]:
+def cells(things: Iterable[str], acts: Iterable[str] = ACTS) -> list[tuple[str, str]]:
     """Return the cells that act, by thing and act."""
-    return [(thing, act) for thing in things for act in acts if isinstance(TABLE[thing][act], Cell)]
+    pairs = itertools.product(things, acts)
+    return [(thing, act) for thing, act in pairs if isinstance(TABLE[thing][act], Cell)]
 
 
 async def made(place: Place, name: str, held: AsyncExitStack) -> Thing:
@@ -144,7 +156,6 @@ async def check_live(place: Place, name: str, act: str) -> None:
                 answers = await _ACTS[act](thing)
             await compare(place, thing, TABLE[name][act], answers, begin)
     finally:
-        place.model.forget()
         await place.served.empty()
 
 
@@ -161,13 +172,15 @@ class Made:
 async def made_all(place: Place, act: str, held: AsyncExitStack) -> dict[str, Made]:
     """Create and use all things that have this act."""
     everything = {}
-    for name, _ in cells(tuple(THINGS), (act,)):
+    for name, _ in cells(THINGS, (act,)):
         try:
             thing = await made(place, name, held)
-            await thing.before_restart()
             everything[name] = Made(thing, None, await place.log())
         except Exception as error:  # noqa: BLE001  # it fails the cell of this thing only
             everything[name] = Made(None, error, b"")
+    for each in everything.values():
+        if each.thing is not None:
+            await each.thing.before_restart()
     return everything
 
 
@@ -177,6 +190,7 @@ async def check_restarted(place: Place, made: Made, name: str, act: str) -> None
         raise made.error
     assert made.thing is not None
     made.thing.place = place
+    await made.thing.moved()
     assert (await place.log()).startswith(made.log), "the audit log has lost lines"
     await compare(place, made.thing, TABLE[name][act], [], None)
 

@@ -38,11 +38,11 @@ class AgentThing(Thing):
 
     def start(self, message: str, *answers: Response) -> Stream:
         """Send a message; the model gives these answers."""
-        self.place.model.add(*answers)
+        self.place.model.add(self.conversation, *answers)
         body: dict[str, Any] = {
             **self.pair,
             "conversation_id": self.conversation,
-            "message": message,
+            "message": f"{message} ({self.conversation})",
             "project_id": self.project,
         }
         return self.stream(f"{API}/chat", body)
@@ -85,8 +85,13 @@ class AgentThing(Thing):
 
 
 class ChatThing(AgentThing):
+    async def prepare(self) -> None:
+        """The first message creates the session."""
+
     async def create(self) -> str:
-        return await self.say(self.mark, Response(f"answer {self.mark}"))
+        answer = await self.say(self.mark, Response(f"answer {self.mark}"))
+        await self.learn_ids()
+        return answer
 
     async def use(self) -> str:
         code = f"open('{self.mark}', 'w').write('{self.mark}'); print('{self.mark}')"
@@ -293,7 +298,7 @@ class SubAgentThing(AgentThing):
     async def create(self) -> str:
         return await self.say(
             "delegate",
-            calls(("delegate", {"task": "write a file"})),
+            calls(("delegate", {"task": f"write a file ({self.conversation})"})),
             calls(("run_code", {"code": self._file})),
             Response("it is written"),
             Response("done"),
@@ -312,7 +317,7 @@ class SubAgentThing(AgentThing):
     async def begin(self) -> None:
         self.running = self.start(
             "delegate",
-            calls(("delegate", {"task": "write a file"})),
+            calls(("delegate", {"task": f"write a file ({self.conversation})"})),
             calls(("run_code", {"code": self._file + _LONG})),
         )
         await self.running.until("run_code")

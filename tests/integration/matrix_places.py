@@ -13,6 +13,7 @@ import secrets
 import socket
 import sqlite3
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
@@ -24,11 +25,12 @@ import serving as serving_process
 from agent_calls import PERSON
 from command import in_process
 from live_app import Served, live, serving
-from model_server import KEY, ModelServer, model_server
+from model_server import KEY, Asked, ModelServer, model_server
 from places import short_directory
 from pydantic import SecretStr
 from test_agent_http_service import environment as model_environment
 
+from sbx.agent.messages import Response
 from sbx.agent.settings import AgentSettings
 from sbx.service.maintenance.backup import backup
 from sbx.store import FILE_NAME
@@ -56,14 +58,29 @@ def error_of(reply: httpx.Response) -> str:
     return f"{reply.status_code} {reply.json()['error']['code']}"
 
 
+class Scripts:
+    """The answers of the model, by a word that is in the conversation."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, deque[Response]] = {}
+
+    def add(self, word: str, *answers: Response) -> None:
+        self._answers.setdefault(word, deque()).extend(answers)
+
+    def answer(self, asked: Asked) -> Response:
+        (answers,) = [each for word, each in self._answers.items() if word in asked.text]
+        return answers.popleft()
+
+
 @dataclass
 class Place:
     """A running service. `http` is its operator, `url` its address over TCP."""
 
     http: httpx.AsyncClient
-    model: ModelServer
+    model: "Scripts"
     top: Path
     data: Path
+    socket: Path
     url: str
     sdk_key: str
     served: Served | None = None  # only in this process
@@ -125,10 +142,10 @@ class Place:
         copy = self.top / "copy"
         backup(self.data, copy, force=True)
         looks: dict[str, Callable[[], bool]] = {
-            "files": lambda: any(_has(path, mark) for path in self._files()),
+            "files": lambda: any(has(path, mark) for path in self._files()),
             "store": lambda: any(_contains(path, mark) for path in self._store()),
             "backup": lambda: _contains(copy, mark),
-            "directory": lambda: any(_has(path, mark) for path in _below(self.top / "projects")),
+            "directory": lambda: any(has(path, mark) for path in below(self.top / "projects")),
         }
         return [name for name, look in looks.items() if look()]
 
@@ -139,7 +156,7 @@ class Place:
     def paths(self, mark: str) -> list[str]:
         """Return the paths with the marker, likewise."""
         return [
-            str(path.relative_to(self.top)) for path in self._files() if _has(path, mark.encode())
+            str(path.relative_to(self.top)) for path in self._files() if has(path, mark.encode())
         ]
 
     def _rows(self, mark: str) -> list[str]:
@@ -161,16 +178,16 @@ class Place:
         return [
             path
             for top in tops
-            for path in _below(top)
+            for path in below(top)
             if not path.name.startswith((FILE_NAME, "audit", f".{FILE_NAME}"))
         ]
 
 
-def _below(top: Path) -> list[Path]:
+def below(top: Path) -> list[Path]:
     return [Path(parent, name) for parent, dirs, files in os.walk(top) for name in [*dirs, *files]]
 
 
-def _has(path: Path, mark: bytes) -> bool:
+def has(path: Path, mark: bytes) -> bool:
     """Return whether the name, the target of a link or the content has the marker."""
     if mark in os.fsencode(path.name):
         return True
@@ -215,7 +232,7 @@ def prepare(top: Path) -> dict[str, Any]:
 class Process:
     """`sbx serve` with its data below `top`."""
 
-    def __init__(self, top: Path, model: ModelServer) -> None:
+    def __init__(self, top: Path, model: ModelServer, scripts: Scripts) -> None:
         self._held = AsyncExitStack()
         self._top = top
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -226,8 +243,9 @@ class Process:
             **{f"SBX_{name.upper()}": _text(value) for name, value in settings.items()},
             "SBX_PROJECT_OWNERS": str(PERSON if os.geteuid() == 0 else os.geteuid()),
             "SBX_LISTEN": self._address,
+            "SBX_DRAIN_TIMEOUT": "1",
         }
-        self._model = model
+        self._scripts = scripts
         self._sdk_key = ""
 
     async def start(self) -> Place:
@@ -241,7 +259,8 @@ class Process:
             self._sdk_key = reply.json()["key"]
         data = self.service.data
         url = f"http://{self._address}"
-        return Place(http, self._model, self._top, data, url, self._sdk_key)
+        sock = self.service.socket
+        return Place(http, self._scripts, self._top, data, sock, url, self._sdk_key)
 
     def kill(self) -> None:
         self.service.process.kill()
@@ -266,8 +285,9 @@ def _text(value: Any) -> str:
 
 @asynccontextmanager
 async def process() -> AsyncIterator[Process]:
-    with serving_process.open_directory() as top, model_server() as model:
-        running = Process(top, model)
+    scripts = Scripts()
+    with serving_process.open_directory() as top, model_server(by=scripts.answer) as model:
+        running = Process(top, model, scripts)
         try:
             yield running
         finally:
@@ -276,7 +296,8 @@ async def process() -> AsyncIterator[Process]:
 
 @asynccontextmanager
 async def live_place() -> AsyncIterator[Place]:
-    with short_directory() as top, model_server() as model:
+    scripts = Scripts()
+    with short_directory() as top, model_server(by=scripts.answer) as model:
         agent = AgentSettings(
             base_url=model.openai_url, api_key=SecretStr(KEY), model_name="scripted"
         )
@@ -288,9 +309,10 @@ async def live_place() -> AsyncIterator[Place]:
                 async with serving(served.app, sockets=[listening]), served.client() as http:
                     yield Place(
                         http,
-                        model,
+                        scripts,
                         top,
                         served.service.data_dir,
+                        served.socket,
                         f"http://{host}:{port}",
                         await served.key_of("sdk"),
                         served=served,

@@ -79,7 +79,7 @@ class Thing:
         self.mark = new_mark()
         self.user = f"user-{new_number()}"
         self.session = f"sb-session-{self.user}-{self.agent}"
-        self.conversation = f"talk-{new_number()}"
+        self.conversation = f"talk-{new_number():05}"
         self.ids = {self.mark, self.session, self.conversation}
         self.running: Stream | None = None
 
@@ -177,6 +177,9 @@ class Thing:
         error = last.get("error") or {}
         return f"{last.get('status')} {error.get('name', '')}".strip()
 
+    async def moved(self) -> None:
+        """Connect to the service after its restart."""
+
     async def before_restart(self) -> None:
         """Begin what is in progress when the service is killed or copied."""
 
@@ -202,51 +205,6 @@ class Thing:
 
     async def extend(self) -> str:
         return await self.ask("POST", f"{self.url}/extend_ttl", json={"extend_by": 3600})
-
-
-class SandboxThing(Thing):
-    """A sandbox of /v1, which is no session."""
-
-    async def prepare(self) -> None:
-        """It has no session."""
-
-    async def create(self) -> str:
-        body = {"ttl": int(TTL_S), "env": {"WORD": self.mark}}
-        headers = {"idempotency-key": f"key-{new_mark()}"}
-        reply = await self.call("POST", "/v1/sandboxes", json=body, headers=headers)
-        self.session = reply.json()["id"]
-        self.ids.add(self.session)
-        return error_of(reply)
-
-    @property
-    def url(self) -> str:
-        return f"/v1/sandboxes/{self.session}"
-
-    async def use(self) -> str:
-        code = f"open('{self.mark}', 'w').write('{self.mark}'); print('{self.mark}')"
-        headers = {"idempotency-key": f"key-{new_mark()}"}
-        reply = await self.call(
-            "POST", f"{self.url}/python/exec", json={"code": code}, headers=headers
-        )
-        if reply.status_code == 200:
-            return "200 ok" if reply.json()["success"] else "200 error"
-        return error_of(reply)
-
-    async def look(self) -> str:
-        reply = await self.call("GET", self.url)
-        return f"200 {reply.json()['status']}" if reply.status_code == 200 else error_of(reply)
-
-    async def delete(self) -> str:
-        return await self.ask("DELETE", self.url)
-
-    async def begin(self) -> None:
-        self.running = self.stream(f"{self.url}/python/exec", {"code": _LONG})
-        await self.running.until(STARTED)
-
-    async def end(self) -> str:
-        assert self.running is not None
-        last = await self.running.end()
-        return str(last.get("run", last).get("status"))
 
 
 class SessionThing(Thing):

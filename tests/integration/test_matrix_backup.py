@@ -11,6 +11,7 @@ from matrix_places import Place, process
 from tests.data_matrix import cell_of
 
 ACT = "backup and restore"
+pytestmark = pytest.mark.timeout(400)  # the fixture makes everything
 Restarted = tuple[Place, dict[str, Made]]
 
 
@@ -28,7 +29,7 @@ async def restored() -> AsyncIterator[Restarted]:
         yield await running.start(), made
 
 
-@pytest.mark.parametrize("thing", [thing for thing, _ in cells(tuple(THINGS), (ACT,))])
+@pytest.mark.parametrize("thing", [thing for thing, _ in cells(THINGS, (ACT,))])
 async def test_cell(restored: Restarted, thing: str) -> None:
     place, made = restored
     await check_restarted(place, made[thing], thing, ACT)

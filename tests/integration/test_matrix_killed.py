@@ -9,6 +9,7 @@ from matrix_acts import THINGS, Made, cells, check_restarted, made_all
 from matrix_places import Place, process
 
 ACT = "kill -9 and restart"
+pytestmark = pytest.mark.timeout(400)  # the fixture makes everything
 Restarted = tuple[Place, dict[str, Made]]
 
 
@@ -20,7 +21,7 @@ async def restarted() -> AsyncIterator[Restarted]:
         yield await running.start(), made
 
 
-@pytest.mark.parametrize("thing", [thing for thing, _ in cells(tuple(THINGS), (ACT,))])
+@pytest.mark.parametrize("thing", [thing for thing, _ in cells(THINGS, (ACT,))])
 async def test_cell(restarted: Restarted, thing: str) -> None:
     place, made = restarted
     await check_restarted(place, made[thing], thing, ACT)

@@ -8,7 +8,6 @@ from matrix_acts import LIVE, cells, check_live
 from matrix_places import Place, live_place
 
 THINGS = (
-    "sandbox",
     "session",
     "conversation",
     "upload",
