@@ -656,22 +656,26 @@ TABLE = {name: thing.cells for name, thing in THINGS.items()}
 
 _HEAD = """# What happens to your data
 
-Each thing that sbx keeps, and what each act does to it. This page is generated from a table. The tests do every act of the
-table over its real route, and then search every place for the name and the content of the thing.
+Each thing that sbx keeps, and what each act does to it. This page is generated from a table. The
+tests do every act of the table over its real route, and then search every place for the name and
+the content of the thing.
 
-The places are: the **files** below the data directory, the **store** (all bytes of the SQLite file and of its log), a
-**backup** of the store that is made afterwards, and the **directory** of a project or a notebook, which is yours. "nowhere"
-means that no byte of the thing is left in any of them.
+The places are the **files** below the data directory, the **store** (all bytes of the SQLite file
+and of its log), a **backup** of the store that is made afterwards, and the **directory** of a
+project or a notebook, which is yours. "nowhere" means that no byte of the thing is left in any of
+them.
 
 - A deletion is final at once. No route, restart or session brings the data back.
-- **Ids stay for a while.** A deleted sandbox or session leaves its id, its user and agent, and the times and the cause of
-  its end for `tombstones_kept` (30 days). The events of a sandbox name conversations and contexts.
-- **The audit log is never changed.** Its lines name callers, ids, paths and commands, but no content of files and no output.
-  The start of a kernel adds `kernel.start`, which the tables leave out.
-- **An old backup has what the store had then**, rows of things that were deleted later included. After
-  `sbx store restore` they are listed again, with messages, code and outputs of runs. It has no files: files that were
-  deleted do not come back. Delete old backups to be rid of their rows. A token that was revoked later is valid again until
-  its end.
+- **Ids stay for a while.** A deleted sandbox or session leaves its id, its user and agent, and the
+  times and the cause of its end for `tombstones_kept` (30 days). The events of a sandbox name
+  conversations and contexts.
+- **The audit log is never changed.** Its lines name callers, ids, paths and commands, but no
+  content of files and no output. The start of a kernel adds `kernel.start`, which the tables leave
+  out.
+- **An old backup has what the store had then**, also the rows of things that were deleted later.
+  After `sbx store restore` they are listed again, with messages, code and outputs of runs. A backup
+  has no files: deleted files do not come back. Delete old backups to be rid of their rows. A token
+  that was revoked after the backup is valid again until its end.
 - A kernel that ends loses its variables. Files stay.
 """
 
@@ -709,7 +713,7 @@ def _overview() -> Iterator[str]:
 
 def _word(cell: Cell | Never) -> str:
     if isinstance(cell, Never):
-        return "–"
+        return "-"
     if cell.disk == "nowhere":
         return "nowhere"
     return "yours" if cell.disk == "directory" else "kept"
@@ -723,7 +727,7 @@ def _details() -> Iterator[str]:
         for act in ACTS:
             cell = thing.cells[act]
             if isinstance(cell, Never):
-                yield f"| {act} | – | – | – | It cannot happen: {cell.reason}. |"
+                yield f"| {act} | - | - | - | It cannot happen: {cell.reason}. |"
             else:
                 log = " ".join(f"`{event}`" for event in cell.log.split())
                 places = ", ".join(cell.disk.split())

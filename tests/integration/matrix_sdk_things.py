@@ -1,4 +1,4 @@
-"""The sandboxes of our client, of Bay's routes and of other products' SDKs: see matrix_things.py."""
+"""Sandboxes of our client, of Bay's routes and of other products' SDKs: see matrix_things.py."""
 
 import asyncio
 import time
@@ -11,6 +11,7 @@ from matrix_places import PATIENCE_S, TTL_S, error_of, new_mark
 from matrix_things import STARTED, Thing
 from opensandbox.models.filesystem import WriteEntry
 from sdk_service import SdkService
+from sessions_calls import until
 from test_opensandbox import Face as OpenSandboxFace
 
 from sbx.client import Client
@@ -266,9 +267,11 @@ class OpenSandboxThing(Thing):
             f"echo {STARTED}; sleep 600", handlers=self.face.handlers(log)
         )
         self.task = asyncio.create_task(outcome(run))
-        async with asyncio.timeout(PATIENCE_S):
-            while not any("stdout" in name for name, _ in log):
-                await asyncio.sleep(0.02)
+
+        async def printed() -> bool:
+            return any("stdout" in name for name, _ in log)
+
+        await until(printed, PATIENCE_S)
 
     async def end(self) -> str:
         async with asyncio.timeout(PATIENCE_S):

@@ -1,4 +1,4 @@
-"""The matrix of tests/data_matrix.py: a backup of the store and its restoration."""
+"""The matrix of tests/data_matrix.py: everything after a backup and its restoration."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack

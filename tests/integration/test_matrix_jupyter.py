@@ -1,7 +1,6 @@
 """The matrix of tests/data_matrix.py: the kernel of a notebook, by Jupyter's own client."""
 
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,8 +67,9 @@ def _answers(manager: KernelManager, act: str, mark: str) -> list[str]:
                 manager.shutdown_kernel(now=True)
             return ["shut down"]
         case "kill -9 and restart":
-            os.kill(manager.provisioner.pid, signal.SIGKILL)
-            until(lambda: not manager.is_alive())
+            with client_of(manager) as client:
+                client.execute("import os; os.kill(os.getpid(), 9)")
+                until(lambda: not manager.is_alive())
             manager.restart_kernel(now=True)
             with client_of(manager):
                 return []
