@@ -152,7 +152,9 @@ THINGS = {
                 "The history of the conversation keeps its runs, with its name.",
             ),
             "delete while it runs": Cell(
-                "204, then the code ends: interrupted, then 404 not_found", "context.delete", ROWS
+                "204, then the code ends: interrupted ContextDeleted, then 404 not_found",
+                "context.delete",
+                ROWS,
             ),
             "kill -9 and restart": Cell("200 idle", "", ROWS),
             "backup and restore": Cell("200 idle", "", ROWS),
@@ -379,7 +381,7 @@ THINGS = {
         "A project, and its conversations. The directory is the user's: no act changes it.",
         {
             "create": Cell("201, then 200", "project.create", ROWS_DIRECTORY),
-            "use": Cell("done, then 200", "chat.start upload.put", KEPT_DIRECTORY),
+            "use": Cell("done, then 200", "session.reuse chat.start upload.put", KEPT_DIRECTORY),
             "idle": Cell("200", "", KEPT_DIRECTORY),
             "expire": Cell("200", "", KEPT_DIRECTORY),
             "restore": Cell("201 restored, then 200", "session.create", KEPT_DIRECTORY),
@@ -411,7 +413,7 @@ THINGS = {
         "The messages of a conversation with an agent, and all that the agent did in it.",
         {
             "create": Cell("done, then 200", "session.create chat.start", ROWS),
-            "use": Cell("done, then 200", "chat.start", KEPT),
+            "use": Cell("done, then 200", "session.reuse chat.start", KEPT),
             "idle": Cell("200", "", KEPT),
             "expire": Cell("200", "", KEPT),
             "restore": Cell("201 restored, then 200", "session.create", KEPT),
@@ -438,7 +440,7 @@ THINGS = {
         {
             "create": Cell(
                 "asks, then 200 pending",
-                "chat.start",
+                "session.reuse chat.start",
                 KEPT,
                 "The command was tried on a copy of the files.",
             ),
@@ -474,8 +476,10 @@ THINGS = {
         "A remembered decision: a command in a project that is executed without an approval. "
         "It is deleted with its project.",
         {
-            "create": Cell("200, then 200 listed", "chat.start approval.decide", KEPT_DIRECTORY),
-            "use": Cell("done, then 200 listed", "chat.start", KEPT_DIRECTORY),
+            "create": Cell(
+                "200, then 200 listed", "session.reuse chat.start approval.decide", KEPT_DIRECTORY
+            ),
+            "use": Cell("done, then 200 listed", "session.reuse chat.start", KEPT_DIRECTORY),
             "idle": Cell("200 listed", "", ROWS_DIRECTORY),
             "expire": Cell("200 listed", "", ROWS_DIRECTORY),
             "restore": Cell("201 restored, then 200 listed", "session.create", ROWS_DIRECTORY),
@@ -491,7 +495,7 @@ THINGS = {
             "delete while it runs": Cell(
                 "204, then the code ends: aborted, then 200 not listed",
                 "approval.rule.revoke chat.abort",
-                KEPT_DIRECTORY,
+                ROWS_DIRECTORY,
             ),
             "kill -9 and restart": Cell("200 listed", "", ROWS_DIRECTORY),
             "backup and restore": Cell("200 listed", "", ROWS_DIRECTORY),
@@ -501,7 +505,7 @@ THINGS = {
         "Item of the quarantine",
         "A file of a project that a program of the host would obey.",
         {
-            "create": Cell("done, then 200", "chat.start", "files"),
+            "create": Cell("done, then 200", "session.reuse chat.start", "files"),
             "use": Cell("200, then 200", "", "files"),
             "idle": Cell("200", "", "files"),
             "expire": Cell("200", "", "files"),
@@ -524,8 +528,8 @@ THINGS = {
         "Sub-agent",
         "The sandbox of a sub-agent. It is deleted when the sub-agent has ended.",
         {
-            "create": Cell("done, then 200 done", "chat.start", "nowhere"),
-            "use": Cell("done, then 200 done", "chat.start", "nowhere"),
+            "create": Cell("done, then 200 done", "session.reuse chat.start", "nowhere"),
+            "use": Cell("done, then 200 done", "session.reuse chat.start", "nowhere"),
             "idle": Cell("200 done", "", "nowhere"),
             "expire": Cell("200 done", "", "nowhere"),
             "restore": Cell("201 restored, then 200 done", "session.create", "nowhere"),
@@ -675,7 +679,8 @@ them.
 - **An old backup has what the store had then**, also the rows of things that were deleted later.
   After `sbx store restore` they are listed again, with messages, code and outputs of runs. A backup
   has no files: deleted files do not come back. Delete old backups to be rid of their rows. A token
-  that was revoked after the backup is valid again until its end.
+  that was revoked after the backup is valid again until its end. `sbx store restore` keeps the
+  store before it as `store-TIME.sqlite` in the data directory; delete that file, too.
 - A kernel that ends loses its variables. Files stay.
 """
 

@@ -151,7 +151,6 @@ async def check_live(place: Place, name: str, act: str) -> None:
             else:
                 await thing.ready()
                 await thing.before(act)
-                await place.events(0, set())
                 begin = place.audit.stat().st_size
                 answers = await _ACTS[act](thing)
             await compare(place, thing, TABLE[name][act], answers, begin)
@@ -200,7 +199,7 @@ async def compare(
 ) -> None:
     """`begin`: the byte of the audit log at which the act began."""
     assert isinstance(cell, Cell)
-    log = cell.log if begin is None else await place.events(begin, thing.ids)
+    log = cell.log if begin is None else await place.events(begin, thing.ids, cell.log)
     answers = [*answers, await thing.look()]
     places = await place.where(thing.mark, cell.disk)
     shown = Cell(", then ".join(answers), log, places, cell.note)

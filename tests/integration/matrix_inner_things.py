@@ -237,7 +237,9 @@ class LinkThing(Thing):
         return error_of(reply)
 
     async def use(self) -> str:
-        return await self.look()
+        answer = await self.look()
+        await self.place.at_rest()
+        return answer
 
     async def look(self) -> str:
         async with self.place.browser() as browser:
@@ -254,8 +256,10 @@ class GrantThing(Thing):
     async def create(self) -> str:
         target = f"{self.mark}.example.org:443"
         body = {"kind": "network", "target": target, "duration": "conversation"}
+        begin = len(await self.place.log())
         reply = await self.call("POST", f"{self.box}/grants", json=body)
         self.id = reply.json()["id"]
+        await self.place.events(begin, {self.mark}, "grant.added")
         return error_of(reply)
 
     async def use(self) -> str:

@@ -47,7 +47,8 @@ GRANTING = (
     '[[grant]]\nnetwork = ["*.example.org"]\nlongest = "conversation"\n'
 )
 DELEGATING = "[delegate]\nat_once = 2\n"
-_NOT_OF_ACTS = ("kernel.", "gc.", "test.")
+_STORE = Path(FILE_NAME).stem
+_NOT_OF_ACTS = ("kernel.", "gc.")
 _numbers = itertools.count(1)
 
 
@@ -103,6 +104,13 @@ class Place:
             os.chown(directory, PERSON, PERSON)
         return directory
 
+    async def at_rest(self) -> None:
+        """Wait until no request uses a sandbox: the service ends the use after its reply."""
+        while self.served is not None and any(
+            each.users for each in self.served.service.sandboxes.every()
+        ):
+            await asyncio.sleep(_LOOK_S)
+
     async def later(self, seconds: float, *, collect: bool = False) -> None:
         """Move the clock, and do the periodic work that is due then."""
         assert self.clock is not None
@@ -116,15 +124,18 @@ class Place:
     async def log(self) -> bytes:
         return await asyncio.to_thread(self.audit.read_bytes)
 
-    async def events(self, since: int, ids: set[str]) -> str:
+    async def events(self, since: int, ids: set[str], expected: str) -> str:
         """Return the events of the audit log from this byte on that name one of these ids, without
-        those of kernels."""
-        if self.served is not None:
-            await self.served.service.audit.record("test", "test.end", "test")
-        lines = self.audit.read_bytes()[since:].decode().splitlines()
-        named = [line for line in lines if any(each in line for each in ids)]
-        names = [str(json.loads(line)["what"]) for line in named]
-        return " ".join(name for name in names if not name.startswith(_NOT_OF_ACTS))
+        those of kernels, once all expected ones are there: some are written soon after the act."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            lines = (await self.log())[since:].decode().splitlines()
+            entries = [json.loads(line) for line in lines if any(each in line for each in ids)]
+            names = [str(entry["what"]) for entry in entries]
+            names = [name for name in names if not name.startswith(_NOT_OF_ACTS)]
+            if set(expected.split()) <= set(names) or time.monotonic() > deadline:
+                return " ".join(names)
+            await asyncio.sleep(_LOOK_S)
 
     async def where(self, mark: str, expected: str) -> str:
         """Return the places with the marker, once all expected places have it: records of runs are
@@ -132,10 +143,9 @@ class Place:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             places = await asyncio.to_thread(self._where, mark.encode())
-            if set(expected.split()) <= set(places) or time.monotonic() > deadline:
+            missing = set(expected.split()) - {*places, "nowhere"}
+            if not missing or time.monotonic() > deadline:
                 return " ".join(places) or "nowhere"
-            if "nowhere" in expected:
-                return " ".join(places)
             await asyncio.sleep(_LOOK_S)
 
     def _where(self, mark: bytes) -> list[str]:
@@ -171,7 +181,9 @@ class Place:
         return columns
 
     def _store(self) -> list[Path]:
-        return [path for path in self.data.glob(f"{FILE_NAME}*") if not path.name.endswith("-shm")]
+        """Return the store, its log, and the store that a restoration has replaced."""
+        names = self.data.glob(f"{_STORE}*")
+        return [path for path in names if not path.name.endswith("-shm")]
 
     def _files(self) -> list[Path]:
         tops = [self.data, self.data.with_name(f"{self.data.name}-projects")]
@@ -179,7 +191,7 @@ class Place:
             path
             for top in tops
             for path in below(top)
-            if not path.name.startswith((FILE_NAME, "audit", f".{FILE_NAME}"))
+            if not path.name.startswith((_STORE, "audit"))
         ]
 
 

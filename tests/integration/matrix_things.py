@@ -223,7 +223,12 @@ class SessionThing(Thing):
         return await self.execute(f"open('{self.mark}', 'w').write('{self.mark}')")
 
     async def look(self) -> str:
-        reply = await self.call("GET", self.url)
+        """Wait for the first kernels of the policy: `pending` says that they start."""
+        while True:
+            reply = await self.call("GET", self.url)
+            if reply.status_code != 200 or reply.json()["status"] != "pending":
+                break
+            await asyncio.sleep(0.02)
         return f"200 {reply.json()['status']}" if reply.status_code == 200 else error_of(reply)
 
     async def delete(self) -> str:
