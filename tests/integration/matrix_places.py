@@ -28,6 +28,7 @@ from live_app import Served, live, serving
 from model_server import KEY, Asked, ModelServer, model_server
 from places import short_directory
 from pydantic import SecretStr
+from sessions_calls import until
 from test_agent_http_service import environment as model_environment
 
 from sbx.agent.messages import Response
@@ -106,10 +107,14 @@ class Place:
 
     async def at_rest(self) -> None:
         """Wait until no request uses a sandbox: the service ends the use after its reply."""
-        while self.served is not None and any(
-            each.users for each in self.served.service.sandboxes.every()
-        ):
-            await asyncio.sleep(_LOOK_S)
+
+        async def unused() -> bool:
+            served = self.served
+            return served is None or not any(
+                each.users for each in served.service.sandboxes.every()
+            )
+
+        await until(unused)
 
     async def later(self, seconds: float, *, collect: bool = False) -> None:
         """Move the clock, and do the periodic work that is due then."""
