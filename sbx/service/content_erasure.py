@@ -44,6 +44,7 @@ class ContentErasure:
         self._runtime = runtime
         self._garbage = garbage
         self._index = index
+        index.drop_unused = self.unused
         self.forget_runs: Callable[[str, str | None], Sequence[Begun]] = _no_runs
 
     async def ended(self, sandbox_id: str) -> None:

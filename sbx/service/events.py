@@ -45,6 +45,13 @@ class SandboxEvents:
         ended = await sandboxes.ended_of(self._store, caller.owner, since=since, limit=limit)
         return [row for row in ended if caller.sees(row.user_id, row.agent_id)]
 
+    async def has_ended(self, caller: Caller, sandbox_id: str) -> bool:
+        """Return whether the caller may delete this sandbox, and it was deleted before."""
+        if not caller.whole_sandbox or not caller.may("admin"):
+            return False
+        row = await row_of(self._index, self._store, caller, sandbox_id)
+        return row.deleted_at is not None
+
     async def follow(
         self, caller: Caller, sandbox_id: str, *, after: int = 0
     ) -> AsyncGenerator[EventRow, None]:

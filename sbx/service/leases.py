@@ -21,11 +21,12 @@ from sbx.store import sandboxes as rows
 from sbx.store.sandboxes import SandboxRow
 
 _RETRY_AFTER_S = 30.0
-DropUnused = Callable[[ServiceSandbox, str], Awaitable[None]]
 
 
 class SandboxIndex:
     """All sandboxes that were not deleted, by id and by session, and the limit of their number."""
+
+    drop_unused: Callable[[ServiceSandbox, str], Awaitable[None]]  # of ContentErasure
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -167,12 +168,12 @@ class SandboxLease:
         conversation: str | None,
         check: Callable[[], None] | None,
         kept: bool,
-        drop_unused: DropUnused,
     ) -> None:
         """`check` raises if the use must not begin now; it is called once the caller is known to
         see the sandbox. `conversation`: the one that the caller is known to see then. `kept`: the
-        files of an expired session are enough, and this does not put off its end. `drop_unused` is
-        awaited for a conversation that this lease created, if the use ends with an error: a refused
+        files of an expired session are enough, and this does not put off its end.
+
+        A conversation that the lease created is dropped if the use ends with an error: a refused
         request leaves nothing behind."""
         self.caller = caller
         self._index = index
@@ -183,7 +184,6 @@ class SandboxLease:
         self._check = check
         self._act = Act.KEEP if kept else Act.USE
         self._peeks = caller.peeks
-        self._drop_unused = drop_unused
 
     async def view(self) -> SandboxView:
         return await self._sandbox.view()
@@ -260,7 +260,7 @@ class SandboxLease:
         name = self._conversation
         if name is not None and name in sandbox.hooks.created:
             if isinstance(error, Exception):
-                await self._drop_unused(sandbox, name)
+                await self._index.drop_unused(sandbox, name)
             else:
                 sandbox.hooks.created.discard(name)
         self._index.on_left()

@@ -237,15 +237,7 @@ class Sandboxes:
         if self._recording is not None and new_work and not frees:
             check = partial(self._recording.check, runs=scope == "execute")
         return SandboxLease(
-            self.index,
-            caller,
-            sandbox_id,
-            scope,
-            starts,
-            conversation,
-            check,
-            kept or frees,
-            self.erasure.unused,
+            self.index, caller, sandbox_id, scope, starts, conversation, check, kept or frees
         )
 
     async def keepalive(self, caller: Caller, sandbox_id: str) -> SandboxView:
@@ -296,13 +288,6 @@ class Sandboxes:
                 raise unknown(sandbox_id)
             # Its expiry kept the chats and the history, and maybe the files.
             await run_to_completion(self.erasure.ended(row.id))
-
-    async def has_deleted(self, caller: Caller, sandbox_id: str) -> bool:
-        """Return whether the caller may delete this sandbox, and it was deleted before."""
-        if not caller.whole_sandbox or not caller.may("admin"):
-            return False
-        row = await row_of(self.index, self._store, caller, sandbox_id)
-        return row.deleted_at is not None
 
     async def end(self, sandbox: ServiceSandbox, cause: str) -> bool:
         """Delete a sandbox without a caller. Return False if it was deleted before."""

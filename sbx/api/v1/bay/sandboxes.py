@@ -180,7 +180,7 @@ async def delete(sandbox_id: str, caller: CallerDep, service: ServiceDep) -> Non
     try:
         await service.sandboxes.delete(caller, sandbox_id)
     except NotFound:
-        if not await service.sandboxes.has_deleted(caller, sandbox_id):
+        if not await service.events.has_ended(caller, sandbox_id):
             raise
         return
     await service.recording.record(caller, "sandbox.delete", sandbox_id)
