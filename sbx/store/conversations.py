@@ -112,6 +112,8 @@ def add_context(on: sqlite3.Connection, row: ContextRow, directory: str) -> bool
 
 
 def drop_context(on: sqlite3.Connection, sandbox_id: str, conversation: str, name: str) -> None:
+    """Delete a context with the records of its runs; later ones are not stored (`runs.put`)."""
+    erasure.erase_context(on, sandbox_id, conversation, name)
     on.execute(
         "DELETE FROM contexts WHERE sandbox_id = ? AND conversation = ? AND name = ?",
         (sandbox_id, conversation, name),

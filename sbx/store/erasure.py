@@ -50,6 +50,24 @@ def erase_content(
     )
 
 
+def erase_context(on: sqlite3.Connection, sandbox_id: str, conversation: str, context: str) -> None:
+    """Delete the runs of a context, with their replies, and its name in the events."""
+    place = (sandbox_id, conversation, context)
+    where = "sandbox_id = ? AND conversation = ? AND context = ?"
+    on.execute(
+        "UPDATE idempotency SET body = NULL, erased = 1"  # noqa: S608
+        f" WHERE run_id IN (SELECT id FROM runs WHERE {where})",
+        place,
+    )
+    on.execute(f"DELETE FROM runs WHERE {where}", place)  # noqa: S608
+    on.execute(
+        "UPDATE events SET details = json_remove(details, '$.context') WHERE sandbox_id = ?"
+        " AND json_extract(details, '$.conversation') = ?"
+        " AND json_extract(details, '$.context') = ?",
+        place,
+    )
+
+
 def slots_of(runs: Sequence[Begun]) -> list[Slot]:
     """Return the idempotency keys of the calls that began these runs."""
     return [run.reservation for run in runs if run.reservation is not None]

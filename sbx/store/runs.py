@@ -28,6 +28,10 @@ _PART_KEPT = 8 << 10  # characters of JSON, of each part of a bundle
 _OUTPUTS_KEPT = 32 << 10  # characters of JSON, of all bundles
 _PAGE_MAX = 8 << 20  # characters of code and results in one page
 _ROW = 2 << 10  # bytes in memory, about, of a row without texts
+_CONTEXT_EXISTS = (  # see `_context_of`
+    "(? = 'default' OR EXISTS (SELECT 1 FROM contexts"
+    " WHERE sandbox_id = ? AND conversation = ? AND name = ?))"
+)
 _OFFSET_MAX = 1 << 60  # SQLite counts up to 2⁶³
 
 
@@ -126,9 +130,9 @@ def matches(row: RunRow, query: RunFilter) -> bool:
 def begin(on: sqlite3.Connection, begun: Begun) -> None:
     on.execute(
         "INSERT INTO runs (id, sandbox_id, conversation, kind, code, status, started_at,"
-        " description, tags, context) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        f" description, tags, context) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ? WHERE {_CONTEXT_EXISTS}"
         " ON CONFLICT (id) DO NOTHING",
-        _first_fields(begun, RUNNING),
+        (*_first_fields(begun, RUNNING), *_context_of(begun)),
     )
     _note_reservation(on, begun.reservation, begun.id)
 
@@ -139,12 +143,14 @@ def end(on: sqlite3.Connection, begun: Begun, run: Run, at: float) -> None:
 
 
 def put(on: sqlite3.Connection, row: RunRow, reservation: Slot | None = None) -> None:
-    """Record the end of a run by its shortened row. This may run twice."""
+    """Record the end of a run by its shortened row. This may run twice. A run whose context was
+    deleted is not recorded."""
     assert row.run is not None
     on.execute(
         "INSERT INTO runs (id, sandbox_id, conversation, kind, code, status, started_at,"
         " description, tags, context, cause, result, ended_at, duration_ms)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
+        f" SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? WHERE {_CONTEXT_EXISTS}"
+        " ON CONFLICT (id) DO UPDATE SET"
         " status = excluded.status, cause = excluded.cause, result = excluded.result,"
         " ended_at = excluded.ended_at, duration_ms = excluded.duration_ms",
         (
@@ -153,6 +159,7 @@ def put(on: sqlite3.Connection, row: RunRow, reservation: Slot | None = None) ->
             _encoded(row.run),
             row.ended_at,
             row.duration_ms,
+            *_context_of(row),
         ),
     )
     _note_reservation(on, reservation, row.id)
@@ -286,6 +293,10 @@ def _row(row: sqlite3.Row) -> RunRow:
 def _note_reservation(on: sqlite3.Connection, reservation: Slot | None, run_id: str) -> None:
     if reservation is not None:
         idempotency.began(on, reservation, run_id)
+
+
+def _context_of(run: Begun | RunRow) -> tuple[str, ...]:
+    return run.context, run.sandbox_id, run.conversation, run.context
 
 
 def _first_fields(begun: Begun | RunRow, status: str) -> tuple[Any, ...]:

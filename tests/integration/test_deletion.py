@@ -176,6 +176,28 @@ async def test_deleting_a_conversation_aborts_its_agent(
     assert (await client.get(f"{API}/runs")).json()["items"] == []
 
 
+async def test_a_deleted_context_leaves_no_history(at: Desk, client: httpx.AsyncClient) -> None:
+    await ensure(client, "ann", "helper")
+    place = f"/v1/sandboxes/{SESSION}/conversations/c1"
+    assert (await client.post(f"{place}/contexts", json={"name": MARK})).status_code == 201
+    done = await client.post(f"{place}/runs", json={"code": f"print('{MARK}')", "context": MARK})
+    assert done.json()["status"] == "ok"
+    hangs = {"code": f"print('{MARK}', flush=True)\nwhile True: pass", "context": MARK}
+    running = asyncio.create_task(client.post(f"{place}/runs", json=hangs))
+
+    async def is_busy() -> bool:
+        return bool((await client.get(f"{place}/contexts/{MARK}")).json()["status"] == "busy")
+
+    await until(is_busy)
+    assert (await client.delete(f"{place}/contexts/{MARK}")).status_code == 204
+    await running
+    await at.served.service.store.settled()
+    await at.served.service.store.fold()
+    log = ["audit.jsonl"]  # it keeps the names
+    assert marked(at) == log
+    assert (await client.delete(f"{place}/contexts/{MARK}")).status_code == 404
+
+
 # -- projects --------------------------------------------------------------------------------------
 
 
