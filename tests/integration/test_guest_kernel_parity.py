@@ -60,6 +60,18 @@ class Both:
     def run(self, code: str) -> tuple[tuple[Seen, Any], tuple[Seen, Any]]:
         return self._run_ours(code), self._run_theirs(code)
 
+    def complete(self, code: str, position: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The matches and the part of the code that they replace, of both."""
+        ours = self.ours.request("complete_request", code=code, cursor_pos=position)
+        request = self._client.complete(code, position)
+        while (reply := self._client.get_shell_msg(timeout=60))["parent_header"][
+            "msg_id"
+        ] != request:
+            pass
+        theirs = reply["content"]
+        names = ("matches", "cursor_start", "cursor_end")
+        return tuple(ours[name] for name in names), tuple(theirs[name] for name in names)
+
     def _run_ours(self, code: str) -> tuple[Seen, Any]:
         cell = self.ours.run(code)
         seen = [(frame.type, frame.content) for frame in cell.frames]
@@ -201,3 +213,54 @@ def test_figures_are_png_and_the_frame_is_html(both: Both) -> None:
     (seen, _), _ = both.run("fig, ax = plt.subplots(figsize=(1, 1)); pd.DataFrame({'a': [1]})")
     kinds = {mime for kind, content in seen for mime in content["data"]}
     assert {"image/png", "text/html"} <= kinds
+
+
+_NAMES = """
+import functools, json, os, pathlib
+x = "abc"
+d = {"alpha": 1, "beta": 2}
+class Named:
+    ñandu = 1
+    ñame = 2
+obj = Named()
+def f(alpha, beta): pass
+"""
+_COMPLETED = (
+    "'abc'.isnume",
+    "os.pat",
+    "import os\nos.pat",
+    "impor",
+    "import jso",
+    "from os import pat",
+    "json.dum",
+    "frame = {'größe': 1}; frame['grö",
+    "größe = 1\ngrö",
+    "len('a').bit_l",
+    "[].app",
+    "x.",
+    "print(x.upp",
+    "d['al",
+    "%tim",
+    "%%bas",
+    "open('/etc/host",
+    "'abc'.upper().isn",
+    "(1).rea",
+    "pathlib.Path('.').exi",
+    "for i in ran",
+    "obj.ña",
+    "f(al",
+    "zzz.qq",
+    "  x.upp",
+    "!ls /et",
+    "@functo",
+    "class A:\n    def f(self): pass\nA().f",
+)
+
+
+def test_completions_are_those_of_ipykernel(both: Both) -> None:
+    both.run(_NAMES)
+    for code in _COMPLETED:
+        ours, theirs = both.complete(code, len(code))
+        assert ours == theirs, code
+    ours, theirs = both.complete("x.upp er", 5)  # in the middle of the code
+    assert ours == theirs == (["upper"], 2, 5)

@@ -317,6 +317,14 @@ def test_what_a_thread_prints_later_belongs_to_the_cell_that_started_it(client: 
         shown += printed([client.shown()])
 
 
+def test_a_completion_by_inference_leaves_the_workspace_alone(client: Client) -> None:
+    code = "import pathlib; pathlib.Path('größe').exi"
+    reply = client.answered("complete_request", {"code": code, "cursor_pos": len(code)})
+    assert (reply["matches"], reply["cursor_end"] - reply["cursor_start"]) == (["exists"], 3)
+    listed = client.shown_by(client.execute("import os; print('.cache' in os.listdir())"))
+    assert printed(listed) == "False\n"
+
+
 @pytest.mark.parametrize("kind", ["create", "delete", "list"])
 def test_subshells_are_refused(client: Client, kind: str) -> None:
     reply = client.answered(f"{kind}_subshell_request", {}, "control")

@@ -30,7 +30,6 @@ import threading
 from _signal import signal as set_handler  # type: ignore[import-not-found]  # no enum: 1 µs, not 9
 from collections import deque
 from collections.abc import Awaitable, Callable
-from itertools import islice
 from os import mkdir as make_directory  # the user's code may replace os.mkdir
 from typing import Any, NoReturn
 
@@ -47,7 +46,6 @@ from sbx.guest.kernel.output import OutputWriter
 from sbx.guest.kernel.shell import SandboxShell, evaluated
 
 _CHUNK = 65536  # larger buffers are mapped and unmapped for every read: 30 µs
-_MATCHES_MAX = 10_000
 _BROKEN = 70  # EX_SOFTWARE: the loop's own task ended, which only a bug in sbx can cause
 
 
@@ -335,31 +333,11 @@ class KernelLoop:
         return self._parent
 
     async def _complete(self, content: dict[str, Any]) -> dict[str, Any]:
-        from IPython.core.completer import provisionalcompleter, rectify_completions
+        from sbx.guest.kernel.completions import complete  # loads the completer of IPython
 
         code = str(content.get("code", ""))
         position = content.get("cursor_pos")
-        position = len(code) if position is None else int(position)
-        with provisionalcompleter():
-            candidates = self.shell.Completer.completions(code, position)
-            completions = list(islice(rectify_completions(code, candidates), _MATCHES_MAX))
-        types = [
-            {
-                "start": item.start,
-                "end": item.end,
-                "text": item.text,
-                "type": item.type,
-                "signature": item.signature,
-            }
-            for item in completions
-        ]
-        return {
-            "status": "ok",
-            "matches": [item.text for item in completions],
-            "cursor_start": completions[0].start if completions else position,
-            "cursor_end": completions[0].end if completions else position,
-            "metadata": {"_jupyter_types_experimental": types},
-        }
+        return complete(self.shell, code, len(code) if position is None else int(position))
 
     async def _inspect(self, content: dict[str, Any]) -> dict[str, Any]:
         name = token_at_cursor(str(content.get("code", "")), int(content.get("cursor_pos", 0)))

@@ -1,0 +1,85 @@
+"""Completions of a name, an attribute, a key or a path, as ipykernel returns them.
+
+IPython evaluates the code before the cursor, as far as that has no effects. jedi also infers the
+result of calls, but it takes 200 ms to seconds. So it is asked only if IPython finds nothing.
+"""
+
+# IPython is typed only in part.
+# mypy: disable-error-code="misc,no-untyped-call,union-attr,no-any-return,arg-type"
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+from sbx.guest.kernel.shell import SandboxShell
+
+_MATCHES_MAX = 10_000
+_CACHE = "/tmp/.cache/jedi"  # noqa: S108  # of the jail
+_NAMES = frozenset(
+    f"IPCompleter.{matcher}"
+    for matcher in ("python_matcher", "python_func_kw_matcher", "custom_completer_matcher")
+)
+
+
+def complete(shell: SandboxShell, code: str, position: int) -> dict[str, Any]:
+    """Return the reply to a `complete_request`."""
+    from IPython.core.completer import JEDI_INSTALLED
+
+    items = _items(shell, code, position)
+    if not items and JEDI_INSTALLED:
+        with _with_jedi(shell):
+            items = _items(shell, code, position)
+    return {
+        "status": "ok",
+        "matches": [item["text"] for item in items],
+        "cursor_start": items[0]["start"] if items else position,
+        "cursor_end": items[0]["end"] if items else position,
+        "metadata": {"_jupyter_types_experimental": items},
+    }
+
+
+def _items(shell: SandboxShell, code: str, position: int) -> list[dict[str, Any]]:
+    """Return the completions, names first. All of them have the same start and end."""
+    from IPython.core.completer import provisionalcompleter, rectify_completions
+
+    with provisionalcompleter():
+        candidates = shell.Completer.completions(code, position)
+        found = list(islice(rectify_completions(code, candidates), _MATCHES_MAX))
+    # An attribute begins with its dot, which is in the code already.
+    dots = int(bool(found) and all(item.text.startswith(".") for item in found))
+    dots = dots if found and code[found[0].start :].startswith(".") else 0
+    found.sort(key=lambda item: _order(item.text[dots:]) if item._origin in _NAMES else _LAST)
+    return [
+        {
+            "start": item.start + dots,
+            "end": item.end,
+            "text": item.text[dots:],
+            "type": item.type,
+            "signature": item.signature,
+        }
+        for item in found
+    ]
+
+
+_LAST = (True, True, True, "")
+
+
+def _order(text: str) -> tuple[bool, bool, bool, str]:
+    """Return the key of the order in which jedi has names: private ones follow the others."""
+    return text.startswith("%"), text.startswith("__"), text.startswith("_"), text.lower()
+
+
+@contextmanager
+def _with_jedi(shell: SandboxShell) -> Iterator[None]:
+    """Let the completer ask jedi. Its cache is in the tmpfs of the jail: the workspace belongs to
+    the user."""
+    import jedi.settings
+
+    if shell.walls:
+        jedi.settings.cache_directory = _CACHE
+    shell.Completer.use_jedi = True
+    try:
+        yield
+    finally:
+        shell.Completer.use_jedi = False
