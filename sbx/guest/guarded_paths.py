@@ -32,18 +32,22 @@ class ResolvedPath:
     """A name in a directory of the workspace. `parent` is an O_PATH descriptor, `parts` the path
     relative to the workspace, in which only the last name may be a symlink. A context manager."""
 
-    __slots__ = ("name", "parent", "parts")
+    __slots__ = ("_above", "_up", "name", "parent", "parts")
 
     def __init__(self, parent: int, parts: Parts) -> None:
         self.parent = parent
         self.parts = parts
         self.name = parts[-1]
+        self._above: int | None = None  # an O_PATH descriptor of the directory `_up` levels above
+        self._up = 0
 
     def __enter__(self) -> "ResolvedPath":
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self.parent)
+        if self._above is not None:
+            os.close(self._above)
 
     def mode(self) -> int | None:
         """Return type and mode of the name itself; None if it does not exist."""
@@ -65,12 +69,28 @@ class ResolvedPath:
         program can move this one out of a directory that the table protects.
         """
         up = len(self.parts) - len(parts)
-        path = f"{self.name}/{parts[-1]}" if up < 0 else f"{'../' * up}{parts[-1]}"
+        path = f"{self.name}/{parts[-1]}" if up < 0 else parts[-1]
         try:
-            status = os.lstat(path, dir_fd=self.parent)
+            directory = self._ancestor(up) if up > 0 else self.parent
+            status = os.lstat(path, dir_fd=directory)
         except (FileNotFoundError, NotADirectoryError):
             return False  # any other error means that the answer is unknown: the caller gets it
-        return not stat.S_ISLNK(status.st_mode) or _item(path, self.parent) is None
+        return not stat.S_ISLNK(status.st_mode) or _item(path, directory) is None
+
+    def _ancestor(self, up: int) -> int:
+        """Return the directory `up` levels above the parent. Look-ups that go up one level at a
+        time open each directory once: from the parent, each would cost its whole depth."""
+        if self._above is None or up < self._up:
+            start, steps = self.parent, up
+        else:
+            start, steps = self._above, up - self._up
+        if steps:
+            above = open_path("../" * steps, start)
+            if self._above is not None:
+                os.close(self._above)
+            self._above, self._up = above, up
+        assert self._above is not None
+        return self._above
 
     def item(self) -> str | None:
         """Return the item of the quarantine that the name leads to; None if it leads to none."""

@@ -256,16 +256,19 @@ class PathRules:
         return None
 
     def _by_content(self, parts: Parts, exists: Exists) -> RuleMatch | None:
-        for depth in range(len(parts) + 1):  # the directory itself too: it may be moved
+        match = None
+        # The directory itself too, because it may be moved. From the lowest one upwards: see
+        # `ResolvedPath.exists`. The topmost match counts.
+        for depth in range(len(parts), -1, -1):
             directory = parts[:depth]
             if exists((*directory, HEAD)) and _has_git_parts(directory, exists):
-                return RuleMatch(max(depth, 1), _GIT_DIRECTORY, "git", is_new=False)
-            if any(exists((*directory, mark)) for mark in _ENVIRONMENT_MARKS):
-                return RuleMatch(max(depth, 1), _ENVIRONMENT, "python", is_new=False)
-        return None
+                match = RuleMatch(max(depth, 1), _GIT_DIRECTORY, "git", is_new=False)
+            elif any(exists((*directory, mark)) for mark in _ENVIRONMENT_MARKS):
+                match = RuleMatch(max(depth, 1), _ENVIRONMENT, "python", is_new=False)
+        return match
 
     def _by_alias(self, parts: Parts, folded: Parts) -> RuleMatch | None:
-        for depth in range(1, len(parts) + 1):
+        for depth in range(1, len(parts) + 1 if self._aliases else 0):
             if "/".join(folded[:depth]) in self._aliases:
                 return RuleMatch(depth, "/".join(parts[:depth]), "the link or setting to it", False)
         return None

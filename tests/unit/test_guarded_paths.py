@@ -5,11 +5,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sbx.guest import hard_links
 from sbx.guest.guarded_paths import Outside, PathResolver, ResolvedPath, open_path, own_view, signed
+from sbx.guest.path_rules import PathRules
 from sbx.linux.seccomp_notify import SyscallNotice
 
 
@@ -181,3 +183,45 @@ def test_paths_of_the_caller_itself_lead_to_the_caller() -> None:
 
 def test_arguments_are_signed_as_linux_takes_them() -> None:
     assert [signed(number) for number in (0, 5, 0xFFFFFF9C, 1 << 32)] == [0, 5, -100, 0]
+
+
+@pytest.mark.parametrize("depth", [10, 40, 160])
+def test_the_look_ups_of_a_check_are_in_proportion_to_the_depth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """Each look-up began at the lowest directory: 400 nested directories took 37 seconds."""
+    resolved = 0
+
+    def counted(call: Any) -> Any:
+        def act(path: str, *arguments: Any, **more: Any) -> Any:
+            nonlocal resolved
+            resolved += path.rstrip("/").count("/") + 1
+            return call(path, *arguments, **more)
+
+        return act
+
+    directory = tmp_path
+    for _ in range(depth):
+        directory /= "ü"
+        directory.mkdir()
+    with ResolvedPath(open_path(str(directory)), (*("ü",) * depth, "new")) as found:
+        monkeypatch.setattr(os, "lstat", counted(os.lstat))
+        monkeypatch.setattr(os, "open", counted(os.open))
+        assert PathRules((), ()).match(found.parts, found.exists, is_directory=True) is None
+    assert depth < resolved <= 5 * depth
+
+
+def test_an_environment_far_above_is_seen_and_the_topmost_counts(tmp_path: Path) -> None:
+    below = tmp_path / "a" / "b" / "c" / "d"
+    below.mkdir(parents=True)
+    parts = ("a", "b", "c", "d", "new")
+    for directory, depth in ((tmp_path / "a/b/c", 3), (tmp_path / "a", 1)):
+        (directory / "pyvenv.cfg").touch()
+        with ResolvedPath(open_path(str(below)), parts) as found:
+            match = PathRules((), ()).match(parts, found.exists)
+            assert match is not None
+            assert (match.depth, match.name) == (depth, "Python environment")
+            # In any order of the look-ups, also from above to below.
+            assert found.exists(("a", "b", "c", "pyvenv.cfg"))
+            assert not found.exists(("a", "b", "pyvenv.cfg"))
+            assert found.exists(("a", "b", "c", "d"))
