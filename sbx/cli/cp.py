@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -77,7 +77,7 @@ def cp(
     socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
-    """Copy files into a sandbox, or out of it.
+    """Copy files into a sandbox, out of it, or from one sandbox to another.
 
     If the target is a directory, or ends with /, a file keeps its name. A file copied to
     ID:uploads/temparea/ becomes an upload: code inside can read it, but not change it. With -r,
@@ -85,7 +85,8 @@ def cp(
     target.
 
     A directory from a sandbox is copied without files that a program of this host would obey: git
-    repositories, .envrc, .vscode and so on. Each is listed, and the exit code is 3.
+    repositories, .envrc, .vscode and so on. Each is listed, and the exit code is 3. Between
+    sandboxes everything is copied, and nothing is written to this machine.
     """
     *sources, target = map(CopyTarget.read, places)
     _check(sources, target, recursive=recursive)
@@ -94,7 +95,11 @@ def cp(
     async def copy(client: "Client") -> None:
         for source in sources:
             with _bar(source, shown=not as_json) as on_progress:
-                if recursive and await _is_directory(client, source, conversation):
+                if None not in (source.sandbox_id, target.sandbox_id):
+                    done = await _copy_between(
+                        client, source, target, conversation, on_progress, recursive=recursive
+                    )
+                elif recursive and await _is_directory(client, source, conversation):
                     done = await _copy_tree(
                         client,
                         source,
@@ -131,8 +136,6 @@ def _check(sources: list[CopyTarget], target: CopyTarget, *, recursive: bool) ->
         raise BadRequest(
             "neither end is in a sandbox", hint="write it as ID:PATH, with the ID from sbx ps"
         )
-    if target.sandbox_id is not None and any(inside):
-        raise BadRequest("both ends are in sandboxes", hint="copy to a file on this machine first")
     for source in sources:
         if source.sandbox_id is None and not (recursive and os.path.isdir(source.path)):
             _check_file(source.path)
@@ -142,15 +145,17 @@ def _check(sources: list[CopyTarget], target: CopyTarget, *, recursive: bool) ->
 
 def _check_file(path: str) -> None:
     if os.path.isdir(path):
-        raise BadRequest(
-            f"{path} is a directory, and only files are copied",
-            code="is_a_directory",
-            hint="use -r",
-        )
+        raise _only_files(path)
     if not os.path.exists(path):
         raise NotFound(f"file {path} does not exist", code="file_not_found", hint="check the path")
     if not os.path.isfile(path):
         raise BadRequest(f"{path} is not a regular file", hint="copy it to a file first")
+
+
+def _only_files(path: str) -> BadRequest:
+    return BadRequest(
+        f"{path} is a directory, and only files are copied", code="is_a_directory", hint="use -r"
+    )
 
 
 async def _is_directory(client: "Client", source: CopyTarget, conversation: str) -> bool:
@@ -185,9 +190,46 @@ async def _copy_tree(
         )
         left_out = tuple(replace(item, path=_joined(source, item.path)) for item in tally.left_out)
         copied = TransferResult(str(source), str(local), tally.size, left_out)
-    if tally.skipped:
-        write(STDERR, f"{tally.skipped} entries were left out: links, devices and pipes\n")
+    _report_skipped(tally.skipped)
     return copied
+
+
+async def _copy_between(
+    client: "Client",
+    source: CopyTarget,
+    target: CopyTarget,
+    conversation: str,
+    on_progress: OnProgress,
+    *,
+    recursive: bool,
+) -> TransferResult:
+    from sbx.cli.cp_between import copy_file, copy_tree
+
+    from_where, where = (
+        client.sandbox(place.sandbox_id or "").conversation(conversation)
+        for place in (source, target)
+    )
+    entry = await from_where.files.stat(source.path or ".")
+    if entry.kind == "directory" and not recursive:
+        raise _only_files(str(source))
+    name = PurePosixPath(entry.path).name
+    path = await _target_inside(where, target.path, name)
+    shown = f"{target.sandbox_id}:{path}"
+    if source.sandbox_id == target.sandbox_id:
+        copied = await where.files.copy(source.path or ".", path, overwrite=True)
+        return TransferResult(str(source), shown, copied.bytes)
+    if entry.kind == "directory":
+        size, skipped = await copy_tree(from_where, source.path or ".", where, path, on_progress)
+        _report_skipped(skipped)
+        return TransferResult(str(source), shown, size)
+    upload = _as_upload(path)
+    size = await copy_file(from_where, source.path, where, path, upload, on_progress)
+    return TransferResult(str(source), shown, size)
+
+
+def _report_skipped(count: int) -> None:
+    if count:
+        write(STDERR, f"{count} entries were left out: links, devices and pipes\n")
 
 
 def _joined(source: CopyTarget, path: str) -> str:

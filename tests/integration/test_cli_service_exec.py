@@ -1,5 +1,6 @@
 """`sbx exec` and `sbx cp`: code into a sandbox of a running service, files in and out."""
 
+import asyncio
 import hashlib
 import json
 import os
@@ -7,11 +8,15 @@ import pty
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command import COMMAND, environment, started
 from serving import Service
+
+from sbx.cli.cp_between import copy_file
+from sbx.client import Client
 
 STUBBORN = """
 import time
@@ -357,7 +362,9 @@ def test_cp_says_what_is_wrong(service: Service, box: str, tmp_path: Path) -> No
         ([tmp_path, f"{box}:"], "use -r"),
         ([tmp_path / "missing", f"{box}:"], "missing"),
         ([here, tmp_path / "b.txt"], "ID:PATH"),
-        ([f"{box}:a", f"{box}:b"], "both ends"),
+        ([f"{box}:a", f"{box}:b"], "a"),
+        ([f"{box}:a", "sandbox-000000000000:b"], "a"),
+        (["sandbox-000000000000:a", f"{box}:b"], "sandbox-000000000000"),
         ([here], "the target is missing"),
         ([f"{box}:missing.txt", tmp_path], "missing.txt"),
         ([here, f"{box}:../../etc/passwd"], "workspace"),
@@ -366,6 +373,77 @@ def test_cp_says_what_is_wrong(service: Service, box: str, tmp_path: Path) -> No
     ):
         assert said in refusal(service.quick("cp", *words), 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt"]  # and nothing half done
+
+
+@pytest.fixture
+def other(service: Service) -> Iterator[str]:
+    sandbox = service.quick("create").stdout.strip()
+    yield sandbox
+    service.quick("rm", sandbox)
+
+
+def test_files_go_from_one_sandbox_to_another(service: Service, box: str, other: str) -> None:
+    """It was refused: copy to a file on this machine first."""
+    make = "mkdir -p tree/größe tree/empty; head -c 3000000 /dev/urandom > tree/größe/ü.bin;"
+    make += " ln -s größe/ü.bin tree/link; echo a > one.txt; echo b > two.txt"
+    assert service.quick("exec", box, "--shell", "-c", make).returncode == 0
+    done = service.quick("cp", f"{box}:one.txt", f"{box}:two.txt", f"{other}:into/")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1] == f"{box}:two.txt -> {other}:into/two.txt"
+    assert service.quick("exec", other, "--shell", "-c", "cat into/*").stdout == "a\nb\n"
+    document = json.loads(service.quick("cp", "--json", f"{box}:one.txt", f"{other}:").stdout)
+    assert document["copied"] == [
+        {"source": f"{box}:one.txt", "target": f"{other}:one.txt", "size": 2}
+    ]
+    up = service.quick("cp", f"{box}:one.txt", f"{other}:uploads/temparea/")
+    assert up.returncode == 0, up.stderr
+    refused = service.quick("exec", other, "--shell", "-c", "echo x > uploads/temparea/one.txt")
+    assert refused.returncode != 0
+    assert "use -r" in refusal(service.quick("cp", f"{box}:tree", f"{other}:"), 2)
+    tree = service.quick("cp", "-r", f"{box}:tree", f"{other}:")
+    assert (tree.returncode, tree.stdout) == (0, f"{box}:tree -> {other}:tree\n"), tree.stderr
+    look = "find tree -type d | sort; readlink tree/link; sha256sum tree/größe/ü.bin"
+    ours, theirs = (
+        service.quick("exec", each, "--shell", "-c", look).stdout for each in (box, other)
+    )
+    assert ours == theirs != ""
+    within = service.quick("cp", "-r", f"{other}:tree", f"{other}:again")
+    assert within.returncode == 0, within.stderr
+    assert service.quick("cp", "-r", f"{other}:tree", f"{other}:tree/below").returncode == 2
+
+
+def test_a_copy_between_owners_needs_the_rights_of_both(service: Service, box: str) -> None:
+    key = service.quick("key", "create", "--owner", "someone", "--json")
+    theirs = json.loads(key.stdout)["key"]
+    sandbox = service.quick("create", "--key", theirs).stdout.strip()
+    for words in (
+        (f"{box}:one.txt", f"{sandbox}:"),
+        (f"{sandbox}:x", f"{box}:"),
+    ):
+        assert "does not exist" in refusal(service.quick("cp", *words, "--key", theirs), 2)
+    service.quick("rm", sandbox, "--key", theirs)
+
+
+@pytest.mark.parametrize("upload", [None, "ü.bin"])
+async def test_an_interrupted_copy_between_sandboxes_leaves_nothing(
+    service: Service, box: str, other: str, upload: str | None
+) -> None:
+    def stop(_done: int, _size: int | None) -> None:
+        raise asyncio.CancelledError
+
+    def files() -> set[Path]:
+        return {path for path in service.data.rglob("*") if path.is_file() and "ü" in path.name}
+
+    async with Client(service.socket) as client:
+        source, target = (client.sandbox(each).conversation("default") for each in (box, other))
+        await source.files.write("source-ü.bin", os.urandom(2 << 20))
+        await target.files.write("ü.bin", b"old")
+        before = files()
+        with pytest.raises(asyncio.CancelledError):
+            await copy_file(source, "source-ü.bin", target, "ü.bin", upload, stop)
+        assert await target.files.read_bytes("ü.bin") == b"old"
+        assert await target.uploads.list() == ()
+    assert files() == before
 
 
 def test_a_bar_is_shown_at_a_terminal_and_nowhere_else(
