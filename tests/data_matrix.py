@@ -52,6 +52,8 @@ ACTS = {
     "delete while it runs": "The same while code runs in it.",
     "kill -9 and restart": "The process of the service is killed, and started again.",
     "backup and restore": "`sbx store backup`, and `sbx store restore` of this file.",
+    "restore an older backup": "`sbx store backup`, its deletion, then `sbx store restore`.",
+    "forget the user": "`sbx forget USER`.",
 }
 
 THINGS = {
@@ -81,6 +83,8 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("idle", "", KEPT, "The kernel ends with the service."),
             "backup and restore": Cell("idle", "", KEPT),
+            "restore an older backup": Cell("idle", "", ROWS, "Its files are gone."),
+            "forget the user": Never("it belongs to an owner, and to no user"),
         },
     ),
     "session": Thing(
@@ -107,6 +111,8 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("200 running", "", KEPT),
             "backup and restore": Cell("200 running", "", KEPT),
+            "restore an older backup": Cell("200 running", "", ROWS, "Its files are gone."),
+            "forget the user": Cell("200, then 404 not_found", "user.forget", "nowhere"),
         },
     ),
     "conversation": Thing(
@@ -131,6 +137,8 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("200 listed", "", KEPT),
             "backup and restore": Cell("200 listed", "", KEPT),
+            "restore an older backup": Cell("200 listed", "", ROWS, "Its files are gone."),
+            "forget the user": Cell("200, then 404 not_found", "user.forget", "nowhere"),
         },
     ),
     "context": Thing(
@@ -158,6 +166,8 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("200 idle", "", ROWS),
             "backup and restore": Cell("200 idle", "", ROWS),
+            "restore an older backup": Cell("200 idle", "", ROWS),
+            "forget the user": Cell("200, then 404 not_found", "user.forget", "nowhere"),
         },
     ),
     "upload": Thing(
@@ -183,6 +193,10 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("200", "", KEPT),
             "backup and restore": Cell("200", "", KEPT),
+            "restore an older backup": Cell(
+                "404 file_not_found", "", ROWS, "The store has its name, and no file."
+            ),
+            "forget the user": Cell("200, then 404 not_found", "user.forget", "nowhere"),
         },
     ),
     "file": Thing(
@@ -208,6 +222,8 @@ THINGS = {
             "backup and restore": Cell(
                 "200", "", "files", "A backup has no files: they stay where they are."
             ),
+            "restore an older backup": Cell("404 file_not_found", "", "nowhere"),
+            "forget the user": Cell("200, then 404 not_found", "user.forget", "nowhere"),
         },
     ),
     "run": Thing(
@@ -239,6 +255,8 @@ THINGS = {
             "backup and restore": Cell(
                 "200 ServiceEnded: the service ended while this ran", "", ROWS
             ),
+            "restore an older backup": Cell("200 ok", "", ROWS),
+            "forget the user": Cell("200, then 404 not_found", "user.forget", "nowhere"),
         },
     ),
     "command": Thing(
@@ -266,6 +284,8 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("200 killed closed", "", "files"),
             "backup and restore": Cell("200 killed closed", "", "files"),
+            "restore an older backup": Cell("404 not_found", "", "nowhere"),
+            "forget the user": Cell("200, then 404 not_found", "user.forget", "nowhere"),
         },
     ),
     "terminal": Thing(
@@ -286,6 +306,8 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("404 not_found", "", "nowhere"),
             "backup and restore": Cell("404 not_found", "", "nowhere"),
+            "restore an older backup": Cell("404 not_found", "", "nowhere"),
+            "forget the user": Cell("200, then 404 not_found", "user.forget", "nowhere"),
         },
     ),
     "grant": Thing(
@@ -319,6 +341,10 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("200 ended", "", ROWS),
             "backup and restore": Cell("200 ended", "", ROWS),
+            "restore an older backup": Cell("200 ended", "", ROWS),
+            "forget the user": Cell(
+                "200, then 404 not_found", "grant.ended user.forget", "nowhere"
+            ),
         },
     ),
     "token": Thing(
@@ -346,6 +372,10 @@ THINGS = {
             "backup and restore": Cell(
                 "200", "", "nowhere", "A backup from before a revocation would make it valid again."
             ),
+            "restore an older backup": Cell(
+                "200", "", "nowhere", "It is valid until its end: revoke it again."
+            ),
+            "forget the user": Cell("200, then 401 unauthorized", "user.forget", "nowhere"),
         },
     ),
     "link": Thing(
@@ -374,6 +404,10 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("502 port_not_open", "", "nowhere"),
             "backup and restore": Cell("502 port_not_open", "", "nowhere"),
+            "restore an older backup": Cell(
+                "502 port_not_open", "", "nowhere", "It is valid until its end."
+            ),
+            "forget the user": Cell("200, then 404 not_found", "user.forget", "nowhere"),
         },
     ),
     "project": Thing(
@@ -406,6 +440,15 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("200", "", KEPT_DIRECTORY),
             "backup and restore": Cell("200", "", KEPT_DIRECTORY),
+            "restore an older backup": Cell(
+                "200", "", ROWS_DIRECTORY, "The uploads of its conversations are gone."
+            ),
+            "forget the user": Cell(
+                "200, then 200",
+                "user.forget",
+                ROWS_DIRECTORY,
+                "It stays: it belongs to its owner. The conversations of the user are gone.",
+            ),
         },
     ),
     "chat": Thing(
@@ -432,6 +475,8 @@ THINGS = {
                 "200", "", KEPT, "The run of the agent is recorded as interrupted."
             ),
             "backup and restore": Cell("200", "", KEPT),
+            "restore an older backup": Cell("200", "", ROWS),
+            "forget the user": Cell("200, then 404 not_found", "user.forget", "nowhere"),
         },
     ),
     "approval": Thing(
@@ -469,6 +514,8 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("200 denied by restart", "", ROWS),
             "backup and restore": Cell("200 denied by restart", "", ROWS),
+            "restore an older backup": Cell("200 denied by restart", "", ROWS),
+            "forget the user": Cell("200, then 404 approval_not_found", "user.forget", "nowhere"),
         },
     ),
     "rule": Thing(
@@ -499,6 +546,10 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("200 listed", "", ROWS_DIRECTORY),
             "backup and restore": Cell("200 listed", "", ROWS_DIRECTORY),
+            "restore an older backup": Cell("200 listed", "", ROWS_DIRECTORY, "Revoke it again."),
+            "forget the user": Cell(
+                "200, then 200 listed", "user.forget", ROWS_DIRECTORY, "It stays with its project."
+            ),
         },
     ),
     "quarantine item": Thing(
@@ -522,6 +573,13 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("200", "", "files"),
             "backup and restore": Cell("200", "", "files"),
+            "restore an older backup": Never("a backup has neither its file nor a row of it"),
+            "forget the user": Cell(
+                "200, then 200",
+                "user.forget",
+                "files",
+                "It stays: it belongs to the directory of the project.",
+            ),
         },
     ),
     "sub-agent": Thing(
@@ -546,6 +604,8 @@ THINGS = {
                 "200 interrupted", "", "nowhere", "The next start of an agent deletes the sandbox."
             ),
             "backup and restore": Cell("200 interrupted", "", "nowhere"),
+            "restore an older backup": Cell("200 done", "", "nowhere"),
+            "forget the user": Cell("200, then 404 not_found", "user.forget", "nowhere"),
         },
     ),
     "workspace": Thing(
@@ -566,6 +626,8 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("200", "", "files"),
             "backup and restore": Cell("200", "", "files"),
+            "restore an older backup": Cell("200", "", "nowhere", "It is empty."),
+            "forget the user": Never("it belongs to an owner, and to no user"),
         },
     ),
     "Bay sandbox": Thing(
@@ -588,6 +650,8 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("200 idle", "", KEPT),
             "backup and restore": Cell("200 idle", "", KEPT),
+            "restore an older backup": Cell("200 idle", "", ROWS, "Its files are gone."),
+            "forget the user": Never("it belongs to an owner, and to no user"),
         },
     ),
     "E2B sandbox": Thing(
@@ -610,6 +674,8 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("running", "", KEPT),
             "backup and restore": Cell("running", "", KEPT),
+            "restore an older backup": Cell("running", "", ROWS, "Its files are gone."),
+            "forget the user": Never("it belongs to an owner, and to no user"),
         },
     ),
     "OpenSandbox sandbox": Thing(
@@ -632,6 +698,8 @@ THINGS = {
             ),
             "kill -9 and restart": Cell("Running", "", KEPT),
             "backup and restore": Cell("Running", "", KEPT),
+            "restore an older backup": Cell("Running", "", ROWS, "Its files are gone."),
+            "forget the user": Never("it belongs to an owner, and to no user"),
         },
     ),
     "notebook kernel": Thing(
@@ -653,6 +721,8 @@ THINGS = {
                 "alive", "", "directory", "Jupyter starts another kernel; variables are lost."
             ),
             "backup and restore": Never("it needs no service, so the store does not have it"),
+            "restore an older backup": Never("it needs no service, so the store does not have it"),
+            "forget the user": Never("it belongs to no user of a service"),
         },
     ),
 }

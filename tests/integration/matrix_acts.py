@@ -1,7 +1,7 @@
 """The acts of tests/data_matrix.py on one thing, and the comparison with its cell."""
 
 import itertools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -110,6 +110,10 @@ async def _delete_running(thing: Thing) -> Answers:
     return [answer, f"the code ends: {await thing.end()}"]
 
 
+async def _forget(thing: Thing) -> Answers:
+    return [await thing.ask("DELETE", f"/v1/admin/users/{thing.user}")]
+
+
 _ACTS: dict[str, Callable[[Thing], Awaitable[Answers]]] = {
     "use": _use,
     "idle": _idle,
@@ -120,6 +124,7 @@ _ACTS: dict[str, Callable[[Thing], Awaitable[Answers]]] = {
     "extend": _extend,
     "delete": _delete,
     "delete while it runs": _delete_running,
+    "forget the user": _forget,
 }
 LIVE = ("create", *_ACTS)
 
@@ -154,6 +159,8 @@ async def check_live(place: Place, name: str, act: str) -> None:
                 begin = place.audit.stat().st_size
                 answers = await _ACTS[act](thing)
             await compare(place, thing, TABLE[name][act], answers, begin)
+            if act == "forget the user":
+                assert await place.where(thing.user, "nowhere") == "nowhere", thing.user
     finally:
         await place.served.empty()
 
@@ -177,10 +184,21 @@ async def made_all(place: Place, act: str, held: AsyncExitStack) -> dict[str, Ma
             everything[name] = Made(thing, None, await place.log())
         except Exception as error:  # noqa: BLE001  # it fails the cell of this thing only
             everything[name] = Made(None, error, b"")
+    return everything
+
+
+async def begin_all(everything: Mapping[str, Made]) -> None:
+    """Begin all that is in progress when the service is killed or copied."""
     for each in everything.values():
         if each.thing is not None:
             await each.thing.before_restart()
-    return everything
+
+
+async def delete_all(everything: Mapping[str, Made]) -> None:
+    for each in everything.values():
+        if each.thing is not None:
+            await each.thing.before("delete")
+            await each.thing.delete()
 
 
 async def check_restarted(place: Place, made: Made, name: str, act: str) -> None:

@@ -243,6 +243,7 @@ def prepare(top: Path) -> dict[str, Any]:
         "idle_timeout": IDLE_S,
         "files_grace": GRACE_S,
         "gc_interval": 0.0,
+        "audit_rotation": "never",
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any
 
+from both_sdks import Both
 from e2b_face import Face as E2bFace
 from matrix_places import PATIENCE_S, TTL_S, error_of, new_mark
 from matrix_things import STARTED, Thing
@@ -16,6 +17,7 @@ from test_opensandbox import Face as OpenSandboxFace
 
 from sbx.client import Client
 from sbx.errors import SbxError
+from sbx.protocol.runs import RunEnd
 
 _LONG = f"import time\nprint({STARTED!r}, flush=True)\ntime.sleep(600)"
 
@@ -26,7 +28,8 @@ async def outcome(call: Awaitable[Any]) -> str:
         result = await call
     except Exception as error:  # noqa: BLE001  # each SDK has a tree of its own
         return type(error).__name__
-    return "ok" if (error := getattr(result, "error", None)) is None else str(error.name)
+    failure = getattr(result, "error", None)
+    return "ok" if failure is None else str(failure.name)
 
 
 class ClientThing(Thing):
@@ -75,8 +78,9 @@ class ClientThing(Thing):
             async for event in box.stream(_LONG):
                 if STARTED in str(event):
                     started.set()
-                last = event
-            return str(last.run.status.value)
+                if isinstance(event, RunEnd):
+                    return event.run.status.value
+            raise AssertionError("a run without an end")
 
         self.task = asyncio.create_task(run())
         await asyncio.wait_for(started.wait(), PATIENCE_S)
@@ -169,6 +173,8 @@ class WorkspaceThing(BayThing):
 
 
 class E2bThing(Thing):
+    remote: Both
+
     async def prepare(self) -> None:
         sdk = SdkService(None, self.place.url.removeprefix("http://"))  # type: ignore[arg-type]
         self.face = E2bFace("async", sdk, self.place.sdk_key)
@@ -218,6 +224,8 @@ class E2bThing(Thing):
 
 
 class OpenSandboxThing(Thing):
+    remote: Both
+
     async def prepare(self) -> None:
         host = self.place.url.removeprefix("http://")
         self.face = OpenSandboxFace("async", host, self.place.sdk_key)

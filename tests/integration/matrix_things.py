@@ -77,10 +77,10 @@ class Thing:
         self.place = place
         self.held = held
         self.mark = new_mark()
-        self.user = f"user-{new_number()}"
+        self.user = f"user-{new_number():05}"
         self.session = f"sb-session-{self.user}-{self.agent}"
         self.conversation = f"talk-{new_number():05}"
-        self.ids = {self.mark, self.session, self.conversation}
+        self.ids = {self.mark, self.user, self.session, self.conversation}
         self.running: Stream | None = None
 
     # -- requests ------------------------------------------------------------------------------

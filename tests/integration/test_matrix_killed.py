@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 import pytest_asyncio
-from matrix_acts import THINGS, Made, cells, check_restarted, made_all
+from matrix_acts import THINGS, Made, begin_all, cells, check_restarted, made_all
 from matrix_places import Place, process
 
 ACT = "kill -9 and restart"
@@ -17,6 +17,7 @@ Restarted = tuple[Place, dict[str, Made]]
 async def restarted() -> AsyncIterator[Restarted]:
     async with process() as running, AsyncExitStack() as held:
         made = await made_all(await running.start(), ACT, held)
+        await begin_all(made)
         running.kill()
         yield await running.start(), made
 
