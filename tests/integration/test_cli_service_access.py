@@ -144,3 +144,17 @@ def test_audit_verify_finds_a_line_that_was_changed(service: Service, tmp_path: 
     missing = in_process("audit", "verify", tmp_path / "none.jsonl")
     assert missing.returncode in (2, 3)
     assert missing.stderr.startswith("error: ")
+
+
+def test_forget_deletes_the_data_of_one_user(service: Service) -> None:
+    assert code_of(service.quick("forget", "ann", "--json"), 2) == "not_confirmed"
+    service.quick("token", "create", "--user", "ann")
+    removed = json_of(service.quick("forget", "ann", "--yes", "--json"))
+    assert (removed["user_id"], removed["removed"]["tokens"]) == ("ann", 1)
+    assert "no data of ann" in service.quick("forget", "ann", "--yes").stderr
+    key = json_of(service.quick("key", "create", "--owner", "zoe", "--json"))
+    denied = service.quick("forget", "ann", "--owner", "yan", "--yes", "--json", SBX_KEY=key["key"])
+    assert code_of(denied, 3) == "forbidden"
+    service.quick("token", "create", "--user", "bob", "--owner", "zoe")
+    shown = service.quick("forget", "bob", "--owner", "zoe", "--yes").stdout
+    assert shown.splitlines()[-1].split() == ["tokens", "1"]

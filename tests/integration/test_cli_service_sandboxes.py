@@ -257,6 +257,7 @@ def test_logs_that_are_followed_end_with_ctrl_c(service: Service, box: str) -> N
         ["mount", "ID", "/srv"],
         ["unmount", "ID", "/mnt/srv"],
         ["unfreeze", "ID"],
+        ["forget", "USER", "--yes"],
         ["key", "list"],
         ["token", "list"],
         ["gc"],
