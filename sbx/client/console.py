@@ -106,8 +106,8 @@ class ConsoleCalls(ServiceRequests):
         return _conversation(await self._json("PATCH", path, {"title": title}))
 
     async def delete_conversation(self, conversation_id: str) -> None:
-        """End its run, and delete its messages, kernel and files. The directory of a project stays.
-        A second call does nothing."""
+        """End its run, and delete its messages, kernel, history and files. The directory of a
+        project stays. Raise NotFound."""
         await self.request("DELETE", f"{_CONVERSATIONS}{target(conversation_id)}")
 
     # -- templates of prompts ---------------------------------------------------------------------

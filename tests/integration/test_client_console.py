@@ -44,7 +44,8 @@ async def test_conversations_are_listed_renamed_and_deleted(at: Desk, client: Cl
     with pytest.raises(BadRequest):
         await client.rename_conversation("greeting", "")
     await client.delete_conversation("greeting")
-    await client.delete_conversation("greeting")
+    with pytest.raises(NotFound):
+        await client.delete_conversation("greeting")
     assert not (await client.agent_conversations(user_id="ann", agent_id="helper")).items
     with pytest.raises(NotFound):
         await client.agent_conversation("greeting")
