@@ -156,13 +156,13 @@ THINGS = {
             "delete": Cell(
                 "204, then 404 not_found",
                 "context.delete",
-                ROWS,
-                "The history of the conversation keeps its runs, with its name.",
+                "nowhere",
+                "The history of its runs goes with it.",
             ),
             "delete while it runs": Cell(
                 "204, then the code ends: interrupted ContextDeleted, then 404 not_found",
                 "context.delete",
-                ROWS,
+                "nowhere",
             ),
             "kill -9 and restart": Cell("200 idle", "", ROWS),
             "backup and restore": Cell("200 idle", "", ROWS),

@@ -127,7 +127,11 @@ class Place:
             assert reply.status_code == 200, reply.text
 
     async def log(self) -> bytes:
-        return await asyncio.to_thread(self.audit.read_bytes)
+        """Return the audit log with its complete files: a month may end in a cell."""
+        complete = sorted(self.data.glob("audit-*.jsonl"))
+        return await asyncio.to_thread(
+            lambda: b"".join(path.read_bytes() for path in (*complete, self.audit))
+        )
 
     async def events(self, since: int, ids: set[str], expected: str) -> str:
         """Return the events of the audit log from this byte on that name one of these ids, without
