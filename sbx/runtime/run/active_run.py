@@ -39,6 +39,7 @@ from sbx.runtime.run.stdin import Stdin, write_stdin
 
 _LONG = 256 << 10  # bytes of output
 _PIECE = 64 << 10  # characters
+_TAIL_PIECES = 32
 _OVERWRITTEN = re.compile(r"^.*\r(?=[^\r\n])", re.MULTILINE)
 _EVENT_SIZE = 200  # bytes, about; its text not counted
 _PART_SIZE = 200  # bytes, about, of a part of a bundle; its text or its JSON not counted
@@ -151,6 +152,16 @@ class ActiveRun:
         """Write to the standard input of a command that was started with it open; None closes it.
         Raise Conflict `stdin_closed` and `stdin_full`, BadRequest, TooLarge."""
         await write_stdin(None if self.done else self.stdin, self.run_id, text)
+
+    def note(self, text: str) -> None:
+        """Add a note of sbx to the standard error, beyond the limit of the output."""
+        self._printed["stderr"].append(text)
+        self._show(_Shown([text]))
+        self.log.append(Stderr(text))
+
+    def tail(self, size: int) -> str:
+        """Return the last characters of the standard output and of the standard error."""
+        return "\n".join("".join(texts[-_TAIL_PIECES:])[-size:] for texts in self._printed.values())
 
     @property
     def is_long(self) -> bool:

@@ -18,6 +18,7 @@ from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context_kernel import ContextKernel
 from sbx.runtime.run.stdin import InputRequests
 from sbx.runtime.run.termination import (
+    NO_NETWORK,
     Ending,
     GracefulTermination,
     StopReason,
@@ -27,10 +28,12 @@ from sbx.runtime.run.termination import (
     ending_of_reply,
     exit_code,
     explanation,
+    lacks_network,
 )
 
 _log = logging.getLogger(__name__)
 _TIME_TO_HIT_A_LIMIT_S = 0.1
+_TAIL = 8 << 10  # characters of the output
 Published = (
     frames.Stream
     | frames.DisplayData
@@ -69,6 +72,11 @@ class ActiveExecution:
         error = explanation(ending, grants.limits)
         if status is Status.INTERRUPTED:
             error = self.live.halted or self._context.halting or error
+        # No program has tried a connection in a shorter time.
+        if self._context.policy.network.mode == "none" and (
+            self.live.elapsed_s > _TIME_TO_HIT_A_LIMIT_S and lacks_network(self.live.tail(_TAIL))
+        ):
+            self.live.note(NO_NETWORK)
         run = self.live.finish(
             status, cause=cause, error=error, state_lost=state_lost, exit_code=exit_code
         )
