@@ -540,6 +540,14 @@ def test_complete(kernel: KernelClient) -> None:
     assert completed == {"x = json.dump", "x = json.dumps"}
 
 
+def test_complete_under_import_rules(tmp_path: Path) -> None:
+    rules = {"allow": ["math"], "forbid": ["os.system"]}
+    with KernelClient(tmp_path, import_rules=rules) as kernel:
+        for code, matches in (("len('a').bit_l", ["bit_length"]), ("zzzz.qq", [])):
+            reply = kernel.request("complete_request", code=code, cursor_pos=len(code))
+            assert (reply["status"], reply["matches"]) == ("ok", matches)
+
+
 def test_complete_of_nothing(kernel: KernelClient) -> None:
     reply = kernel.request("complete_request", code="zzzz.qq", cursor_pos=7)
     assert (reply["matches"], reply["cursor_start"], reply["cursor_end"]) == ([], 7, 7)

@@ -9,6 +9,7 @@ result of calls, but it takes 200 ms to seconds. So it is asked only if IPython 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -45,11 +46,11 @@ def _items(shell: SandboxShell, code: str, position: int) -> list[dict[str, Any]
 
     with provisionalcompleter():
         candidates = shell.Completer.completions(code, position)
-        found = list(islice(rectify_completions(code, candidates), _MATCHES_MAX))
+        matches = list(islice(rectify_completions(code, candidates), _MATCHES_MAX))
     # An attribute begins with its dot, which is in the code already.
-    dots = int(bool(found) and all(item.text.startswith(".") for item in found))
-    dots = dots if found and code[found[0].start :].startswith(".") else 0
-    found.sort(key=lambda item: _order(item.text[dots:]) if item._origin in _NAMES else _LAST)
+    dots = int(bool(matches) and all(item.text.startswith(".") for item in matches))
+    dots = dots if matches and code[matches[0].start :].startswith(".") else 0
+    matches.sort(key=lambda item: _order(item.text[dots:]) if item._origin in _NAMES else _LAST)
     return [
         {
             "start": item.start + dots,
@@ -58,7 +59,7 @@ def _items(shell: SandboxShell, code: str, position: int) -> list[dict[str, Any]
             "type": item.type,
             "signature": item.signature,
         }
-        for item in found
+        for item in matches
     ]
 
 
@@ -74,10 +75,9 @@ def _order(text: str) -> tuple[bool, bool, bool, str]:
 def _with_jedi(shell: SandboxShell) -> Iterator[None]:
     """Let the completer ask jedi. Its cache is in the tmpfs of the jail: the workspace belongs to
     the user."""
-    import jedi.settings
-
     if shell.walls:
-        jedi.settings.cache_directory = _CACHE
+        settings: Any = import_module("jedi.settings")  # jedi is a requirement of IPython
+        settings.cache_directory = _CACHE
     shell.Completer.use_jedi = True
     try:
         yield
