@@ -35,7 +35,11 @@ PRINTS = {
     "java": 'class Main { public static void main(String[] a) { System.out.println("ok"); } }',
     "go": 'package main\nfunc main() { println("ok") }',
 }
-WAYS = ("default", "strict", "directory", "strict directory", "service", "project", "host")
+HARD = pytest.mark.needs("memory")  # which strict demands as a hard wall
+WAYS = (
+    *("default", "directory", "service", "project", "host"),
+    *(pytest.param(way, marks=HARD) for way in ("strict", "strict directory")),
+)
 
 
 @asynccontextmanager

@@ -12,7 +12,10 @@ GENERATED = "/workspace/uploads/generated"
 REMOVE = f"import shutil; shutil.rmtree('{GENERATED}')"
 
 
-@pytest.mark.parametrize("policy", ["default", "strict"])
+@pytest.mark.unprivileged
+@pytest.mark.parametrize(
+    "policy", ["default", pytest.param("strict", marks=pytest.mark.needs("memory"))]
+)
 async def test_a_removed_directory_is_back_in_the_next_run(runtime: Runtime, policy: str) -> None:
     async with await runtime.create(policy) as box:
         for _ in range(2):
@@ -28,6 +31,7 @@ async def test_a_removed_directory_is_back_in_the_next_run(runtime: Runtime, pol
         assert (await box.run("1 + 1")).ok  # a file in its place stays until the next kernel
 
 
+@pytest.mark.unprivileged
 async def test_a_directory_of_the_user_gets_none(runtime: Runtime, tmp_path: Path) -> None:
     work = tmp_path / "work"
     (work / "uploads").mkdir(parents=True)

@@ -41,6 +41,7 @@ def test_other_words_have_no_note(output: str) -> None:
     assert not lacks_network(output)
 
 
+@pytest.mark.unprivileged
 async def test_a_command_and_a_cell_name_the_setting(runtime: Runtime) -> None:
     async with await runtime.create("default") as box:
         run = await box.shell(PRINTS)
