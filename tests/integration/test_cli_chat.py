@@ -13,6 +13,7 @@ import pytest
 from command import COMMAND, environment, in_process
 from model_server import KEY, Asked, BrokenOff, ModelServer, model_server
 from places import short_directory
+from service_process import service
 from serving import Service
 
 from sbx.agent.messages import Response, TokenUsage, ToolCall
@@ -423,6 +424,36 @@ def test_the_sandbox_may_be_in_a_service_and_is_found_again(places: Path, servic
     task = ("agent", "go", "--replay", answers, "--connect", service.socket)
     assert in_process(*task).stdout == "Ok.\n"
     assert "sandbox-" not in service.quick("ps").stdout  # neither left anything
+
+
+@pytest.mark.parametrize("way", ["environment", "named file"])
+def test_the_settings_of_opensandbox_choose_the_service_and_the_policy(
+    places: Path, way: str
+) -> None:
+    """The address was refused, and the image was taken for a policy file."""
+    answers = recording(places, calls("run_code", code="open('ü', 'w')"), Response("Ok."))
+    key = f"sk-sbx-{'k' * 64}"
+    with (
+        short_directory() as top,
+        service(top, "--listen", "127.0.0.1:0", env={"SBX_API_KEY": key}) as served,
+    ):
+        listening = next(word for word in served.log.split() if "127.0.0.1:" in word)
+        port = listening.strip('",').rpartition(":")[2]
+        values = {
+            "SANDBOX_DOMAIN": f"localhost:{port}",
+            "SANDBOX_API_KEY": key,
+            "SANDBOX_IMAGE": "registry.example.org/opensandbox/code-interpreter:v1.0.1",
+        }
+        words = ("agent", "go", "--replay", answers)
+        if way == "environment":
+            done = in_process(*words, **values)
+        else:
+            file = places / "opensandbox.env"
+            file.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+            done = in_process(*words, "--env-file", file)
+        assert (done.returncode, done.stdout) == (0, "Ok.\n"), done.stderr
+        log = (served.data / "audit.jsonl").read_text()
+    assert '"what": "sandbox.create"' in log or '"what":"sandbox.create"' in log
 
 
 def test_lines_of_a_pipe_are_messages_and_the_exit_code_is_the_last_one_s(places: Path) -> None:
