@@ -127,15 +127,18 @@ async def test_watchers_count_among_the_followers_of_their_owner(tmp_path: Path)
 async def test_the_port_of_an_interpreter_ends_with_its_conversation(served: Served) -> None:
     """Each sandbox of the interpreter's image stayed in memory, 60 KiB of it (holes 2.2c)."""
     async with await client_of(served, BOB) as client:
-        image = {"image": {"uri": "ubuntu:22.04"}, "entrypoint": ["code-interpreter.sh"]}
+        image = {"image": {"uri": "ubuntu:22.04"}, "entrypoint": ["tail", "-f", "/dev/null"]}
+        probe = {"command": "bash -c 'exec 3<>/dev/tcp/127.0.0.1/${JUPYTER_PORT:-44771}'"}
         reply = await client.post("/opensandbox/v1/sandboxes", json=image)
         place = f"/opensandbox/v1/sandboxes/{reply.json()['id']}"
         assert (await client.get(f"{place}/proxy/44772/ping")).status_code == 200
+        command = f"{place}/proxy/44772/command"
+        assert (await client.post(command, json=probe)).status_code == 200
         (box,) = (each for each in served.service.sandboxes.every() if each.row.owner == BOB)
         assert box.active is not None
         conversation = weakref.ref(box.active.conversation("default"))
         assert len(await box.active.conversation("default").commands.list()) == 1
-        assert (await client.get(f"{place}/proxy/44772/ping")).status_code == 200
+        assert (await client.post(command, json=probe)).status_code == 200
         assert len(await box.active.conversation("default").commands.list()) == 1
         assert (await client.delete(place)).status_code == 204
         del box
