@@ -11,7 +11,7 @@ from sbx import Runtime
 from sbx.agent import Agent, Approvals, Permissions, ReplayModel
 from sbx.agent.approvals import AgentContext
 from sbx.agent.messages import Response, ToolCall
-from sbx.protocol.agent import ToolStart
+from sbx.protocol.agent import question_of
 from sbx.protocol.approvals import ApprovalScope
 
 USER = "ann"
@@ -40,11 +40,11 @@ async def main() -> None:
             place=AgentContext(USER, "notes"),
         )
         async for event in agent.stream("Write a note, then remove it."):
-            if isinstance(event, ToolStart) and event.approval_required:
-                text = event.tool_args["command"]
+            if (question := question_of(event)) is not None:
+                text = question.tool_args["command"]
                 approve = not text.startswith("rm")
                 print("approved" if approve else "denied", text)
-                await approvals.decide(ApprovalScope(USER), event.tool_call_id, approve)
+                await approvals.decide(ApprovalScope(USER), question.tool_call_id, approve)
         print((await box.files.read("note.txt")).strip())
 
 

@@ -170,6 +170,10 @@ class FakeChanges:
     def is_empty(self) -> bool:
         return not self.changes
 
+    @property
+    def paths(self) -> Sequence[str]:
+        return [change.path for change in self.changes]
+
     def within(self, allowances: Sequence[ChangeBudget]) -> bool:
         directories = tuple(allowance.below for allowance in allowances)
         return all(one.path.startswith(directories) for one in self.changes)

@@ -23,7 +23,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sbx.agent.approvals import AgentContext, Approvals
-from sbx.agent.calls import HERE, AgentToolCalls, EmitEvent
+from sbx.agent.call_events import EmitEvent
+from sbx.agent.calls import HERE, AgentToolCalls
 from sbx.agent.changing import ReadSetting, ask_always
 from sbx.agent.compaction import WHEN_LONG, Compaction
 from sbx.agent.history import MemoryHistory, MessageHistory, Thread

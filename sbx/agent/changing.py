@@ -2,11 +2,12 @@
 
 A sandbox over a project does that for every call (`begin`), other sandboxes only for
 commands (`dry_run`). Both yield a `ChangeTrial`: the result, the changes, and functions that
-commit or discard them.
+commit or discard them. `TrialTurns` is the order of the trials of one answer.
 """
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,12 +15,13 @@ from msgspec import Struct
 
 from sbx.agent.sandbox import FileChange, ToolChanges, ToolDryRun, ToolSandbox
 from sbx.agent.tools.approval_rules import COMMAND_TOOL
-from sbx.agent.tools.results import cut
+from sbx.agent.tools.results import cut, denied
 from sbx.agent.tools.tool import ToolResult
 from sbx.aio import run_to_completion
 from sbx.errors import BadRequest, Conflict, NotFound, Unavailable
 from sbx.protocol.agent import Json
-from sbx.protocol.changes import ChangeBudget, ChangesSetting
+from sbx.protocol.approvals import Approval
+from sbx.protocol.changes import TRIALS_MAX, ChangeBudget, ChangesSetting
 from sbx.protocol.languages import full_name
 from sbx.protocol.runs import Run
 
@@ -34,9 +36,8 @@ async def ask_always() -> ChangesSetting:
 
 class ChangeTrial(Struct, frozen=True):
     """`shown` is the information for the user's decision. `is_empty` means that no file would
-    change. `denied` is text for the model that follows a denial. `always_asked` means that a
-    program of the host would obey a new file, so that no setting can replace the user's
-    decision."""
+    change, and `paths` are those that would. `always_asked` means that a program of the host would
+    obey a new file, so that no setting can replace the user's decision."""
 
     result: Callable[[], Awaitable[ToolResult]]
     shown: Json
@@ -44,7 +45,7 @@ class ChangeTrial(Struct, frozen=True):
     within: Callable[[Sequence[ChangeBudget]], bool]
     commit: Callable[[], Awaitable[None]]
     discard: Callable[[], Awaitable[None]]
-    denied: str = ""
+    paths: Collection[str] = ()
     always_asked: bool = False
 
     def allowed_by(self, setting: ChangesSetting) -> bool:
@@ -65,9 +66,7 @@ class ChangeTrial(Struct, frozen=True):
         return True
 
 
-async def compared(
-    changes: ToolChanges, result: ToolResult, *, keeps_variables: bool
-) -> ChangeTrial:
+async def compared(changes: ToolChanges, result: ToolResult) -> ChangeTrial:
     """Return the trial of a call whose tool has acted on `changes.sandbox` and returned this
     result."""
     diff = await changes.compare()
@@ -82,9 +81,15 @@ async def compared(
         diff.within,
         changes.commit,
         changes.rollback,
-        _KEPT if keeps_variables else _DROPPED,
+        diff.paths,
         bool(diff.host_executables),
     )
+
+
+def denial(approval: Approval) -> ToolResult:
+    """Return the result of a call that was denied without its run, which has ended."""
+    assert approval.decision is not None
+    return denied(approval.decision, "" if approval.dry_run is None else DROPPED)
 
 
 def trial_from_dry_run(
@@ -101,10 +106,10 @@ def trial_from_dry_run(
     )
 
 
-_DROPPED = " It was tried on a copy of the project, and its changes of files were dropped."
-_KEPT = (
-    " The code ran on a copy of the project: its changes of files were dropped, and its variables"
-    " are kept."
+# Follow a sentence about a call that was denied or that its run ended.
+DROPPED = " It was tried on a copy, and its changes of files were dropped."
+DROPPED_BUT_VARIABLES = (
+    " The code ran on a copy: its changes of files were dropped, and its variables are kept."
 )
 
 
@@ -128,6 +133,82 @@ def _shown(
             {"path": path, "program": program} for path, program in host_executables.items()
         ]
     return shown
+
+
+# -- the order of trials ---------------------------------------------------------------------------
+
+
+class TrialTurn:
+    """The turn of one call, from `TrialTurns.enter` to `leave`. `changed`: its trial has changed
+    files. `applied` are the paths that it has changed in the project."""
+
+    def __init__(self, before: Sequence["TrialTurn"], *, parallel: bool) -> None:
+        self.parallel = parallel
+        self.changed = False
+        self.applied: Collection[str] = ()
+        self._before = before
+        self._unseen: Sequence[TrialTurn] = ()
+        self._over = asyncio.Event()
+
+    async def may_try(self) -> None:
+        """Wait until the call may be tried. The limit of trials in progress counts calls, so that a
+        call that is tried again always gets the copy that it has given back."""
+        beside = self._before[1 - TRIALS_MAX :] if self.parallel else ()
+        for turn in self._before:
+            if not (turn.parallel and turn in beside):
+                await turn._over.wait()
+        self.look()
+
+    async def may_change(self) -> None:
+        """Wait for the end of all earlier calls."""
+        for turn in self._before:
+            await turn._over.wait()
+
+    def look(self) -> None:
+        """Note that the call sees the files now, without later changes by earlier calls."""
+        self._unseen = [turn for turn in self._before if not turn._over.is_set()]
+
+    def conflicts(self, paths: Collection[str]) -> bool:
+        """Return whether an earlier call has changed one of these paths, or a path above or below,
+        since the trial."""
+        return any(
+            path == other or path.startswith(f"{other}/") or other.startswith(f"{path}/")
+            for turn in self._unseen
+            for other in turn.applied
+            for path in paths
+        )
+
+    @property
+    def missed_changes(self) -> bool:
+        """Return whether earlier calls have changes that this call did not see: they are applied
+        now, or still wait for a decision."""
+        return any(
+            turn.applied or (turn.changed and not turn._over.is_set()) for turn in self._unseen
+        )
+
+    def leave(self) -> None:
+        self._over.set()
+
+
+class TrialTurns:
+    """The calls of one answer that are tried on copies, in their order. `parallel` calls that
+    follow each other are tried at the same time. Any other call sees the changes of all calls
+    before it. Decisions and changes come one at a time, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self._turns: list[TrialTurn] = []
+
+    def enter(self, *, parallel: bool = False) -> TrialTurn:
+        turn = self.read()
+        turn.parallel = parallel
+        self._turns.append(turn)
+        return turn
+
+    def read(self) -> TrialTurn:
+        """Return the turn of a call that only reads: it waits for no call, and none for it."""
+        turn = TrialTurn(tuple(self._turns), parallel=True)
+        turn.look()
+        return turn
 
 
 # -- dry runs of commands --------------------------------------------------------------------------

@@ -99,6 +99,7 @@ def delegate_tool(delegation: Delegation) -> Tool:
         ),
         act,
         effect=lambda arguments: "write" if arguments.get("returns") else "read",
+        independent=True,
         scope="execute",
     )
 

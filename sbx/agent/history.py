@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from sbx.agent.messages import Message, ToolCall, from_json, to_json
+from sbx.agent.tools.tool import ToolResult
 from sbx.aio import run_to_completion
 from sbx.errors import Broken, SbxError
 
@@ -27,6 +28,9 @@ INTERRUPTED = (
     "at what is there before you repeat it."
 )
 ENDED = "The run ended before this call did. It is not known how far it came."
+ENDED_BEFORE = "The run ended before this call began: it has changed nothing."
+ENDED_ON_COPY = "The run ended before this call did."  # a sentence about its changes follows
+ENDED_AFTER = "The run ended after the changes of files by this call were applied."
 
 
 class Kept(Struct, frozen=True):
@@ -95,16 +99,18 @@ MessageHistory = MemoryHistory | StoredHistory
 
 
 async def repair_history(
-    history: MessageHistory, why: Mapping[str, str] | None = None
+    history: MessageHistory, results: Mapping[str, ToolResult] | None = None
 ) -> Sequence[Kept]:
-    """Append an error as the result of each call of the last answer that has no result. The text is
-    in `why` under the id of the call; by default it states that the call was interrupted. Return
+    """Append an error as the result of each call of the last answer that has no result. It is in
+    `results` under the id of the call; by default it states that the call was interrupted. Return
     all stored messages."""
     kept = await history.messages()
     if not (open_calls := unanswered([entry.message for entry in kept])):
         return kept
-    reasons = why or {}
-    await history.append([failed(call, reasons.get(call.id, INTERRUPTED)) for call in open_calls])
+    reasons, default = results or {}, ToolResult(INTERRUPTED, is_error=True)
+    await history.append(
+        [result_message(call, reasons.get(call.id, default)) for call in open_calls]
+    )
     return await history.messages()
 
 
@@ -127,7 +133,8 @@ class Thread:
         next `open` does it."""
         if calls := unanswered([entry.message for entry in self.kept]):
             try:
-                await self.append([failed(call, ENDED) for call in calls])
+                ended = ToolResult(ENDED, is_error=True)
+                await self.append([result_message(call, ended) for call in calls])
             except SbxError as error:
                 _log.warning("the end of %s calls could not be kept: %s", len(calls), error)
 
@@ -143,8 +150,17 @@ class Thread:
             self.kept.append(Kept(len(self.kept) + 1, message, time.time(), covers))
 
 
-def failed(call: ToolCall, why: str) -> Message:
-    return Message("tool", why, tool_call_id=call.id, name=call.name, is_error=True)
+def result_message(call: ToolCall, result: ToolResult) -> Message:
+    return Message(
+        "tool",
+        result.text,
+        tool_call_id=call.id,
+        name=call.name,
+        is_error=result.is_error,
+        images=result.images,
+        outputs=result.outputs,
+        error=result.error,
+    )
 
 
 def unanswered(messages: Sequence[Message]) -> tuple[ToolCall, ...]:

@@ -17,7 +17,8 @@ from typing import Any
 from msgspec import Struct
 
 from sbx.agent.approvals import AgentContext, Approvals
-from sbx.agent.calls import AT_ONCE, HERE, AgentToolCalls, EmitEvent
+from sbx.agent.call_events import EmitEvent
+from sbx.agent.calls import AT_ONCE, HERE, AgentToolCalls
 from sbx.agent.changing import ReadSetting, ask_always
 from sbx.agent.messages import ToolCall, carried
 from sbx.agent.sandbox import ToolSandbox
@@ -27,7 +28,7 @@ from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.results import cut
 from sbx.agent.tools.tool import Emit, ToolResult
 from sbx.errors import Conflict, NotFound, needs_extra
-from sbx.protocol.agent import AgentEvent, ToolOutput, ToolStart
+from sbx.protocol.agent import AgentEvent, ToolOutput, ToolPending, question_of
 from sbx.protocol.approvals import ApprovalScope
 from sbx.protocol.invisible import escaped
 
@@ -65,15 +66,15 @@ class McpApprovals(Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A call in progress. `questions` are its starts that need an approval, and `question` is the
-    one that the client has been asked."""
+    """A call in progress. `questions` are those about it, and `question` is the one that the client
+    has been asked."""
 
     name: str
     arguments: Mapping[str, Any]
     emit: Emit
-    questions: "asyncio.Queue[ToolStart]"
+    questions: "asyncio.Queue[ToolPending]"
     calling: "asyncio.Task[ToolResult]" = field(init=False)
-    question: ToolStart | None = None
+    question: ToolPending | None = None
 
 
 class McpCalls:
@@ -117,11 +118,10 @@ class McpCalls:
         waiting = _Waiting(*_identity(params), emit, asyncio.Queue())
 
         def on_event(event: AgentEvent) -> None:
-            match event:
-                case ToolOutput():
-                    waiting.emit(event.stream, event.text)
-                case ToolStart(approval_required=True):
-                    waiting.questions.put_nowait(event)
+            if isinstance(event, ToolOutput):
+                waiting.emit(event.stream, event.text)
+            elif (question := question_of(event)) is not None:
+                waiting.questions.put_nowait(question)
 
         can_ask = session.check_client_capability(_ELICITS)
         waiting.calling = asyncio.create_task(self._make(call, on_event, can_ask=can_ask))
@@ -171,7 +171,7 @@ class McpCalls:
                 return self._required(waiting, question)
             await self._decide(question, await _elicited(session, question))
 
-    def _required(self, waiting: _Waiting, question: ToolStart) -> types.InputRequiredResult:
+    def _required(self, waiting: _Waiting, question: ToolPending) -> types.InputRequiredResult:
         """Keep a call until the client repeats it with the answer of the user. A call that no
         client continues is denied when its approval expires."""
         self._waiting = {
@@ -185,7 +185,7 @@ class McpCalls:
             input_requests={_KEY: types.ElicitRequest(params=form)}, request_state=state
         )
 
-    async def _decide(self, question: ToolStart | None, answer: Any) -> None:
+    async def _decide(self, question: ToolPending | None, answer: Any) -> None:
         """Pass the answer of the user on. Everything but a clear yes is a no."""
         is_yes = (
             isinstance(answer, types.ElicitResult)
@@ -207,7 +207,7 @@ async def _end(calling: "asyncio.Task[ToolResult]") -> None:
             await asyncio.wait([calling], timeout=_ENDING_S)
 
 
-async def _elicited(session: ServerSession, question: ToolStart) -> types.ElicitResult | None:
+async def _elicited(session: ServerSession, question: ToolPending) -> types.ElicitResult | None:
     try:
         return await session.elicit_form(_text(question), _FORM)
     except MCPError:  # the client cannot show it
@@ -218,7 +218,7 @@ def _identity(params: types.CallToolRequestParams) -> tuple[str, Mapping[str, An
     return params.name, params.arguments or {}
 
 
-def _text(question: ToolStart) -> str:
+def _text(question: ToolPending) -> str:
     """Return the question: all arguments of the call, and the changes that it would make. A long
     argument states how much of it is left out. No character is invisible, and no text of a model
     or a file looks like a line of the question."""

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from msgspec import Struct, field
@@ -17,6 +18,7 @@ from sbx.protocol.agent import (
     StepEnd,
     ToolApproval,
     ToolEnd,
+    ToolPending,
     ToolStart,
 )
 
@@ -27,15 +29,14 @@ OTHER = "other"
 
 
 class RunProgress(Struct):
-    """`step` is the current one, from 1; `calls` have begun and not ended, by id; `waiting` are the
-    ids of those that wait for an approval; `usage` is that of the steps that have ended; `plan` has
+    """`step` is the current one, from 1; `calls` have begun and not ended, by id, and show whether
+    they wait for an approval now; `usage` is that of the steps that have ended; `plan` has
     the steps of the last call of the tool `plan`."""
 
     price: Price | None = None
     model: str = ""
     step: int = 1
     calls: dict[str, ToolStart] = field(default_factory=dict)
-    waiting: set[str] = field(default_factory=set)
     usage: Counter[str] = field(default_factory=Counter)
     plan: list[dict[str, str]] = field(default_factory=list)
     _steps: list[list[float]] = field(default_factory=list)
@@ -49,13 +50,14 @@ class RunProgress(Struct):
                 self.model = event.model
             case ToolStart():
                 self.calls[event.tool_call_id] = event
-                if event.approval_required:
-                    self.waiting.add(event.tool_call_id)
                 self.plan = plan_steps(event.tool_name, event.tool_args) or self.plan
-            case ToolApproval():
-                self.waiting.discard(event.tool_call_id)
+            case ToolPending(call_id, expires_at=expires_at) if call_id in self.calls:
+                call = self.calls[call_id]
+                self.calls[call_id] = replace(call, approval_required=True, expires_at=expires_at)
+            case ToolApproval(call_id) if call_id in self.calls:
+                call = self.calls[call_id]
+                self.calls[call_id] = replace(call, approval_required=False, expires_at=None)
             case ToolEnd():
-                self.waiting.discard(event.tool_call_id)
                 self._count(self.calls.pop(event.tool_call_id, None), event)
             case StepEnd():
                 self.step = event.step + 1
@@ -66,7 +68,11 @@ class RunProgress(Struct):
                 self._step_began = now
             case AgentRunEnd():
                 self.calls.clear()
-                self.waiting.clear()
+
+    @property
+    def waiting(self) -> list[str]:
+        """Return the ids of the calls that wait for an approval."""
+        return [call_id for call_id, call in self.calls.items() if call.approval_required]
 
     @property
     def cost(self) -> float | None:
@@ -78,12 +84,13 @@ class RunProgress(Struct):
     @property
     def report(self) -> Json:
         """Return the steps as [seconds, input tokens, output tokens]; the calls, failures and
-        milliseconds of each tool; the failures by their code."""
+        milliseconds of each tool; the failures by their code; the cost and the last plan."""
         return {
             "steps": self._steps,
             "tools": {name: dict(counts) for name, counts in self._tools.items()},
             "failures": dict(self._failures),
             "cost": self.cost,
+            "plan": self.plan,
         }
 
     def _count(self, start: ToolStart | None, end: ToolEnd) -> None:

@@ -3,7 +3,7 @@
 `sbx.Conversation` and its remote counterparts have the same methods.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, runtime_checkable
 
@@ -132,6 +132,11 @@ class ToolChangeSet(Protocol):
 
     @property
     def is_empty(self) -> bool: ...
+
+    @property
+    def paths(self) -> Collection[str]:
+        """All paths that would change, relative to the project."""
+        ...
 
     def within(self, allowances: Sequence[ChangeBudget]) -> bool:
         """Return whether every change is within one of these allowances."""

@@ -8,14 +8,14 @@ from contextlib import aclosing
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sbx.agent.calls import AgentToolCalls, EmitEvent
+from sbx.agent.call_events import EmitEvent
+from sbx.agent.calls import AgentToolCalls
 from sbx.agent.compaction import Compaction, estimated, is_too_long, summarised, to_cover, view
-from sbx.agent.history import Thread
+from sbx.agent.history import Thread, result_message
 from sbx.agent.messages import (
     Message,
     Response,
     TokenUsage,
-    ToolCall,
     carried,
     carried_call,
     without_images,
@@ -181,23 +181,10 @@ async def results_of(
     try:
         await calls.make_all(response.tool_calls, results)
     finally:
-        messages = tuple(map(_as_message, response.tool_calls, results))
+        messages = tuple(map(result_message, response.tool_calls, results))
         if messages:
             await thread.append(messages)
     return messages
-
-
-def _as_message(call: ToolCall, result: ToolResult) -> Message:
-    return Message(
-        "tool",
-        result.text,
-        tool_call_id=call.id,
-        name=call.name,
-        is_error=result.is_error,
-        images=result.images,
-        outputs=result.outputs,
-        error=result.error,
-    )
 
 
 def _carried(response: Response) -> Response:

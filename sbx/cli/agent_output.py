@@ -21,6 +21,7 @@ from sbx.protocol.agent import (
     ToolApproval,
     ToolEnd,
     ToolOutput,
+    ToolPending,
     ToolStart,
     to_json,
 )
@@ -28,6 +29,7 @@ from sbx.protocol.approvals import AS_GRANT
 
 _BLOCKS = {"code": " ", "command": " ", "content": " ", "old_string": "-", "new_string": "+"}
 _BLOCK_MAX = 40  # lines of an argument of a tool call
+_WORDS_MAX = 500  # characters of the short arguments
 _RESULT_MAX = 8  # lines of a result that was not streamed
 _MARGIN = "  | "
 _MARKS = {"active": ">", "done": "x", "failed": "!"}  # of the steps of a plan
@@ -57,6 +59,7 @@ class AgentPrinter:
         self._out = OutputStream(STDOUT)
         self._err = OutputStream(STDERR)
         self._calls: dict[str, _Call] = {}
+        self._last_start = ""  # the id of the call
         self._within = False  # the last line of a tool's output has no newline yet
 
     def show(self, event: AgentEvent) -> None:
@@ -65,6 +68,10 @@ class AgentPrinter:
                 self._text(text)
             case ToolStart():
                 self._start(event)
+            case ToolPending():
+                if self._last_start != event.tool_call_id or not _are_short(event.tool_args):
+                    self.head(event.tool_name)
+                    self._all_arguments(event.tool_args)
             case ToolOutput(call_id, _, text):
                 self._output(call_id, text)
             case ToolApproval():
@@ -107,6 +114,10 @@ class AgentPrinter:
         for line in lines:
             self._err.write(f"  {_DIM}{mark}{_RESET} {line}\n")
 
+    def has_streamed(self, call_id: str) -> bool:
+        """Return whether output of this call was shown already."""
+        return call_id in self._calls and bool(self._calls[call_id].streamed)
+
     # -- events ---------------------------------------------------------------------------------
 
     def _text(self, text: str) -> None:
@@ -116,6 +127,7 @@ class AgentPrinter:
 
     def _start(self, event: ToolStart) -> None:
         self._calls[event.tool_call_id] = _Call(event.tool_name)
+        self._last_start = event.tool_call_id
         where = "" if event.sandboxed else " on this host, without a sandbox"
         if event.approval_required:
             self.head(event.tool_name + where)
@@ -196,7 +208,15 @@ def _words(arguments: Mapping[str, Any]) -> str:
         for name, value in arguments.items()
         if name not in _BLOCKS
     )
-    return "  ".join(short)[:500]
+    return "  ".join(short)[:_WORDS_MAX]
+
+
+def _are_short(arguments: Mapping[str, Any]) -> bool:
+    """Return whether the start of a call shows these arguments to their ends."""
+    blocks = [value for name, value in arguments.items() if name in _BLOCKS]
+    return len(_words(arguments)) < _WORDS_MAX and all(
+        isinstance(value, str) and len(lines_of(value)) <= _BLOCK_MAX for value in blocks
+    )
 
 
 def _language(name: str, arguments: Mapping[str, Any]) -> str | None:

@@ -13,7 +13,7 @@ from sbx.cli import output
 from sbx.cli.agent_output import AgentPrinter
 from sbx.cli.terminal import END_OF_INPUT, STDERR, forget_typed, one_line, scrub, write
 from sbx.errors import BadRequest, Conflict
-from sbx.protocol.agent import ToolStart
+from sbx.protocol.agent import ToolPending
 from sbx.protocol.approvals import ApprovalScope, Remember
 from sbx.protocol.grants import Access
 
@@ -44,7 +44,7 @@ class ApprovalPrompts:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
 
-    def add(self, event: ToolStart) -> None:
+    def add(self, event: ToolPending) -> None:
         """Ask about this call, after the calls before it."""
         self._tasks[event.tool_call_id] = asyncio.create_task(self._ask(event))
 
@@ -59,7 +59,7 @@ class ApprovalPrompts:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
 
-    async def _ask(self, event: ToolStart) -> None:
+    async def _ask(self, event: ToolPending) -> None:
         async with self._turn:
             show_dry_run(event, self._telling)
             if self._read is None:
@@ -74,7 +74,7 @@ class ApprovalPrompts:
                 except BadRequest as error:  # the words to remember are invalid
                     output.error(error, as_json=False)
 
-    async def _decide(self, event: ToolStart, answer: Answer, *, by: str) -> None:
+    async def _decide(self, event: ToolPending, answer: Answer, *, by: str) -> None:
         with suppress(Conflict):  # decided meanwhile, by its time-out or by Ctrl-C
             await self._approvals.decide(
                 self._reach,
@@ -86,7 +86,7 @@ class ApprovalPrompts:
             )
 
 
-def show_dry_run(event: ToolStart, telling: AgentPrinter) -> None:
+def show_dry_run(event: ToolPending, telling: AgentPrinter) -> None:
     """Show the result of the dry run of a call, so that the user can decide."""
     dry_run = event.dry_run
     if event.tool_name == access.NAME:
@@ -103,7 +103,7 @@ def show_dry_run(event: ToolStart, telling: AgentPrinter) -> None:
     if "path" not in event.tool_args:
         network = "" if _is_cell(event) else ", without network"
         telling.head(f"dry run on a copy of the files{network}:", str(outcome))
-    if dry_run["output"]:
+    if dry_run["output"] and not telling.has_streamed(event.tool_call_id):
         telling.block(scrub(dry_run["output"]), mark="|", most=_OUTPUT_LINES)
     changes: Sequence[Mapping[str, Any]] = dry_run["changes"]
     telling.head("it would change no file" if not changes else "it would change:")
@@ -120,7 +120,7 @@ def show_dry_run(event: ToolStart, telling: AgentPrinter) -> None:
         )
 
 
-def _is_cell(event: ToolStart) -> bool:
+def _is_cell(event: ToolPending) -> bool:
     return "code" in event.tool_args and event.tool_args.get("language", "python") == "python"
 
 
@@ -136,7 +136,7 @@ def show_change(
         telling.block(change["diff"], mark="    ", most=most)
 
 
-async def ask(event: ToolStart, read: Read) -> Answer:
+async def ask(event: ToolPending, read: Read) -> Answer:
     """Ask for yes, no, or always; about requested access, for how long.
 
     Discard text typed before the question. "Always" is a choice only for a call that can be
@@ -161,7 +161,7 @@ async def ask(event: ToolStart, read: Read) -> Answer:
             return Answer(False)
 
 
-async def _ask_about_access(event: ToolStart, read: Read) -> Answer:
+async def _ask_about_access(event: ToolPending, read: Read) -> Answer:
     answers = {"y": Answer(True), "yes": Answer(True), "n": Answer(False), "no": Answer(False)}
     choices = ["[y]es, for the next run"]
     if "hour" in event.remember_as:
@@ -182,7 +182,7 @@ async def _ask_about_access(event: ToolStart, read: Read) -> Answer:
             return answer
 
 
-async def _always(event: ToolStart, read: Read) -> Answer:
+async def _always(event: ToolPending, read: Read) -> Answer:
     if "prefix" not in event.remember_as:
         return Answer(True, "exact")
     exactly = "exact" in event.remember_as

@@ -58,6 +58,14 @@ def chat(
             metavar="DIR:FILES",
         ),
     ] = None,
+    ask_commands: Annotated[
+        bool | None,
+        typer.Option(
+            "--ask-commands/--no-ask-commands",
+            help="In a project: ask before each command, or about the changes that it makes (the "
+            "default). The setting is stored with the project.",
+        ),
+    ] = None,
     no_sandbox: Annotated[
         bool,
         typer.Option(
@@ -125,6 +133,8 @@ def chat(
             "--no-sandbox needs a project", hint="name its directory with --project DIR"
         )
 
+    if ask_commands is not None and project is None:
+        raise BadRequest("--ask-commands needs a project", hint="name it with --project DIR")
     about_changes = (changes, ask_outside, budget)
     if any(each is not None for each in about_changes) and project is None and not resume:
         raise BadRequest(
@@ -167,6 +177,7 @@ def chat(
         budgets=None
         if budget is None
         else checked_budgets(parse_budget(each) for each in budget if each),
+        ask_commands=ask_commands,
     )
     if rm:
         asyncio.run(removed(options))

@@ -24,7 +24,7 @@ from sbx.cli.signals import CancelOnSignal
 from sbx.cli.terminal import END_OF_INPUT, STDERR, STDIN, STDOUT, one_line, write
 from sbx.cli.undo import Undo, Watched
 from sbx.errors import BadRequest, SbxError
-from sbx.protocol.agent import AgentEvent, AgentRunEnd, Reason, ToolApproval, ToolStart
+from sbx.protocol.agent import AgentEvent, AgentRunEnd, Reason, ToolApproval, question_of
 from sbx.protocol.approvals import ApprovalScope
 from sbx.protocol.changes import ChangesSetting
 
@@ -107,15 +107,15 @@ class _Chat:
         self._welcome = profile.welcome
         self._tools = tools
         self._undo = Undo(conversation.sandbox, tools)
-        asks = conversation.in_project and conversation.sandboxed
-        self._overrides = profile.overrides(in_project=asks)
+        mode = conversation.mode
+        self._overrides = profile.overrides(in_project=mode != "free")
         self._agent = Agent(
             conversation.sandbox,
             Watched(model, self._undo),
             tools=tools,
             approvals=conversation.approvals,
             history=conversation.history,
-            permissions=Permissions("project" if asks else "free", overrides=self._overrides),
+            permissions=Permissions(mode, overrides=self._overrides),
             instructions=profile.instructions,
             budget=profile.budget,
             place=conversation.place,
@@ -215,8 +215,8 @@ class _Chat:
         if isinstance(event, ToolApproval):
             self._questions.drop(event.tool_call_id)
         await asyncio.to_thread(self._telling.show, event)
-        if isinstance(event, ToolStart) and event.approval_required:
-            self._questions.add(event)
+        if (question := question_of(event)) is not None:
+            self._questions.add(question)
         elif isinstance(event, AgentRunEnd):
             self.last = event.reason
 

@@ -20,9 +20,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from sbx.agent.approvals import AgentContext, Approvals
+from sbx.agent.changing import denial
 from sbx.agent.history import MessageHistory, StoredHistory, repair_history
 from sbx.agent.profile import NO_PROFILE, AgentProfile
 from sbx.agent.sandbox import ToolSandbox
+from sbx.agent.tools.approval_rules import Mode
+from sbx.agent.tools.tool import ToolResult
 from sbx.aio import Clock, in_thread
 from sbx.client import Client
 from sbx.errors import BadRequest, Conflict, NotFound
@@ -30,7 +33,7 @@ from sbx.protocol.changes import ChangeBudget, ChangesMode, ChangesSetting
 from sbx.runtime.data_dir import DataDirLock
 from sbx.runtime.settings import Settings
 from sbx.service.caller import Caller
-from sbx.service.projects.projects import Project
+from sbx.service.projects.projects import Project, mode_in
 from sbx.service.projects.session import ProjectSession
 from sbx.service.service import Service
 from sbx.store import Store, chats
@@ -53,7 +56,7 @@ class ChatSelection:
     is the path of a directory, without symlinks. `sandboxed` is whether its sandbox is on.
     `sandbox` has the options of `narrowing.sandbox_options`, for the sandbox of a new conversation
     and for that of a project. `changes`, `ask_outside` and `budgets` select the changes of files
-    that need approval; None keeps the stored setting.
+    that need approval, and `ask_commands` the setting of the project; None keeps the stored one.
     """
 
     directory: Path
@@ -70,6 +73,7 @@ class ChatSelection:
     ask_outside: tuple[str, ...] | None = None
     budgets: tuple[ChangeBudget, ...] | None = None
     sandbox: Mapping[str, Any] = field(default_factory=dict)
+    ask_commands: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ class ChatConversation:
     sandboxed: bool = True
     changes: ChangesSetting = field(default_factory=ChangesSetting)
     asks_to_restore: bool = False
+    mode: Mode = "free"
 
     @property
     def id(self) -> str:
@@ -161,7 +166,12 @@ async def _opened_here(options: ChatSelection) -> AsyncIterator[ChatConversation
             async with AsyncExitStack() as stack:
                 sandbox, sandboxed = await _sandbox(service, row, options.sandbox, stack)
                 asks = isinstance(sandbox, ProjectSession) and sandbox.asks_about_host_executables
-                yield ChatConversation(row, sandbox, history, approvals, sandboxed, changes, asks)
+                mode: Mode = "free"
+                if row.project_id is not None:
+                    mode = mode_in(await service.projects.get(OWNER, row.project_id))
+                yield ChatConversation(
+                    row, sandbox, history, approvals, sandboxed, changes, asks, mode
+                )
         finally:
             if not await history.messages(limit=1):
                 await _drop(service, row)
@@ -198,6 +208,8 @@ async def _placed(service: Service, row: ChatRow, options: ChatSelection) -> Cha
             f"the conversation {row.conversation_id} does not work in {options.project}",
             hint="omit --project to continue in its own directory",
         )
+    if options.ask_commands is not None:
+        await service.projects.change(OWNER, project.id, ask_commands=options.ask_commands)
     return replace(row, project_id=project.id)
 
 
@@ -379,12 +391,12 @@ async def _approvals_of(store: Store, options: ChatSelection) -> Approvals:
     """Return the approvals. Deny the pending ones of an earlier process, and add the denials to the
     history for the model."""
     approvals = Approvals(ApprovalStore(store), CLOCK, timeout_s=options.approval_timeout_s)
-    reasons: dict[str, dict[str, str]] = {}
+    results: dict[str, dict[str, ToolResult]] = {}
     for denied in await approvals.recover():
         if denied.decision is not None:
-            by_call = reasons.setdefault(denied.conversation_id, {})
-            by_call[denied.tool_call_id] = denied.decision.why
-    for conversation_id, calls in reasons.items():
+            by_call = results.setdefault(denied.conversation_id, {})
+            by_call[denied.tool_call_id] = denial(denied)
+    for conversation_id, calls in results.items():
         for row in await chats.named(store, OWNER, conversation_id):
             await repair_history(_history_of(store, row), calls)
     return approvals

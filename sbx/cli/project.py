@@ -42,6 +42,10 @@ def create_project(
             help="Let tools act on that host itself. Only if its operator set allow_host_mode.",
         ),
     ] = False,
+    ask_commands: Annotated[
+        bool,
+        typer.Option("--ask-commands", help="Ask before each command, not about its changes."),
+    ] = False,
     as_json: connect.Json = False,
     socket: connect.Address = None,
     key: connect.Key = None,
@@ -54,7 +58,9 @@ def create_project(
     title = name or directory.absolute().name or path
 
     async def create(client: "Client") -> "ProjectInfo":
-        return await client.create_project(title, path, sandbox_enabled=not no_sandbox)
+        return await client.create_project(
+            title, path, sandbox_enabled=not no_sandbox, ask_commands=ask_commands
+        )
 
     project = connect.ask(socket, key, create)
     output.outcome(asdict(project), one_line(project.id), as_json=as_json)
@@ -121,14 +127,22 @@ def edit_project(
         bool | None,
         typer.Option("--sandbox/--no-sandbox", help="Turn its sandbox on or off."),
     ] = None,
+    ask_commands: Annotated[
+        bool | None,
+        typer.Option(
+            "--ask-commands/--no-ask-commands",
+            help="Ask before each command, or about the changes that it makes.",
+        ),
+    ] = None,
     as_json: connect.Json = False,
     socket: connect.Address = None,
     key: connect.Key = None,
 ) -> int:
     """Change a project. Sessions that are open keep its old settings."""
-    if name is None and directory is None and sandbox is None:
+    if all(change is None for change in (name, directory, sandbox, ask_commands)):
         raise BadRequest(
-            "nothing would change", hint="use --name, --directory, --sandbox or --no-sandbox"
+            "nothing would change",
+            hint="use --name, --directory, --sandbox, --ask-commands, or the last two with --no-",
         )
     path = None if directory is None else str(directory.absolute())
 
@@ -138,6 +152,7 @@ def edit_project(
             name=name,
             working_directory=path,
             sandbox_enabled=sandbox,
+            ask_commands=ask_commands,
         )
 
     _show(connect.ask(socket, key, change), as_json=as_json)
@@ -168,6 +183,7 @@ def _show(project: "ProjectInfo", *, as_json: bool) -> None:
         ("name", project.name),
         ("directory", project.working_directory),
         ("sandbox", "yes" if project.sandbox_enabled else "no"),
+        ("asks", "before each command" if project.ask_commands else "about changes of files"),
         ("made", output.since(project.created_at)),
     )
     write(STDOUT, "".join(f"{label:<11}{one_line(text)}\n" for label, text in lines))

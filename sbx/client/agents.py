@@ -211,7 +211,12 @@ class AgentCalls(ServiceRequests):
         return records.page(reply, records.project)
 
     async def create_project(
-        self, name: str, working_directory: str, *, sandbox_enabled: bool = True
+        self,
+        name: str,
+        working_directory: str,
+        *,
+        sandbox_enabled: bool = True,
+        ask_commands: bool = False,
     ) -> ProjectInfo:
         """Create a project. Raise BadRequest, and Denied if the operator does not allow this
         directory."""
@@ -219,6 +224,7 @@ class AgentCalls(ServiceRequests):
             "name": name,
             "working_directory": working_directory,
             "sandbox_enabled": sandbox_enabled,
+            "ask_commands": ask_commands,
         }
         return records.project(await self.request("POST", _PROJECTS, json=body))
 
@@ -233,10 +239,14 @@ class AgentCalls(ServiceRequests):
         name: str | None = None,
         working_directory: str | None = None,
         sandbox_enabled: bool | None = None,
+        ask_commands: bool | None = None,
     ) -> ProjectInfo:
         """Change the fields that are not None."""
         body = without_none(
-            name=name, working_directory=working_directory, sandbox_enabled=sandbox_enabled
+            name=name,
+            working_directory=working_directory,
+            sandbox_enabled=sandbox_enabled,
+            ask_commands=ask_commands,
         )
         return records.project(
             await self.request("PATCH", f"{_PROJECTS}{target(project_id)}", json=body)

@@ -41,7 +41,8 @@ class Session:
 @dataclass(frozen=True, slots=True)
 class ProjectInfo:
     """`working_directory` is a path on the host of the service. If the sandbox is disabled, tools
-    act on that host itself. `in_use`: whether an agent works in it now."""
+    act on that host itself. `in_use`: whether an agent works in it now. `ask_commands`: whether
+    each command needs an approval before it runs."""
 
     id: str
     name: str
@@ -50,6 +51,7 @@ class ProjectInfo:
     created_at: float
     conversations: int = 0
     in_use: bool = False
+    ask_commands: bool = False
 
 
 def sandbox_info(reply: Any) -> SandboxInfo:
@@ -84,6 +86,7 @@ def project(reply: Any) -> ProjectInfo:
             float(data["created_at"]),
             int(data.get("conversations", 0)),
             bool(data.get("in_use", False)),
+            bool(data.get("ask_commands", False)),
         )
 
     return decode("project", read, reply)

@@ -29,21 +29,33 @@ class AgentTextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolStart:
-    """`expires_at` (seconds of the epoch) is set if the call needs an approval.
-
-    `dry_run` is the result of the call on a copy of the files, if it was tried on one: status,
-    exit_code, output, changes. `remember_as`: how an approval may count for longer than this call.
-    """
+    """`approval_required` is None if the call is tried on a copy first: a `tool_pending` follows if
+    its effect needs an approval. `expires_at` (seconds of the epoch) and `remember_as` are set if
+    the call itself needs an approval; see ToolPending."""
 
     tool_call_id: str
     tool_name: str
     tool_args: Mapping[str, Any]
-    approval_required: bool = False
+    approval_required: bool | None = False
     expires_at: float | None = None
-    dry_run: Json | None = None
     sandboxed: bool = True
     remember_as: tuple[Remember, ...] = ()
     type: Literal["tool_start"] = field(default="tool_start", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPending:
+    """A call that was tried on a copy waits for an approval until `expires_at`. No file is changed
+    yet. `dry_run` is the result of the trial: status, exit_code, output, changes; None if there was
+    no copy to try it on. `remember_as`: how an approval may count for longer than this call."""
+
+    tool_call_id: str
+    tool_name: str
+    tool_args: Mapping[str, Any]
+    expires_at: float
+    dry_run: Json | None = None
+    remember_as: tuple[Remember, ...] = ()
+    type: Literal["tool_pending"] = field(default="tool_pending", init=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +119,7 @@ AgentEvent = (
     AgentRunStart
     | AgentTextDelta
     | ToolStart
+    | ToolPending
     | ToolOutput
     | ToolApproval
     | ToolEnd
@@ -117,6 +130,7 @@ _KINDS: dict[str, type] = {
     "run_start": AgentRunStart,
     "text_delta": AgentTextDelta,
     "tool_start": ToolStart,
+    "tool_pending": ToolPending,
     "tool_output": ToolOutput,
     "tool_approval": ToolApproval,
     "tool_end": ToolEnd,
@@ -125,12 +139,27 @@ _KINDS: dict[str, type] = {
 }
 
 
+def question_of(event: AgentEvent) -> ToolPending | None:
+    """Return the question to the user in an event, before or after a trial; None without one."""
+    match event:
+        case ToolPending():
+            return event
+        case ToolStart(approval_required=True):
+            return ToolPending(
+                event.tool_call_id,
+                event.tool_name,
+                event.tool_args,
+                event.expires_at or 0.0,
+                remember_as=event.remember_as,
+            )
+    return None
+
+
 def to_json(event: AgentEvent) -> Json:
     data = asdict(event)
-    if isinstance(event, ToolStart):
-        for key, absent in (("expires_at", None), ("dry_run", None), ("remember_as", ())):
-            if data[key] == absent:
-                del data[key]
+    for key, absent in (("expires_at", None), ("dry_run", None), ("remember_as", ())):
+        if key in data and data[key] == absent:
+            del data[key]
     return {"type": event.type, **{key: value for key, value in data.items() if key != "type"}}
 
 

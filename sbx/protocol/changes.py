@@ -18,6 +18,7 @@ from sbx.errors import BadRequest
 ChangesMode = Literal["ask", "allow"]
 PREFIXES_MAX = 50
 FILES_MAX = 100_000
+TRIALS_MAX = 4  # copies of a project on which the commands of one conversation run at once
 _BUDGETS = "budgets"
 _PREFIX_MAX = 1000  # characters
 _WORKSPACE = "/workspace"

@@ -40,7 +40,7 @@ from sbx.service.agent_models import ModelSource
 from sbx.service.caller import Caller
 from sbx.service.external_tools import is_allowed_in, scope_of
 from sbx.service.models import SandboxView
-from sbx.service.projects.projects import Project
+from sbx.service.projects.projects import Project, mode_in
 from sbx.service.run import RunHandle, RunRequest
 from sbx.service.runs import Runs
 from sbx.service.service import Service
@@ -348,16 +348,17 @@ class ScopedPermissions(Permissions, frozen=True, kw_only=True):
         if not self.caller.may(scope_of(tool, arguments)):
             return "deny"
         ruling = Permissions.of(self, tool, arguments)
-        asks = ruling == "changes" or (ruling == "ask" and effect == "command")
+        asks = ruling in ("changes", "ask_first") or (ruling == "ask" and effect == "command")
         if asks and commands_allowed(self.sandbox):
             return "allow"
         return ruling
 
 
 def _permissions(request: AgentRequest, sandbox: ToolSandbox) -> ScopedPermissions:
-    asks = request.project is not None and request.project.sandbox_enabled
-    mode: Mode = "project" if asks else "free"
-    overrides = request.profile.overrides(in_project=asks)
+    mode: Mode = "free"
+    if request.project is not None:
+        mode = mode_in(request.project)
+    overrides = request.profile.overrides(in_project=mode != "free")
     return ScopedPermissions(mode, overrides=overrides, caller=request.caller, sandbox=sandbox)
 
 

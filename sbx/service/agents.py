@@ -10,12 +10,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from sbx.agent.approvals import Approvals
+from sbx.agent.changing import denial
 from sbx.agent.chats import ChatRun, Chats
 from sbx.agent.external.registry import ExternalTools
 from sbx.agent.history import StoredHistory, repair_history
 from sbx.agent.progress import EndedRun, RunProgress, combined_report
 from sbx.agent.settings import AgentSettings
 from sbx.agent.tools.registry import Tools
+from sbx.agent.tools.tool import ToolResult
 from sbx.errors import Conflict, NotFound, SbxError
 from sbx.protocol.agent import Json
 from sbx.protocol.approvals import RESTART, Approval, ApprovalDecision
@@ -336,12 +338,12 @@ class Agents:
 
     async def _recover(self) -> None:
         await _delete_sandboxes_of_sub_agents(self._service)
-        reasons: dict[tuple[str, str, str | None, str | None], dict[str, str]] = {}
+        results: dict[tuple[str, str, str | None, str | None], dict[str, ToolResult]] = {}
         for denied in await self.approvals.recover():
             if denied.decision is not None:
                 key = denied.owner, denied.conversation_id, denied.user_id, denied.agent_id
-                reasons.setdefault(key, {})[denied.tool_call_id] = denied.decision.why
-        for (owner, name, user, agent), calls in reasons.items():
+                results.setdefault(key, {})[denied.tool_call_id] = denial(denied)
+        for (owner, name, user, agent), calls in results.items():
             store = self._service.store
             for row in await chats.named(store, owner, name, user_id=user, agent_id=agent):
                 await repair_history(self.history(row), calls)

@@ -10,7 +10,8 @@ from sbx.store import Store, record
 
 
 class ProjectRow(Struct, frozen=True):
-    """A project. `conversations`: how many it has."""
+    """A project. `ask_commands`: whether each command needs an approval before it runs.
+    `conversations`: how many it has."""
 
     id: str
     owner: str
@@ -18,10 +19,11 @@ class ProjectRow(Struct, frozen=True):
     working_directory: str
     sandbox_enabled: bool
     created_at: float
+    ask_commands: bool = False
     conversations: int = 0
 
 
-_COLUMNS = "id, owner, name, working_directory, sandbox_enabled, created_at"
+_COLUMNS = "id, owner, name, working_directory, sandbox_enabled, created_at, ask_commands"
 _CHATS = "(SELECT count(*) FROM chats WHERE project_id = projects.id) AS conversations"
 _PROJECT = f"{_COLUMNS}, {_CHATS}"
 
@@ -30,19 +32,22 @@ def add(on: sqlite3.Connection, row: ProjectRow) -> None:
     """Raise Conflict `directory_in_use`."""
     _refuse_shared(on, row)
     on.execute(
-        f"INSERT INTO projects ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",  # noqa: S608
+        f"INSERT INTO projects ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
         astuple(row)[:-1],
     )
 
 
 def change(on: sqlite3.Connection, row: ProjectRow) -> bool:
-    """Set the name, directory and switch of a project. Return False if this owner has no such
+    """Set the name, directory and switches of a project. Return False if this owner has no such
     project. Raise Conflict `directory_in_use`."""
     _refuse_shared(on, row)
     changed = on.execute(
-        "UPDATE projects SET name = ?, working_directory = ?, sandbox_enabled = ?"
-        " WHERE id = ? AND owner = ? AND deleted_at IS NULL",
-        (row.name, row.working_directory, row.sandbox_enabled, row.id, row.owner),
+        "UPDATE projects SET name = ?, working_directory = ?, sandbox_enabled = ?,"
+        " ask_commands = ? WHERE id = ? AND owner = ? AND deleted_at IS NULL",
+        (
+            *(row.name, row.working_directory, row.sandbox_enabled, row.ask_commands),
+            *(row.id, row.owner),
+        ),
     )
     return changed.rowcount == 1
 
@@ -117,4 +122,5 @@ async def list_for_owner(
 
 
 def _row(row: sqlite3.Row) -> ProjectRow:
-    return record(ProjectRow, row, sandbox_enabled=bool(row["sandbox_enabled"]))
+    switches = {name: bool(row[name]) for name in ("sandbox_enabled", "ask_commands")}
+    return record(ProjectRow, row, **switches)

@@ -1,5 +1,6 @@
 """What a person approves is what the page shows: each argument of each call, before the buttons."""
 
+import httpx
 from agent_calls import body, calls, project
 from playwright.async_api import Locator, Page, expect
 from sessions_calls import API
@@ -75,3 +76,50 @@ async def test_a_check_of_a_task_is_asked_about_once_and_not_for_always(
     await expect(question.get_by_role("button", name="Always")).to_have_count(0)
     await question.get_by_role("button", name="Deny").click()
     await expect(page.get_by_text("Nothing is waiting")).to_be_visible()
+
+
+async def test_a_call_of_a_project_is_shown_while_it_is_tried(
+    desk: Desk, page: Page, client: httpx.AsyncClient
+) -> None:
+    """Nothing was shown until the trial had ended: a test suite looked like a hang."""
+    await desk.project("shown", file="old\n")
+    await page.get_by_label("Project").select_option(label="shown")
+    commands = ("echo new > file.txt", "echo begun; sleep 600")
+    desk.model.add(calls(*[("execute_command", {"command": text}) for text in commands]))
+    await send(page, "change")
+    running = page.get_by_role("group", name="execute_command: running").filter(has_text="sleep")
+    await expect(running.locator('[data-icon="loader"]')).to_be_visible()
+    await expect(running.get_by_role("region", name="Output")).to_contain_text("begun")
+    waiting = page.get_by_role("group", name="execute_command: waiting for approval")
+    await expect(waiting.get_by_role("group", name="Changed /workspace/file.txt")).to_be_visible()
+
+    # The page after a reload has the same blocks.
+    await page.reload()
+    await expect(running.get_by_role("region", name="Output")).to_contain_text("begun")
+    await waiting.get_by_role("button", name="Deny").click()
+    await expect(page.get_by_role("group", name="execute_command: denied")).to_be_visible()
+    await page.get_by_role("button", name="Stop", exact=True).click()
+    await expect(running).to_have_count(0)
+
+
+async def test_a_denied_call_is_denied_after_a_reload(desk: Desk, page: Page) -> None:
+    """It was an error then, and its text was shown twice."""
+    await desk.project("denied", file="old\n")
+    await page.get_by_label("Project").select_option(label="denied")
+    command = ("execute_command", {"command": "echo new > file.txt"})
+    desk.model.add(calls(command), Response("as it was"))
+    await send(page, "change")
+    await page.get_by_role("button", name="Deny").click()
+    await expect(page.get_by_text("as it was")).to_be_visible()
+    for language, name in (("en-US", "denied"), ("zh-CN", "已拒绝"), ("ja-JP", "拒否済み")):
+        await page.evaluate(
+            "language => localStorage.setItem('sbx.language', language)", language[:2]
+        )
+        await page.reload()
+        block = page.get_by_role("group", name="execute_command")
+        await expect(block).to_have_count(1)
+        label = await block.get_attribute("aria-label")
+        assert label is not None
+        assert name in label, language
+        text = await block.inner_text()
+        assert text.count("changes of files were dropped") == 1

@@ -147,9 +147,9 @@ async def read(reply: httpx.Response) -> AsyncIterator[Event]:
 
 
 async def asked_for(events: AsyncIterator[Event]) -> Event:
-    """Wait until a call waits for approval: its tool_start."""
+    """Wait until a call waits for approval: its tool_pending, or tool_start without a trial."""
     async for event in events:
-        if event["type"] == "tool_start" and event["approval_required"]:
+        if event["type"] == "tool_pending" or event.get("approval_required"):
             return event
     raise AssertionError("nothing was asked")
 

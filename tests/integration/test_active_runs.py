@@ -72,6 +72,11 @@ async def test_an_active_run_has_its_step_plan_calls_tokens_and_cost(
     events = [event async for event in client.follow_chat(started["conversation_id"])]
     assert [event.event.type for event in events][-1] == "run_end"
     assert await client.active_runs() == []
+    async with at.served.client() as http:
+        path = f"/api/v1/conversations/{started['conversation_id']}/runs/{run['run_id']}"
+        ended = (await http.get(path)).json()
+    assert (ended["status"], ended["plan"]) == ("ended", PLAN["steps"])
+    assert ended["cost"] == pytest.approx(0.002)
     empty = await asyncio.to_thread(sbx, "runs", env=socket_of(at))
     assert "no agent is at work" in empty.stderr
 
@@ -151,7 +156,7 @@ async def test_one_run_has_its_plan(at: Desk, client: Client, planner: str) -> N
         result = one(events, "tool_end")
         assert (result["result"], result["is_error"]) == ("1 of 2 steps are done", False)
         reply = await http.get(f"{API}/conversations/planned/runs/{events[0]['run_id']}")
-    assert reply.json()["plan"] == []  # it has ended
+    assert reply.json()["plan"] == PLAN["steps"]  # also when it has ended
 
 
 # -- the check of a task --------------------------------------------------------------------------

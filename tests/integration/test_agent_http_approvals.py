@@ -264,7 +264,8 @@ async def test_a_cell_is_asked_about_by_its_changes_and_keeps_its_variables(
         rest = await the_rest(events)
     assert (directory / "made.txt").read_text() == "made\n"
     ls = [event for event in rest if event["type"] == "tool_start"]
-    assert [event["approval_required"] for event in ls] == [False]
+    assert [event["approval_required"] for event in ls] == [None]
+    assert "tool_pending" not in kinds(rest)
     assert "variables are kept" in (await messages(asker, "cell"))[2]["content"]
 
 
@@ -281,7 +282,7 @@ async def test_which_changes_are_asked_about_is_a_setting_of_the_conversation(
     reply = await person.put(path, json={"ask_outside": ["tests/", "/workspace/docs"]})
     assert reply.json() == {**usual, "ask_outside": ["tests", "docs"]}
     at.model.add(calls(("write_file", {"path": "tests/a", "content": "a"})), Response("ok"))
-    assert not one(await say(asker, "setting"), "tool_start")["approval_required"]
+    assert "tool_pending" not in kinds(await say(asker, "setting"))
     assert (directory / "tests/a").read_text() == "a"
     at.model.add(runs("mv tests/a a"), Response("ok"))
     async with aclosing(following(asker, body("setting"))) as events:
@@ -292,7 +293,7 @@ async def test_which_changes_are_asked_about_is_a_setting_of_the_conversation(
     reply = await person.put(path, json={"changes": "allow"})
     assert reply.json() == {**usual, "changes": "allow", "ask_outside": ["tests", "docs"]}
     at.model.add(runs("mv tests/a a"), Response("ok"))
-    assert not one(await say(asker, "setting"), "tool_start")["approval_required"]
+    assert "tool_pending" not in kinds(await say(asker, "setting"))
     assert (directory / "a").read_text() == "a"
 
     for wrong in ({"ask_outside": ["../x"]}, {"ask_outside": ["/etc"]}, {"ask_outside": ["."]}):
@@ -324,7 +325,7 @@ async def test_a_budget_commits_small_changes_without_a_question(
     assert reply.json()["budgets"] == [{**budgets[0], "below": "tests"}]
 
     at.model.add(runs("touch tests/a tests/b"), Response("ok"))
-    assert not one(await say(asker, "budget"), "tool_start")["approval_required"]
+    assert "tool_pending" not in kinds(await say(asker, "budget"))
     assert sorted(each.name for each in (directory / "tests").iterdir()) == ["a", "b"]
     for beyond in ("touch tests/c tests/d tests/e", "rm tests/a", "touch tests/c outside"):
         at.model.add(runs(beyond), Response("ok"))
@@ -412,6 +413,8 @@ async def test_a_service_that_was_killed_denies_at_its_next_start() -> None:
             result = (await messages(client, "killed"))[-1]
             assert (result["role"], result["tool_call_id"]) == ("tool", call)
             assert "restarted" in result["content"]
+            assert "It was tried on a copy" in result["content"]
+            assert result["error"]["code"] == "denied"
             (run,) = (await client.get(f"{API}/conversations/killed/runs")).json()["items"]
             assert (run["status"], run["reason"]) == ("interrupted", None)
             followed = await client.get(f"{API}/chat/killed/events", headers={"last-event-id": "2"})

@@ -18,6 +18,7 @@ from sbx.agent.history import Kept, StoredHistory, repair_history
 from sbx.agent.messages import Image, Message, ToolCall
 from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.registry import Tools
+from sbx.agent.tools.results import denied
 from sbx.errors import Conflict, NotFound, TooLarge
 from sbx.protocol.agent import AgentEvent, ToolStart
 from sbx.protocol.approvals import Approval, ApprovalDecision, ApprovalScope, StoredApprovalRule
@@ -222,9 +223,10 @@ async def test_a_stored_history_is_mended_like_any_other(store: Store) -> None:
     call = ToolCall("call-1", "execute_command", "{}")
     await history.append([Message("user", "make it")])
     await history.append([Message("assistant", "", (call,))])
-    why = ApprovalDecision(False, "restart", 1.0).why
-    kept = await repair_history(history, {"call-1": why})
-    assert kept[-1].message == Message("tool", why, (), "call-1", "execute_command", True)
+    result = denied(ApprovalDecision(False, "restart", 1.0))
+    kept = await repair_history(history, {"call-1": result})
+    message = Message("tool", result.text, (), "call-1", "execute_command", is_error=True)
+    assert kept[-1].message == structs.replace(message, error=result.error)
     assert await repair_history(history) == kept
 
 

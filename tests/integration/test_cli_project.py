@@ -58,6 +58,10 @@ def test_a_project_is_created_listed_shown_edited_and_removed(host: Host) -> Non
     edited = json.loads(host.sbx("edit", project, "--name", "new", "--directory", other, "--json"))
     assert (edited["name"], edited["working_directory"]) == ("new", str(other))
     assert json.loads(host.sbx("show", project, "--json")) == edited
+    assert "asks       about changes of files\n" in host.sbx("edit", project, "--no-ask-commands")
+    assert "asks       before each command\n" in host.sbx("edit", project, "--ask-commands")
+    (listed,) = json.loads(host.sbx("list", "--json"))["projects"]
+    assert (listed["ask_commands"], listed["sandbox_enabled"]) == (True, True)
     assert host.sbx("rm", project).strip() == project
     assert "no projects" not in host.sbx("list", "--json")
     assert json.loads(host.sbx("list", "--json")) == {"projects": []}

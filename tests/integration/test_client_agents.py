@@ -13,7 +13,7 @@ from model_server import Asked
 from sbx.agent.messages import Response
 from sbx.client import ChatEvent, Client
 from sbx.errors import BadRequest, Conflict, Denied, NotFound
-from sbx.protocol.agent import AgentRunEnd, AgentRunStart, StepEnd, ToolEnd, ToolStart
+from sbx.protocol.agent import AgentRunEnd, AgentRunStart, StepEnd, ToolEnd, ToolPending
 from sbx.sync.client import BlockingClient
 
 __all__ = ["at", "client"]
@@ -74,8 +74,7 @@ async def test_a_person_answers_by_another_client(at: Desk, client: Client) -> N
         async with aclosing(chat):
             async for event in chat:
                 events.append(event)
-                if isinstance(event.event, ToolStart):
-                    assert event.event.approval_required
+                if isinstance(event.event, ToolPending):
                     (waiting,) = await person.approvals()
                     with pytest.raises(BadRequest):
                         await person.decide(waiting["tool_call_id"], True, remember="prefix")

@@ -12,7 +12,7 @@ from agent_calls import ANN, Desk, at, client, runs
 from sbx.agent.messages import Response
 from sbx.client import Client
 from sbx.errors import Conflict, Denied, NotFound
-from sbx.protocol.agent import ToolStart
+from sbx.protocol.agent import ToolPending
 from sbx.workspace import quarantine
 
 __all__ = ["at", "client"]
@@ -26,7 +26,7 @@ async def _work(at: Desk, client: Client, command: str, name: str) -> Path:
     chat = client.chat("work", conversation_id=name, project_id=made.id, **ANN)
     async with aclosing(chat) as events:
         async for event in events:
-            if isinstance(event.event, ToolStart) and event.event.approval_required:
+            if isinstance(event.event, ToolPending):
                 await client.decide(event.event.tool_call_id, True)
     return Path(made.working_directory)
 

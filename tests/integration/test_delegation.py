@@ -280,3 +280,57 @@ async def test_a_file_that_comes_back_to_a_project_is_approved_as_a_change(
             await the_rest(events)
         assert (directory / "out.txt").exists() == approved
         assert (directory / "in.txt").read_text() == "hello"  # the other has its own copy
+
+
+def two_parts() -> Response:
+    return calls(
+        *[
+            ("delegate", {"task": f"part {name}", "returns": [f"{name}.txt", "x.txt"]})
+            for name in ("one", "two")
+        ]
+    )
+
+
+async def test_sub_agents_in_a_project_work_at_once(at: Desk, http: httpx.AsyncClient) -> None:
+    """They worked one after another if they returned files."""
+    at.model.add(two_parts(), *[code("import time; time.sleep(600)")] * 2)
+    directory = at.directory("at-once")
+    request = body("at-once", project_id=await project(http, directory))
+    async with asyncio.timeout(PATIENCE_S * 4), aclosing(following(http, request)) as events:
+        running: set[str] = set()
+        while len(running) < 2:
+            event = await anext(events)
+            if event["type"] == "tool_output":
+                running.add(event["tool_call_id"])
+        assert await boxes(http) == 3
+        await http.post(f"{API}/chat/at-once/abort", params=ANN)
+        rest = await the_rest(events)
+    for end in (event for event in rest if event["type"] == "tool_end"):
+        assert "changes of files were dropped" in end["result"]
+    assert await boxes(http) == 1
+    assert list(directory.iterdir()) == []
+
+
+async def test_files_of_two_sub_agents_come_in_the_order_of_their_calls(
+    at: Desk, http: httpx.AsyncClient
+) -> None:
+    def sub_agent(request: Asked) -> Response:
+        name = "one" if "part one" in request.text else "two"
+        if request.messages[-1]["role"] != "user":
+            return Response(f"{name} is done")
+        return code(f"for n in ('{name}', 'x'): open(n + '.txt', 'w').write('{name}')")
+
+    at.model.add(two_parts(), *[sub_agent] * 4, Response("both"))
+    directory = at.directory("in-order")
+    request = body("in-order", project_id=await project(http, directory))
+    events = []
+    async with aclosing(following(http, request)) as stream:
+        async for event in stream:
+            events.append(event)
+            if event["type"] == "tool_pending":
+                await decide(http, event["tool_call_id"], True)
+    first, second = ends(events, "delegate")
+    assert not first["is_error"], first["result"]
+    assert second["error"]["code"] == "workspace_changed"  # a sub-agent is not started again
+    assert sorted(path.name for path in directory.iterdir()) == ["one.txt", "x.txt"]
+    assert (directory / "x.txt").read_text() == "one"

@@ -23,7 +23,7 @@ from sbx.agent.tools.execution import followed
 from sbx.agent.tools.function_tool import tool
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import ToolCallRequest
-from sbx.protocol.agent import AgentEvent, ToolApproval, ToolEnd, ToolOutput, ToolStart
+from sbx.protocol.agent import AgentEvent, ToolApproval, ToolEnd, ToolOutput, ToolPending, ToolStart
 from sbx.protocol.approvals import ApprovalScope
 from sbx.protocol.changes import ChangesSetting
 from sbx.service.projects.sandbox import ProjectConversation, open_project
@@ -91,6 +91,8 @@ class Made:
 
     def __init__(self, events: list[AgentEvent]) -> None:
         (self.start,) = [event for event in events if isinstance(event, ToolStart)]
+        questions = [event for event in events if isinstance(event, ToolPending)]
+        self.question = questions[0] if questions else None
         (self.end,) = [event for event in events if isinstance(event, ToolEnd)]
         self.printed = "".join(event.text for event in events if isinstance(event, ToolOutput))
         self.order = [event.type for event in events]
@@ -98,13 +100,17 @@ class Made:
 
     @property
     def asked(self) -> bool:
-        return self.start.approval_required
+        return self.question is not None
 
     @property
     def changed(self) -> dict[str, str | None]:
         """The diffs that a person was shown, by path."""
-        assert self.start.dry_run is not None
-        return {one["path"]: one["diff"] for one in self.start.dry_run["changes"]}
+        assert self.dry_run is not None
+        return {one["path"]: one["diff"] for one in self.dry_run["changes"]}
+
+    @property
+    def dry_run(self) -> dict[str, Any] | None:
+        return None if self.question is None else self.question.dry_run
 
 
 async def made(
@@ -134,7 +140,7 @@ async def made(
     async with asyncio.timeout(120), aclosing(agent.stream("go")) as stream:
         async for event in stream:
             events.append(event)
-            if isinstance(event, ToolStart) and event.approval_required:
+            if isinstance(event, ToolPending):
                 assert answer is not None, f"asked about {event.dry_run}"
                 meanwhile()
                 await approvals.decide(ME, event.tool_call_id, answer)
@@ -268,8 +274,8 @@ async def test_scripts_and_commands_are_tried_on_the_same_copy(
     await made(box, script, True)
     assert (await made(box, code("open('s.txt').read()"))).end.result.find("from a script") >= 0
     moved = await made(box, command("mv s.txt moved.txt && echo done"), True)
-    assert moved.start.dry_run is not None
-    assert (moved.start.dry_run["exit_code"], moved.start.dry_run["output"]) == (0, "done\n")
+    assert moved.dry_run is not None
+    assert (moved.dry_run["exit_code"], moved.dry_run["output"]) == (0, "done\n")
     assert (project / "moved.txt").read_text() == "from a script\n"
     assert "False" in (await made(box, code("import os; os.path.exists('s.txt')"))).end.result
 
@@ -278,8 +284,8 @@ async def test_scripts_and_commands_are_tried_on_the_same_copy(
 async def test_a_binary_file_is_told_by_its_sizes(box: ProjectSession, project: Path) -> None:
     text = "open('b.bin', 'wb').write(bytes(range(256)) * 1000)"
     result = await made(box, code(text), True)
-    assert result.start.dry_run is not None
-    (change,) = result.start.dry_run["changes"]
+    assert result.dry_run is not None
+    (change,) = result.dry_run["changes"]
     assert (change["size_before"], change["size_after"]) == (None, 256_000)
     assert change["diff"] == "content not shown: binary"
     assert (project / "b.bin").read_bytes() == bytes(range(256)) * 1000
@@ -320,7 +326,7 @@ async def test_writes_of_a_thread_between_two_calls_are_dropped(
     await box.uploads.put_bytes("go", b"")
     talk = box.sandbox.conversation("default")
     assert isinstance(talk, ProjectConversation)
-    copy = talk.working._copy
+    copy = talk.working._main._copy
     assert copy is not None
     await eventually(lambda: not (copy.path / "files/src/a.txt").exists())
     before = content(project)
@@ -347,7 +353,7 @@ async def test_thread_that_writes_all_the_time_loses_no_variables(box: ProjectSe
     await made(box, code(thread), False)
     for _ in range(5):
         looked = await made(box, code("print('kept', kept)"), False)
-        shown = looked.start.dry_run
+        shown = looked.dry_run
         assert "kept 7" in (looked.printed if shown is None else shown["output"])
 
 
@@ -682,7 +688,7 @@ async def test_a_project_that_is_too_large_is_asked_about_before_the_call(
     box = ProjectSession(sandbox)
     try:
         no = await made(box, code("x = 1; open('a', 'w').write('a')"), False)
-        assert no.start.dry_run is None
+        assert no.dry_run is None
         assert not (project / "a").exists()
         yes = await made(box, code("x = 2; open('a', 'w').write('a')"), True)
         assert not yes.end.is_error, yes.end.result

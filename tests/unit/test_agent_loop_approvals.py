@@ -21,6 +21,7 @@ from sbx.protocol.agent import (
     AgentRunEnd,
     ToolApproval,
     ToolEnd,
+    ToolPending,
     ToolStart,
 )
 from sbx.protocol.approvals import Approval, ApprovalDecision, ApprovalScope
@@ -204,7 +205,7 @@ async def test_a_dry_run_is_shown_for_approval_and_runs_once() -> None:
     box, approvals = DryRunSandbox(), Approvals()
 
     async def decide(event: AgentEvent) -> None:
-        if isinstance(event, ToolStart):
+        if isinstance(event, ToolPending):
             assert event.dry_run is not None
             assert event.dry_run["exit_code"] == 0
             assert event.dry_run["output"] == "tried make"
@@ -223,7 +224,7 @@ async def test_a_no_discards_the_dry_run() -> None:
     box, approvals = DryRunSandbox(), Approvals()
 
     async def decide(event: AgentEvent) -> None:
-        if isinstance(event, ToolStart):
+        if isinstance(event, ToolPending):
             await approvals.decide(ME, event.tool_call_id, False)
 
     await followed(agent_for(box, command("make"), approvals=approvals), decide)
@@ -235,7 +236,7 @@ async def test_an_abort_discards_the_dry_run() -> None:
     agent = agent_for(box, command("make"), approvals=approvals)
 
     def abort(event: AgentEvent) -> None:
-        if isinstance(event, ToolStart):
+        if isinstance(event, ToolPending):
             agent.abort()
 
     await followed(agent, abort)
@@ -248,7 +249,7 @@ async def test_a_second_yes_is_no_yes_to_what_the_command_would_do_by_now() -> N
     box, approvals = DryRunSandbox(1), Approvals()
 
     async def decide(event: AgentEvent) -> None:
-        if isinstance(event, ToolStart):
+        if isinstance(event, ToolPending):
             await approvals.decide(ME, event.tool_call_id, True)
             for _ in range(20):  # whatever follows this yes is there by then
                 await asyncio.sleep(0)
@@ -256,7 +257,7 @@ async def test_a_second_yes_is_no_yes_to_what_the_command_would_do_by_now() -> N
                 await approvals.decide(ME, event.tool_call_id, True)
 
     events = await followed(agent_for(box, command("make"), approvals=approvals), decide)
-    assert len(of_kind(events, ToolStart)) == 1
+    assert len(of_kind(events, ToolPending)) == 1
     assert [one.state for one in box.dry_runs] == ["discarded"]
     (end,) = of_kind(events, ToolEnd)
     assert isinstance(end, ToolEnd)
@@ -274,8 +275,7 @@ async def test_what_cannot_be_tried_is_plainly_asked(
     box.refuses = lambda: error
 
     async def decide(event: AgentEvent) -> None:
-        if isinstance(event, ToolStart):
-            assert event.approval_required
+        if isinstance(event, ToolPending):
             assert event.dry_run is None
             await approvals.decide(ME, event.tool_call_id, True)
 
@@ -295,31 +295,31 @@ WRITES = ToolCall("x", "write_file", '{"path": "a", "content": "x"}')
 
 async def decided(
     box: ChangingSandbox, call: ToolCall, approved: bool, **how: Any
-) -> tuple[ToolStart, ToolEnd]:
-    """Make a call, answer if a person is asked, and give how it began and ended."""
+) -> tuple[ToolPending | None, ToolEnd]:
+    """Make a call, answer if a person is asked, and give the question and how it ended."""
     approvals = Approvals()
 
     async def decide(event: AgentEvent) -> None:
-        if isinstance(event, ToolStart) and event.approval_required:
+        if isinstance(event, ToolPending):
             assert [one.state for one in box.begun] == ["open"]
             await approvals.decide(ME, event.tool_call_id, approved)
 
     model = ReplayModel([Response("", (call,), stop="tools"), "ok"])
     agent = Agent(box, model, approvals=approvals, permissions=PROJECT, **how)
     events = await followed(agent, decide)
-    (start,), (end,) = of_kind(events, ToolStart), of_kind(events, ToolEnd)
-    assert isinstance(start, ToolStart)
+    (end,) = of_kind(events, ToolEnd)
     assert isinstance(end, ToolEnd)
-    return start, end
+    return next((event for event in events if isinstance(event, ToolPending)), None), end
 
 
 @pytest.mark.parametrize("call", [code("change"), command("change"), WRITES])
 @pytest.mark.parametrize("approved", [True, False])
 async def test_every_tool_is_asked_about_by_its_changes(call: ToolCall, approved: bool) -> None:
     box = ChangingSandbox()
-    start, end = await decided(box, call, approved)
-    assert start.dry_run is not None
-    assert [one["kind"] for one in start.dry_run["changes"]] == ["added"]
+    question, end = await decided(box, call, approved)
+    assert question is not None
+    assert question.dry_run is not None
+    assert [one["kind"] for one in question.dry_run["changes"]] == ["added"]
     assert [one.state for one in box.begun] == ["committed" if approved else "dropped"]
     assert end.is_error is not approved
     assert (box.ran, box.files.content) == ([], {})
@@ -332,7 +332,7 @@ async def test_changes_of_code_and_files_are_asked_about_each_time(call: ToolCal
     approvals = Approvals()
 
     async def decide(event: AgentEvent) -> None:
-        if isinstance(event, ToolStart) and event.approval_required:
+        if isinstance(event, ToolPending):
             with pytest.raises(BadRequest) as refused:
                 await approvals.decide(ME, event.tool_call_id, True, remember="exact")
             assert refused.value.code == "not_remembered"
@@ -351,10 +351,9 @@ async def test_changes_of_code_and_files_are_asked_about_each_time(call: ToolCal
         box = ChangingSandbox()
         box.refuses = refuses
         events = await followed(agent_for(box, call, approvals=approvals), decide)
-        (start,) = of_kind(events, ToolStart)
-        assert isinstance(start, ToolStart)
-        assert start.approval_required
-        assert start.remember_as == ()
+        (question,) = of_kind(events, ToolPending)
+        assert isinstance(question, ToolPending)
+        assert question.remember_as == ()
 
 
 @pytest.mark.parametrize("approved", [True, False])
@@ -364,17 +363,20 @@ async def test_no_setting_answers_for_a_new_host_executable(approved: bool) -> N
 
     box = ChangingSandbox()
     box.host_executables = {"/workspace/.envrc": "direnv"}
-    start, end = await decided(box, WRITES, approved, changes=allows)
-    assert start.dry_run is not None
-    assert start.dry_run["host_executables"] == [{"path": "/workspace/.envrc", "program": "direnv"}]
+    question, end = await decided(box, WRITES, approved, changes=allows)
+    assert question is not None
+    assert question.dry_run is not None
+    assert question.dry_run["host_executables"] == [
+        {"path": "/workspace/.envrc", "program": "direnv"}
+    ]
     assert [one.state for one in box.begun] == ["committed" if approved else "dropped"]
     assert end.is_error is not approved
 
 
 @pytest.mark.parametrize("call", [code("1"), command("ls")])
 async def test_a_call_without_changes_is_not_asked_about(call: ToolCall) -> None:
-    start, end = await decided(ChangingSandbox(), call, False)
-    assert (start.approval_required, start.dry_run, end.is_error) == (False, None, False)
+    question, end = await decided(ChangingSandbox(), call, False)
+    assert (question, end.is_error) == (None, False)
 
 
 @pytest.mark.parametrize(
@@ -391,8 +393,8 @@ async def test_the_setting_of_the_conversation_decides(setting: ChangesSetting, 
         return setting
 
     box = ChangingSandbox()
-    start, _ = await decided(box, WRITES, True, changes=read)
-    assert start.approval_required is asks
+    question, _ = await decided(box, WRITES, True, changes=read)
+    assert (question is not None) is asks
     assert [one.state for one in box.begun] == ["committed"]
 
 
@@ -409,7 +411,7 @@ async def test_a_tool_that_a_person_wants_to_be_asked_about_is_asked_about_witho
     box, approvals = ChangingSandbox(), Approvals()
 
     async def decide(event: AgentEvent) -> None:
-        if isinstance(event, ToolStart):
+        if isinstance(event, ToolPending):
             assert event.dry_run is not None
             await approvals.decide(ME, event.tool_call_id, False)
 

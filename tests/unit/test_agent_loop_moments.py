@@ -15,7 +15,7 @@ from sbx.agent.messages import Message, Response, ToolCall
 from sbx.agent.models.replay import ReplayModel
 from sbx.agent.tools.approval_rules import Permissions
 from sbx.errors import Unavailable
-from sbx.protocol.agent import AgentEvent, AgentRunEnd, ToolEnd, ToolStart
+from sbx.protocol.agent import AgentEvent, AgentRunEnd, ToolEnd, ToolPending, ToolStart, question_of
 from sbx.protocol.approvals import ApprovalScope
 from tests.fake_sandbox import ChangingSandbox, DryRunSandbox
 from tests.made_tasks import made_tasks
@@ -27,7 +27,7 @@ CALLS = (
     ToolCall("x", "execute_command", '{"command": "make change"}'),  # tried first
     ToolCall("x", "nonsense", "{"),
 )
-KINDS = {DryRunSandbox: 19, ChangingSandbox: 18}  # events of the whole run
+KINDS = {DryRunSandbox: 20, ChangingSandbox: 20}  # events of the whole run
 MOMENTS = [(kind, moment) for kind, count in KINDS.items() for moment in range(count)]
 
 
@@ -58,14 +58,14 @@ class Scene:
                     break
                 if len(events) == abort_at:
                     self.agent.abort()
-                elif isinstance(event, ToolStart) and event.approval_required and abort_at < 0:
-                    await self.approvals.decide(ME, event.tool_call_id, True)
-                elif isinstance(event, ToolStart) and event.approval_required:
-                    await self._decide(event)
+                elif (question := question_of(event)) is not None and abort_at < 0:
+                    await self.approvals.decide(ME, question.tool_call_id, True)
+                elif question is not None:
+                    await self._decide(question)
                 events.append(event)
         return events
 
-    async def _decide(self, event: ToolStart) -> None:
+    async def _decide(self, event: ToolPending) -> None:
         """Unless the abort was first."""
         waiting, _ = await self.approvals.pending(ME)
         if event.tool_call_id in [one.tool_call_id for one in waiting]:

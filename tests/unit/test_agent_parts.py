@@ -22,6 +22,7 @@ from sbx.agent.settings import (
     ignored_here,
     read_agent_settings,
 )
+from sbx.agent.tools.tool import ToolResult
 from sbx.errors import BadRequest, Conflict, Denied, NotFound, SbxError, TooLarge
 from sbx.protocol.files import Upload
 from sbx.protocol.surroundings import Surroundings
@@ -368,7 +369,8 @@ def test_a_missing_setting_is_named() -> None:
 async def test_mending_gives_reasons_where_they_are_known_and_nothing_twice() -> None:
     calls = (ToolCall("a", "t", "{}"), ToolCall("b", "t", "{}"))
     history = MemoryHistory([Message("user", "x"), Message("assistant", "", tool_calls=calls)])
-    kept = await repair_history(history, {"b": "denied: the service was restarted"})
+    result = ToolResult("denied: the service was restarted", is_error=True)
+    kept = await repair_history(history, {"b": result})
     assert [one.message.content for one in kept[2:]] == [
         *(INTERRUPTED, "denied: the service was restarted")
     ]

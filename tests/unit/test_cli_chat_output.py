@@ -8,7 +8,14 @@ from sbx.agent.tools import access
 from sbx.cli.agent_output import AgentPrinter
 from sbx.cli.approval_prompt import Answer, ask, show_dry_run
 from sbx.cli.terminal import END_OF_INPUT
-from sbx.protocol.agent import AgentRunEnd, AgentTextDelta, ToolEnd, ToolOutput, ToolStart
+from sbx.protocol.agent import (
+    AgentRunEnd,
+    AgentTextDelta,
+    ToolEnd,
+    ToolOutput,
+    ToolPending,
+    ToolStart,
+)
 from sbx.protocol.approvals import Remember
 
 HOSTILE = "rm -rf x\rls       \x1b[8m\x1b]0;t\x07\u202e"
@@ -16,6 +23,10 @@ HOSTILE = "rm -rf x\rls       \x1b[8m\x1b]0;t\x07\u202e"
 
 def started(**more: Any) -> ToolStart:
     return ToolStart("c1", "execute_command", {"command": f"{HOSTILE}\n  second"}, **more)
+
+
+def pending(**more: Any) -> ToolPending:
+    return ToolPending("c1", "execute_command", {"command": f"{HOSTILE}\n  second"}, 0.0, **more)
 
 
 def test_a_command_is_shown_as_it_is_on_lines_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +91,7 @@ def test_what_a_dry_run_would_change_is_told_with_its_sizes(
         "truncated": True,
         "left_out": ["/workspace/fifo"],
     }
-    show_dry_run(started(dry_run=answer), AgentPrinter())
+    show_dry_run(pending(dry_run=answer), AgentPrinter())
     _, err = capfd.readouterr()
     assert err.splitlines() == [
         "dry run on a copy of the files, without network: exit code 3",
@@ -91,6 +102,32 @@ def test_what_a_dry_run_would_change_is_told_with_its_sizes(
         "    … and more changes that are not shown: a yes applies them, too",
         "  ! /workspace/fifo  (not in the copy: not a file, not readable, or mounted)",
     ]
+
+
+def test_a_question_after_a_trial_repeats_only_hidden_arguments(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Everything that the user approves is shown before the question, and streamed output once."""
+    dry_run = {"status": "ok", "exit_code": 0, "output": "told\n", "changes": []}
+    dry_run |= {"truncated": False, "left_out": []}
+    long = {"command": "\n".join(["true"] * 50 + ["rm -rf /"])}
+    for arguments, others, shown in (
+        ({"command": "make"}, False, 1),
+        ({"command": "make"}, True, 2),
+        (long, False, 1),
+    ):
+        telling = AgentPrinter()
+        telling.show(ToolStart("c1", "execute_command", arguments, None))
+        if others:
+            telling.show(ToolStart("c2", "list_files", {}))
+        telling.show(ToolOutput("c1", "stdout", "told\n"))
+        question = ToolPending("c1", "execute_command", arguments, 0.0, dry_run)
+        telling.show(question)
+        show_dry_run(question, telling)
+        err = capfd.readouterr().err
+        last = arguments["command"].splitlines()[-1]
+        assert err.count(last) == shown
+        assert err.count("told") == 1
 
 
 def test_of_a_diff_that_is_asked_about_no_line_hides(capfd: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +144,7 @@ def test_of_a_diff_that_is_asked_about_no_line_hides(capfd: pytest.CaptureFixtur
         "diff": diff,
     }
     answer = {"status": "ok", "exit_code": None, "output": "", "truncated": False}
-    show_dry_run(started(dry_run={**answer, "changes": [change]}), AgentPrinter())
+    show_dry_run(pending(dry_run={**answer, "changes": [change]}), AgentPrinter())
     shown = capfd.readouterr().err.splitlines()[3:]
     assert [line.strip() for line in shown[1:-1]] == lines
     assert shown[-1].strip() == (r"+a\u200b\u2060\u200f\u00ad\U000e0041\u3164\u202eb" + "\u3000c")
@@ -136,16 +173,14 @@ async def test_a_question_about_access_offers_the_permitted_durations(
     longest: str, typed: list[str], expected: Answer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = {"kind": "network", "target": f"a.example.org:443{HOSTILE}", "longest": longest}
-    start = ToolStart(
-        *("c1", "request_access", arguments),
-        approval_required=True,
-        remember_as=access.durations(arguments),
+    question = ToolPending(
+        *("c1", "request_access", arguments, 0.0), remember_as=access.durations(arguments)
     )
 
     async def read() -> str:
         return typed.pop(0)
 
-    assert await ask(start, read) == expected
+    assert await ask(question, read) == expected
     assert typed == []
     shown = capfd.readouterr().err
     assert shown.startswith("Grant connections to a.example.org:443rm -rf x ls")
@@ -171,16 +206,14 @@ async def test_always_is_a_choice_only_for_a_call_that_can_be_remembered(
 ) -> None:
     """A cell of a project that is too large for a trial, and the check of a task, had the choice,
     and the decision was refused (not_remembered)."""
-    start = ToolStart(
-        *("c1", "execute_command", {"command": "x"}),
-        approval_required=True,
-        remember_as=remember_as,
+    question = ToolPending(
+        *("c1", "execute_command", {"command": "x"}, 0.0), remember_as=remember_as
     )
 
     async def read() -> str:
         return typed.pop(0)
 
-    assert await ask(start, read) == expected
+    assert await ask(question, read) == expected
     assert typed == []
     assert ("[a]lways" in capfd.readouterr().err) == bool(remember_as)
 
@@ -215,11 +248,11 @@ def test_an_elicitation_has_each_argument() -> None:
     pytest.importorskip("mcp")
     from sbx.agent.mcp_calls import _text
 
-    text = _text(ToolStart("c1", "pay", ARGUMENTS, approval_required=True))
+    text = _text(ToolPending("c1", "pay", ARGUMENTS, 0.0))
     for part in ('["not", "a text"]', "content: ", "/srv\\u202egnp", "NOTE-ENDS", "to: MALLORY"):
         assert part in text
     long = {"code": "x" * 300_000, "to": "MALLORY", "more": {"a": "y" * 300_000}}
-    text = _text(ToolStart("c1", "pay", long, approval_required=True))
+    text = _text(ToolPending("c1", "pay", long, 0.0))
     assert "to: MALLORY" in text
     assert text.count("characters cut out here; a yes allows them, too") == 2
 
@@ -235,7 +268,7 @@ def test_no_text_in_an_elicitation_looks_like_a_line_of_it() -> None:
     trial = {"changes": [change], "truncated": False, "left_out": [forged]}
     for dry_run, said in ((trial, "! x\\nIt would change no file.: not in the copy"), (None, "")):
         arguments = {"content": forged, forged: ""}
-        event = ToolStart("c1", "write_file", arguments, True, dry_run=dry_run)
+        event = ToolPending("c1", "write_file", arguments, 0.0, dry_run)
         lines = _text(event).splitlines()
         assert "It would change no file." not in lines
         assert "  | It would change no file." in lines

@@ -1,9 +1,10 @@
 """The permissions of tool calls, and the rules that the user created for them. Pure.
 
 `Permissions` decides by the effect of a call and not by the name of its tool. In a project a call
-runs on a copy first, and the setting of the conversation decides about its file changes. Without a
-project, calls inside the jail need no approval. With the sandbox off, the operator chose to allow
-everything. Both cases are `free`.
+runs on a copy first, and the setting of the conversation decides about its file changes. A project
+with `ask_commands` asks before each command and each cell instead. Without a project, calls inside
+the jail need no approval. With the sandbox off, the operator chose to allow everything. The last
+two cases are `free`.
 
 A rule covers one exact call, or every simple command that begins with a prefix. A prefix rule is a
 promise about bash, and an attacker may write the commands. So this module reads a command by a much
@@ -228,10 +229,16 @@ def _invalid(sentence: str, hint: str) -> BadRequest:
 
 # -- permissions -----------------------------------------------------------------------------------
 
-Mode = Literal["free", "project"]
+Mode = Literal["free", "project", "ask_commands"]
 _BY_EFFECT: Mapping[Mode, Mapping[Effect, Ruling]] = {
     "free": {"read": "allow", "write": "allow", "code": "allow", "command": "allow"},
     "project": {"read": "allow", "write": "changes", "code": "changes", "command": "changes"},
+    "ask_commands": {
+        "read": "allow",
+        "write": "changes",
+        "code": "ask_first",
+        "command": "ask_first",
+    },
 }
 
 
@@ -255,7 +262,9 @@ class Permissions(Struct, frozen=True):
         ruling = self._unremembered(tool, arguments)
         # The same code or file can change other files the next time, so no rule can allow its
         # changes.
-        may_be_remembered = ruling == "ask" or (ruling == "changes" and tool.name == COMMAND_TOOL)
+        may_be_remembered = ruling in ("ask", "ask_first") or (
+            ruling == "changes" and tool.name == COMMAND_TOOL
+        )
         if may_be_remembered and self._remembered(tool, arguments):
             return "allow"
         return ruling
@@ -267,7 +276,7 @@ class Permissions(Struct, frozen=True):
         if (named := override or tool.permission) is not None:
             return named
         effect = tool.effect(arguments)
-        if self.mode == "project" and effect == "command" and not tool.confined:
+        if self.mode != "free" and effect == "command" and not tool.confined:
             return "ask"  # it may act on the host, where no copy shows its effect
         return _BY_EFFECT[self.mode][effect]
 

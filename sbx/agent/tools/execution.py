@@ -2,11 +2,12 @@
 
 import dataclasses
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
-from sbx.agent.sandbox import ToolRun, ToolSandbox
+from sbx.agent.sandbox import ToolRun, ToolSandbox, in_project
 from sbx.agent.tools.figures import figures, kept, shown_outputs
 from sbx.agent.tools.tool import (
     Arguments,
@@ -31,6 +32,7 @@ from sbx.protocol.runs import (
     strip_escapes,
 )
 from sbx.protocol.surroundings import Surroundings
+from sbx.telemetry import spans
 
 _CAUSES = {
     Cause.MEMORY: "it used more memory than it may",
@@ -58,7 +60,7 @@ async def _run_code(call: ToolCallRequest, arguments: Arguments) -> ToolResult:
         live = call.sandbox.start_run(code)
     else:
         live = call.sandbox.start_script(code, language)
-    run = await _followed(call, live)
+    run = await _followed(call, live, language)
     lines, images, files = await kept(call, figures(run.outputs))
     return ToolResult(
         describe_run(run, lines),
@@ -121,7 +123,7 @@ async def _execute_command(call: ToolCallRequest, arguments: Arguments) -> ToolR
     live = call.sandbox.start_shell(
         arguments["command"], timeout=arguments.get("timeout"), cwd=arguments.get("cwd")
     )
-    run = await _followed(call, live)
+    run = await _followed(call, live, "shell")
     return ToolResult(describe_run(run), is_error=not run.ok)
 
 
@@ -160,9 +162,9 @@ EXECUTE_COMMAND = define_builtin(
 )
 
 
-async def _followed(call: ToolCallRequest, live: ToolRun) -> Run:
+async def _followed(call: ToolCallRequest, live: ToolRun, kind: str) -> Run:
     """Follow a run. The user sees the names of quarantined items, as the model does."""
-    run = await followed(call.sandbox, live, call.emit)
+    run = await followed(call.sandbox, live, call.emit, kind=kind)
     if call.is_dropped:
         return dataclasses.replace(run, quarantined=())
     if notice := quarantine_notice(run.quarantined):
@@ -174,9 +176,13 @@ def unheard(stream: str, text: str) -> None:
     """Discard the output: an `emit` for a caller that shows nothing."""
 
 
-async def followed(sandbox: ToolSandbox, live: ToolRun, emit: Emit = unheard) -> Run:
+async def followed(
+    sandbox: ToolSandbox, live: ToolRun, emit: Emit = unheard, *, kind: str | None = None
+) -> Run:
     """Return the result of a run and emit its output meanwhile. If an exception ends this before
-    the run, for example a cancellation, interrupt the run."""
+    the run, for example a cancellation, interrupt the run. Record the span of a run in a project;
+    sessions record theirs themselves."""
+    started_at, status = time.monotonic(), Status.INTERRUPTED.value
     try:
         async with aclosing(live.events()) as events:
             async for event in events:
@@ -186,11 +192,15 @@ async def followed(sandbox: ToolSandbox, live: ToolRun, emit: Emit = unheard) ->
                     case Stderr(text):
                         emit("stderr", text)
                     case RunEnd(run):
+                        status = run.status.value
                         return run
     except BaseException:
         with suppress(SbxError):  # raise the original error, not this one
             await run_to_completion(sandbox.give_up(live))
         raise
+    finally:
+        if in_project(sandbox):
+            spans.record("sbx.run", time.monotonic() - started_at, kind=kind, status=status)
     raise Broken("a run ended without its result", code="run_lost", hint="run it again")
 
 

@@ -15,27 +15,36 @@ from sbx.workspace.paths import GENERATED
 RESULT_MAX = 32_768  # characters
 _WHOLE_MAX = 8 << 20  # characters of the file with the full text
 
-FORBIDDEN = ToolResult("Error (denied): this call is not allowed here.", is_error=True)
-NO_APPROVER = ToolResult("Error (denied): a person must approve this, and none can be asked.", True)
-NO_APPROVER_FOR_CHANGES = ToolResult(
-    "Error (denied): this call changes files of the project, which a person must approve, and none"
-    " can be asked. Its changes were dropped. The setting `changes` of the conversation (or"
-    " `ask_outside`, for some directories) allows changes without a question.",
-    is_error=True,
+
+def _refusal(code: str, sentence: str) -> ToolResult:
+    error = {"code": code, "message": sentence}
+    return ToolResult(f"Error ({code}): {sentence}", is_error=True, error=error)
+
+
+FORBIDDEN = _refusal("denied", "this call is not allowed here.")
+NO_APPROVER = _refusal("denied", "a person must approve this, and none can be asked.")
+NO_APPROVER_FOR_CHANGES = _refusal(
+    "denied",
+    "this call changes files of the project, which a person must approve, and none can be asked."
+    " Its changes were dropped. The setting `changes` of the conversation (or `ask_outside`, for"
+    " some directories) allows changes without a question.",
 )
-WORKSPACE_CHANGED = ToolResult(
-    "Error (workspace_changed): no file was changed. The call was tried on a copy of the workspace,"
-    " but other changes of the same files came before its own could be made, or the copy was too"
-    " old. Look at the files, and call it again to have it tried again.",
-    is_error=True,
+WORKSPACE_CHANGED = _refusal(
+    "workspace_changed",
+    "no file was changed. The call was tried on a copy of the workspace, but other changes of the"
+    " same files came before its own could be made, or the copy was too old. Look at the files, and"
+    " call it again to have it tried again.",
+)
+# Follows the result of a call that ran at the same time as earlier calls of the same answer.
+MISSED_CHANGES = (
+    "\n[sbx] This call did not see the changes of files by earlier calls of the same answer: they"
+    " were not applied yet."
 )
 _CHANGES_HINT = (
     " The setting `changes` of the conversation (or `ask_outside`, for some directories) allows"
     " changes without a question."
 )
-TOO_MANY_CALLS = ToolResult(
-    "Error (too_many_calls): this was not done. Make fewer calls at once.", True
-)
+TOO_MANY_CALLS = _refusal("too_many_calls", "this was not done. Make fewer calls at once.")
 
 
 def failed(error: SbxError) -> ToolResult:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from sbx.agent.sandbox import ToolSandbox
 
 Permission = Literal["allow", "ask", "deny"]
-# The decision about a call; "changes": decide about its file changes after a trial.
-Ruling = Literal["allow", "ask", "deny", "changes"]
+# The decision about a call; "changes": decide about its file changes after a trial; "ask_first":
+# ask before it runs, and apply its changes without another question.
+Ruling = Literal["allow", "ask", "deny", "changes", "ask_first"]
 # The effect of a call: read, change files, run code that cannot start processes, start processes.
 Effect = Literal["read", "write", "code", "command"]
 Arguments = Mapping[str, Any]
@@ -63,10 +64,11 @@ class Tool(Struct, frozen=True):
     return text.
 
     If it raises an SbxError, the model receives the error. A repeated call of an `idempotent` tool
-    has the effect of one call. `effect` returns the effect of a call with these arguments. If
-    `permission` is None, the rules for that effect apply. `scope`: the scope that a token needs;
-    None: that of the effect. `source`: the source of an external tool. `define` returns the
-    definition that fits to a sandbox; None without such a tool there.
+    has the effect of one call. Calls of an `independent` tool need no changes of each other, so
+    that they may be tried at the same time. `effect` returns the effect of a call with these
+    arguments. If `permission` is None, the rules for that effect apply. `scope`: the scope that a
+    token needs; None: that of the effect. `source`: the source of an external tool. `define`
+    returns the definition that fits to a sandbox; None without such a tool there.
     """
 
     definition: ToolDefinition
@@ -75,6 +77,7 @@ class Tool(Struct, frozen=True):
     permission: Permission | None = None
     confined: bool = False
     idempotent: bool = False
+    independent: bool = False
     scope: str | None = None
     source: str | None = None
     define: Callable[[Surroundings], ToolDefinition | None] | None = None

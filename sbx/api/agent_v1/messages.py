@@ -46,12 +46,14 @@ class AgentRunBody(BaseModel):
 
 
 class PendingCall(BaseModel):
-    """`expires_at`: the call waits for an approval until then, in seconds of the epoch."""
+    """`expires_at`: the call waits for an approval until then, in seconds of the epoch.
+    `approval_required`: whether it waits for one now; null if it is tried on a copy of the project,
+    and its changes are not known yet."""
 
     tool_call_id: str
     tool_name: str
     tool_args: dict[str, Any]
-    approval_required: bool
+    approval_required: bool | None
     expires_at: float | None
 
 
@@ -62,7 +64,8 @@ class PlanStep(BaseModel):
 
 class AgentRunStatus(AgentRunBody):
     """`step` is the current one, from 1, and null if the run is not active. `usage` is that of the
-    steps so far, and `cost` its price. `plan` is that of the tool `plan`."""
+    steps so far, and `cost` its price. `plan` is that of the tool `plan`. The last three stay after
+    the end of the run."""
 
     step: int | None
     pending_calls: list[PendingCall]
@@ -166,7 +169,9 @@ async def run(run_id: str, row: ChatDep, caller: CallerDep, agents: AgentsDep) -
     record, progress = await agents.run(row, run_id)
     body = _run(record).model_dump()
     if progress is None:
-        return AgentRunStatus(**body, step=None, pending_calls=[])
+        report = record.report or {}
+        kept = {"plan": report.get("plan", []), "cost": report.get("cost")}
+        return AgentRunStatus(**body, **kept, step=None, pending_calls=[])
     return AgentRunStatus(**body | _progress(progress))
 
 

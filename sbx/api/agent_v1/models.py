@@ -220,11 +220,13 @@ class RuleList(BaseModel):
 
 
 class NewProject(RequestBody):
-    """`working_directory` of the service's host; with the sandbox off, tools act on that host."""
+    """`working_directory` of the service's host; with the sandbox off, tools act on that host.
+    `ask_commands`: each command and each cell needs an approval before it runs."""
 
     name: Name
     working_directory: Path
     sandbox_enabled: bool = True
+    ask_commands: bool = False
 
 
 class ProjectChange(RequestBody):
@@ -233,6 +235,7 @@ class ProjectChange(RequestBody):
     name: Name | None = None
     working_directory: Path | None = None
     sandbox_enabled: bool | None = None
+    ask_commands: bool | None = None
 
 
 class ProjectBody(BaseModel):
@@ -242,6 +245,7 @@ class ProjectBody(BaseModel):
     name: str
     working_directory: str
     sandbox_enabled: bool
+    ask_commands: bool
     created_at: float
     conversations: int
     in_use: bool

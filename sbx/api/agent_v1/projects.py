@@ -48,6 +48,7 @@ async def create(new: NewProject, caller: CallerDep, service: ServiceDep) -> Pro
         name=new.name,
         working_directory=new.working_directory,
         sandbox_enabled=new.sandbox_enabled,
+        ask_commands=new.ask_commands,
     )
     body = _body(service, project)
     await service.recording.record(caller, "project.create", project.id, **_details(body))
@@ -72,6 +73,7 @@ async def change_project(
         name=change.name,
         working_directory=change.working_directory,
         sandbox_enabled=change.sandbox_enabled,
+        ask_commands=change.ask_commands,
     )
     body = _body(service, project)
     await service.recording.record(caller, "project.change", project_id, **_details(body))
@@ -103,4 +105,5 @@ def _publish(
 
 
 def _details(body: ProjectBody) -> dict[str, object]:
-    return body.model_dump(include={"name", "working_directory", "sandbox_enabled"})
+    names = {"name", "working_directory", "sandbox_enabled", "ask_commands"}
+    return body.model_dump(include=names)

@@ -34,7 +34,7 @@ from sbx.service.sessions import Sessions
 
 router = APIRouter(prefix="/api/v1/tools", tags=["tools"])
 _STREAM: dict[str, Any] = {"content": sse.DOCUMENTED}
-_OF_CALL = ("tool_start", "tool_output", "tool_approval", "tool_end")
+_OF_CALL = ("tool_start", "tool_pending", "tool_output", "tool_approval", "tool_end")
 
 
 class ToolList(BaseModel):

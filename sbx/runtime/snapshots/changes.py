@@ -1,14 +1,16 @@
 """The changes of a tree: the effect of a dry run or a restore on the files of a conversation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from sbx import errors
+from sbx.protocol.changes import ChangeBudget
 from sbx.protocol.dry_runs import CHANGES_MAX, FileChange
+from sbx.protocol.runs import Run
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.workspace.snapshots.diff import FILE_MAX, plain, shown_in, tell
-from sbx.workspace.snapshots.manifest import Nodes, PlannedChange
+from sbx.workspace.snapshots.manifest import Nodes, PlannedChange, within
 from sbx.workspace.snapshots.scan import digest_of_bytes, written_since
 from sbx.workspace.tree import Tree
 
@@ -90,3 +92,33 @@ def content_of(tree: Tree, change: PlannedChange) -> bytes | None:
         return tree.read(change.relative, max_bytes=FILE_MAX)
     except errors.SbxError:
         return None
+
+
+class ChangeSet:
+    """The changes of one tool call, as a person decides by them. `host_executables`: the new paths
+    that a program of the host would obey, each with the program."""
+
+    def __init__(
+        self,
+        effect: Changes,
+        run: Run | None = None,
+        host_executables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.run = run
+        self.host_executables = host_executables or {}
+        self.changes: Sequence[FileChange] = effect.summary
+        self.truncated = effect.truncated
+        self.left_out: Sequence[str] = effect.left_out
+        self.planned: Sequence[PlannedChange] = effect.changed
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.planned
+
+    @property
+    def paths(self) -> Sequence[str]:
+        return [change.path for change in self.planned]
+
+    def within(self, allowances: Sequence[ChangeBudget]) -> bool:
+        """Whether every change is within one of these allowances."""
+        return within(self.planned, allowances)

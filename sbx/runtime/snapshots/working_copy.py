@@ -9,14 +9,15 @@
 The kernel lives as long as the conversation, so variables stay, whether or not the changes are
 committed. A thread of an earlier cell can write to the copy at any time. `begin` drops its writes
 between two calls, so that no permission of the next call covers them. Commands have no network:
-traffic cannot be reverted. One transaction has the copy at a time.
+traffic cannot be reverted. One transaction has the copy at a time; `WorkingCopies` has spare ones
+for commands.
 """
 
 import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 
 from msgspec.structs import replace
@@ -25,20 +26,17 @@ from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.policy import Policy
 from sbx.policy.grants import Grants
-from sbx.protocol.changes import ChangeBudget
-from sbx.protocol.dry_runs import FileChange
 from sbx.protocol.runs import Run, RunError
 from sbx.runtime.files.disk_limit import DiskLimit
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.context_kernel import ClosedReason, StartKernel
-from sbx.runtime.snapshots.changes import Changes, effect_of, protected
+from sbx.runtime.snapshots.changes import Changes, ChangeSet, effect_of, protected
 from sbx.runtime.snapshots.dry_run import dry_run_name, offline
 from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots
 from sbx.workspace.quarantine import Quarantine
 from sbx.workspace.snapshots.copy import take
-from sbx.workspace.snapshots.manifest import PlannedChange, within
 from sbx.workspace.snapshots.mirror import Mirror
 from sbx.workspace.snapshots.scan import Bounds
 
@@ -73,10 +71,12 @@ class WorkingCopy:
         python: str,
         had_kernel: bool,
         grants: Grants,
+        is_spare: bool = False,
     ) -> None:
         """`policy` is that of commands, `python_policy` that of cells; `python` is the name of
-        their context."""
+        their context. A spare copy closes after its first transaction."""
         self._grants = grants
+        self._is_spare = is_spare
         self._conversation = conversation
         self._policy = offline(policy)
         self._opened = opened
@@ -110,8 +110,16 @@ class WorkingCopy:
         return [self.python, *self._jails]
 
     @property
+    def lent(self) -> bool:
+        return self._lock.locked()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def busy(self) -> bool:
-        return self._lock.locked() or any(context.busy for context in self.contexts)
+        return self.lent or any(context.busy for context in self.contexts)
 
     async def files(self) -> OpenFiles:
         """Return the files of the copy, and make the copy if there is none.
@@ -245,6 +253,8 @@ class WorkingCopy:
                 await self._copies.remove(stage)
         finally:
             self._lock.release()
+            if self._is_spare:
+                await self.close()
 
     async def stage(self, opened: OpenFiles) -> str:
         return await self._copies.empty(opened)
@@ -322,7 +332,7 @@ class Transaction:
             if context is not None:
                 await context.give_up(live)
 
-    async def compare(self) -> "ChangeSet":
+    async def compare(self) -> ChangeSet:
         """Wait for the end of all runs of the call, interrupt cells that still run, and return the
         changes. Raise as `Snapshots.effect`."""
         await self._over()
@@ -367,29 +377,3 @@ class Transaction:
         with suppress(errors.SbxError):
             return await self._runs[-1].result() if self._runs else None
         return None
-
-
-class ChangeSet:
-    """The changes of one tool call, as a person decides by them. `host_executables`: the new paths
-    that a program of the host would obey, each with the program."""
-
-    def __init__(
-        self,
-        effect: Changes,
-        run: Run | None = None,
-        host_executables: Mapping[str, str] | None = None,
-    ) -> None:
-        self.run = run
-        self.host_executables = host_executables or {}
-        self.changes: Sequence[FileChange] = effect.summary
-        self.truncated = effect.truncated
-        self.left_out: Sequence[str] = effect.left_out
-        self.planned: Sequence[PlannedChange] = effect.changed
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.planned
-
-    def within(self, allowances: Sequence[ChangeBudget]) -> bool:
-        """Whether every change is within one of these allowances."""
-        return within(self.planned, allowances)

@@ -19,9 +19,9 @@ from sbx.runtime.files.files import WorkspaceFiles
 from sbx.runtime.files.open_files import OpenFiles
 from sbx.runtime.honeytokens import look
 from sbx.runtime.run.active_run import ActiveRun
-from sbx.runtime.snapshots.changes import Changes, effect_of
+from sbx.runtime.snapshots.changes import Changes, ChangeSet, effect_of
 from sbx.runtime.snapshots.snapshots import Snapshot, Snapshots
-from sbx.runtime.snapshots.working_copy import COMMAND_ENV, ChangeSet, Transaction
+from sbx.runtime.snapshots.working_copy import COMMAND_ENV, Transaction
 from sbx.service.projects.sandbox import ProjectConversation, in_project
 from sbx.workspace.errors import translate, wrong_path
 from sbx.workspace.snapshots.diff import plain

@@ -228,6 +228,10 @@ class RemoteChangeSet:
     def is_empty(self) -> bool:
         return not self._touched
 
+    @property
+    def paths(self) -> Sequence[str]:
+        return [change.path for change in self._touched]
+
     def within(self, allowances: Sequence[ChangeBudget]) -> bool:
         return within(self._touched, allowances)
 

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sbx import errors
+from sbx.agent.tools.approval_rules import Mode
 from sbx.aio import Clock, in_thread
 from sbx.protocol.pages import Page
 from sbx.runtime.conversation import Conversation
@@ -30,7 +31,7 @@ from sbx.workspace.allowed_paths import AllowedProjects
 from sbx.workspace.quarantine import QuarantineItem
 from sbx.workspace.quarantined_content import read
 
-__all__ = ["OpenSession", "Project", "Projects"]
+__all__ = ["OpenSession", "Project", "Projects", "mode_in"]
 
 _log = logging.getLogger(__name__)
 _LIST_MAX = 500
@@ -67,10 +68,16 @@ class Projects:
             _log.warning("project_dirs are of no use here: %s", why.message)
 
     async def create(
-        self, owner: str, *, name: str, working_directory: str, sandbox_enabled: bool = True
+        self,
+        owner: str,
+        *,
+        name: str,
+        working_directory: str,
+        sandbox_enabled: bool = True,
+        ask_commands: bool = False,
     ) -> Project:
         """Create a project; nothing starts. `working_directory` is stored by its path without
-        symlinks.
+        symlinks. `ask_commands`: each command needs an approval before it runs.
 
         Raise BadRequest `invalid_name` and `invalid_directory`, Denied `not_granted`,
         `directory_forbidden`, `workspace_owned_by_root`, `host_mode_not_allowed`,
@@ -85,6 +92,7 @@ class Projects:
             working_directory=await self._directory(working_directory),
             sandbox_enabled=sandbox_enabled,
             created_at=self._clock.now(),
+            ask_commands=ask_commands,
         )
         await self._store.write(partial(rows.add, row=row))
         return row
@@ -112,6 +120,7 @@ class Projects:
         name: str | None = None,
         working_directory: str | None = None,
         sandbox_enabled: bool | None = None,
+        ask_commands: bool | None = None,
     ) -> Project:
         """Change the values that are not None, from the next use on; runs in progress continue
         unchanged.
@@ -126,6 +135,8 @@ class Projects:
         if sandbox_enabled is not None:
             self._check(sandbox_enabled)
             row = replace(row, sandbox_enabled=sandbox_enabled)
+        if ask_commands is not None:
+            row = replace(row, ask_commands=ask_commands)
         if not await self._store.write(partial(rows.change, row=row)):
             raise errors.NotFound(f"project {project_id[:80]!r} does not exist")
         return row
@@ -276,6 +287,13 @@ class Projects:
         if self._server is not None:
             return str(await self._server.resolve(path))
         return str(await in_thread(self._directories.resolve, path))
+
+
+def mode_in(project: Project) -> Mode:
+    """Return which calls of an agent in this project need an approval."""
+    if project.ask_commands:  # also with the sandbox off
+        return "ask_commands"
+    return "project" if project.sandbox_enabled else "free"
 
 
 def refusal(

@@ -38,6 +38,7 @@ from sbx.runtime.run.contexts import ContextStore
 from sbx.runtime.runtime import Runtime
 from sbx.runtime.sandbox import AsyncSandbox
 from sbx.runtime.snapshots.snapshots import Snapshots
+from sbx.runtime.snapshots.working_copies import WorkingCopies
 from sbx.runtime.snapshots.working_copy import WorkingCopy
 from sbx.workspace.paths import WorkspaceArea, check_name, resolve
 
@@ -141,7 +142,7 @@ class ProjectConversation(Conversation):
     results."""
 
     files: "ProjectFiles"
-    working: WorkingCopy
+    working: WorkingCopies
 
     def __init__(
         self,
@@ -203,18 +204,23 @@ class ProjectConversation(Conversation):
     def copy_by(self, copies: Snapshots, start: StartKernel) -> None:
         super().copy_by(copies, start)
         self.copies = copies
-        self.working = WorkingCopy(
-            self.name,
-            self._policy,
-            self._without_processes,
-            self.opened_in_place,
-            copies,
-            start,
-            self._grace_s,
-            python=COMPUTING,
-            had_kernel=self._lost(COMPUTING),
-            grants=self.grants,
-        )
+
+        def make(is_spare: bool) -> WorkingCopy:
+            return WorkingCopy(
+                self.name,
+                self._policy,
+                self._without_processes,
+                self.opened_in_place,
+                copies,
+                start,
+                self._grace_s,
+                python=COMPUTING,
+                had_kernel=not is_spare and self._lost(COMPUTING),
+                grants=self.grants,
+                is_spare=is_spare,
+            )
+
+        self.working = WorkingCopies(make)
 
     async def opened_in_place(self) -> OpenFiles:
         """Return the files, as long as the directory has its path. Raise Denied `not_granted`."""

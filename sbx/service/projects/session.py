@@ -93,7 +93,7 @@ class ProjectSession:
                 self, opened, self._conversation.copies, policy, asks_about_host_executables=asks
             )
         try:
-            transaction = await self._conversation.working.begin()
+            transaction = await self._conversation.working.begin(needs_kernel=effect == "code")
         except (errors.TooLarge, errors.Unavailable):
             self._move_python(copied=False)
             raise

@@ -110,6 +110,7 @@ export interface Project {
   name: string;
   working_directory: string;
   sandbox_enabled: boolean;
+  ask_commands: boolean;
   created_at: number;
   conversations: number;
   in_use: boolean;

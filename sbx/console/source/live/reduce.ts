@@ -1,6 +1,6 @@
 // One pure function makes the shown conversation of messages and events. It accepts gaps and repeats.
 import { parsedJson } from "../api/calls";
-import type { AgentEvent, Problem, StoredMessage, ToolExecution } from "../types/agent";
+import type { AgentEvent, DryRun, Problem, StoredMessage, ToolExecution } from "../types/agent";
 
 export type Item =
   | { kind: "user"; key: string; seq?: number; text: string }
@@ -110,7 +110,9 @@ export function reduce(shown: Shown, event: AgentEvent): Shown {
       return { items: [...shown.items, item], run: next };
     }
     case "tool_start": {
-      const made: ToolExecution = {
+      // A question without a trial rides in the start; older services sent each question here.
+      const { dry_run } = event as { dry_run?: DryRun };
+      const begun: ToolExecution = {
         toolCallId: event.tool_call_id,
         toolName: event.tool_name,
         toolArgs: event.tool_args,
@@ -118,13 +120,16 @@ export function reduce(shown: Shown, event: AgentEvent): Shown {
         sandboxed: event.sandboxed,
         expiresAt: event.expires_at,
         rememberAs: event.remember_as,
-        dryRun: event.dry_run,
+        dryRun: dry_run,
         output: [],
       };
-      const items = shown.items
-        .filter((item) => item.kind !== "tool" || item.execution.toolCallId !== event.tool_call_id)
-        .map((item) => (item.kind === "agent" && item.streaming ? { ...item, streaming: false } : item));
-      return { items: [...items, { kind: "tool", key: event.tool_call_id, run: runId, step: next.step, execution: made }], run: next };
+      return { items: withCall(shown, runId, next.step, begun), run: next };
+    }
+    case "tool_pending": {
+      const pending = { status: "pending_approval", expiresAt: event.expires_at, dryRun: event.dry_run, rememberAs: event.remember_as } as const;
+      if (execution(shown, event.tool_call_id)) return { items: changed(shown, event.tool_call_id, pending), run: next };
+      const asked: ToolExecution = { toolCallId: event.tool_call_id, toolName: event.tool_name, toolArgs: event.tool_args, sandboxed: true, output: [], ...pending };
+      return { items: withCall(shown, runId, next.step, asked), run: next };
     }
     case "tool_output": {
       const before = execution(shown, event.tool_call_id);
@@ -162,6 +167,24 @@ export function reduce(shown: Shown, event: AgentEvent): Shown {
       return { items, run: { ...next, ended: { reason: event.reason, error: event.error } } };
     }
   }
+}
+
+/** The items with a call at their end. */
+function withCall(shown: Shown, run: string, step: number, call: ToolExecution): Item[] {
+  const others = shown.items.filter((item) => item.kind !== "tool" || item.execution.toolCallId !== call.toolCallId);
+  return [...settled(others), { kind: "tool", key: call.toolCallId, run, step, execution: call }];
+}
+
+/** Whether a person or a rule refused the call, in a live run and in stored messages. */
+export function isDenied(execution: ToolExecution): boolean {
+  return execution.decision?.approved === false || execution.error?.code === "denied";
+}
+
+/** The part of the result that the report of its error does not have. */
+export function resultBesideError({ result, error }: ToolExecution): string {
+  if (result === undefined || !error) return result ?? "";
+  const report = `Error (${error.code}): ${error.message}`;
+  return result.startsWith(report) ? result.slice(report.length).trim() : result;
 }
 
 function settled(items: Item[]): Item[] {

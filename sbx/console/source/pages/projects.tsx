@@ -84,6 +84,7 @@ function ProjectDialog({ project, onClose, done }: { project: Project | null; on
   const name = useSignal(project?.name ?? "");
   const directory = useSignal(project?.working_directory ?? (me.value!.project_dirs[0] ? `${me.value!.project_dirs[0]}/` : ""));
   const sandbox = useSignal(project?.sandbox_enabled ?? true);
+  const commands = useSignal(project?.ask_commands ?? false);
   const sure = useSignal(false);
   const host = me.value!.can.host_mode;
   const below = directory.value.replace(/\/[^/]*$/, "") || undefined;
@@ -99,7 +100,7 @@ function ProjectDialog({ project, onClose, done }: { project: Project | null; on
       sure.value = true; // a second press confirms it
       return;
     }
-    const body = { name: name.value, working_directory: directory.value, sandbox_enabled: sandbox.value };
+    const body = { name: name.value, working_directory: directory.value, sandbox_enabled: sandbox.value, ask_commands: commands.value };
     if (project) await call("PATCH", at(["api", "v1", "projects", project.id]), body);
     else await call("POST", "/api/v1/projects", body);
     done();
@@ -138,6 +139,11 @@ function ProjectDialog({ project, onClose, done }: { project: Project | null; on
       </label>
       {sandbox.value && host !== true && <p class="hint">{errorText(host)}</p>}
       {!sandbox.value && <p class="failure">{t("project.off_warning")}</p>}
+      <label class="choice">
+        <input type="checkbox" role="switch" checked={commands.value} onChange={(event) => (commands.value = event.currentTarget.checked)} />
+        {t("project.ask_commands")}
+      </label>
+      <p class="hint">{t("project.ask_commands_hint")}</p>
       <div class="buttons">
         <Action kind={sandbox.value ? "primary" : "danger"} act={save} disabled={!name.value || !directory.value}>
           {sure.value ? t("projects.confirm") : project ? t("action.save") : t("action.create")}

@@ -4,6 +4,7 @@ import type { JSX } from "preact";
 import { useMemo } from "preact/hooks";
 import { call } from "../api/calls";
 import { duration, errorText, t, took } from "../i18n";
+import { isDenied, resultBesideError } from "../live/reduce";
 import type { DryRun, FileChange, Remember, ToolExecution } from "../types/agent";
 import { setting } from "../shell/state";
 import { Action, Dialog, exact, Field, Name, safe, useNow } from "./common";
@@ -28,7 +29,7 @@ export function Icon({ name }: { name: string }): JSX.Element {
 /** The state of a call in words: two more than it has looks. */
 export function stateOf(execution: ToolExecution): string {
   if (execution.stopped) return t("tool.status.stopped");
-  if (execution.decision && !execution.decision.approved) return t("tool.status.denied");
+  if (isDenied(execution)) return t("tool.status.denied");
   return t(`tool.status.${execution.status}`);
 }
 
@@ -99,8 +100,8 @@ export function ToolCallBlock({ execution, place, past }: BlockProps): JSX.Eleme
           )}
           {execution.result !== undefined && (
             <section aria-label={t("tool.result")} role="region">
-              {execution.error ? <p class="failure">{errorText(execution.error)}</p> : <Output text={execution.result} />}
-              {execution.error && execution.result && <Output text={execution.result} />}
+              {execution.error && <p class="failure">{errorText(execution.error)}</p>}
+              {(!execution.error || resultBesideError(execution)) && <Output text={resultBesideError(execution)} />}
             </section>
           )}
         </div>

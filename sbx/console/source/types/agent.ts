@@ -74,7 +74,8 @@ export type AgentEvent = Common &
   (
     | { type: "run_start"; model: string; max_steps: number; sandboxed: boolean; after_seq?: number; session_id?: string; sandbox_id?: string; project_id?: string }
     | { type: "text_delta"; text: string }
-    | { type: "tool_start"; tool_call_id: string; tool_name: string; tool_args: Record<string, unknown>; approval_required: boolean; expires_at?: number; dry_run?: DryRun; sandboxed: boolean; remember_as?: Remember[] }
+    | { type: "tool_start"; tool_call_id: string; tool_name: string; tool_args: Record<string, unknown>; approval_required: boolean | null; expires_at?: number; sandboxed: boolean; remember_as?: Remember[] }
+    | { type: "tool_pending"; tool_call_id: string; tool_name: string; tool_args: Record<string, unknown>; expires_at: number; dry_run?: DryRun; remember_as?: Remember[] }
     | { type: "tool_output"; tool_call_id: string; stream: "stdout" | "stderr"; text: string }
     | { type: "tool_approval"; tool_call_id: string; approved: boolean; by: string; remembered: Remember | null }
     | { type: "tool_end"; tool_call_id: string; result: string; is_error: boolean; duration_ms: number; outputs?: Bundle[]; error?: Problem | null; cached?: boolean }
