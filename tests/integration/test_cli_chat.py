@@ -202,8 +202,8 @@ def test_a_command_in_a_project_is_shown_with_its_effect_and_asked_for(
     )
     with chat(places / "chats", "--project", project, "--replay", answers) as child:
         typed(child, "change it")
+        child.expect(r"\| old")  # during the trial
         child.expect("dry run on a copy of the files, without network: exit code 0")
-        child.expect(r"\| old")
         child.expect("would change:")
         child.expect(r"\+ /workspace/new.txt")
         child.expect("~ /workspace/old.txt")
