@@ -104,6 +104,26 @@ async def test_a_change_is_made_after_a_yes_and_only_then(project: Path, mode: s
         assert len(person.questions) == 4
 
 
+async def test_the_output_of_a_trial_comes_as_progress(project: Path) -> None:
+    """It came when the trial had ended, and this one has no end."""
+    running = asyncio.Event()
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        if message is not None and message.startswith("begun"):
+            running.set()
+
+    code = "open('new.txt', 'w').write('x'); print('begun', flush=True)\nwhile True: pass"
+    async with connected(project, person=Person(), mode="legacy") as client:
+        calling = asyncio.create_task(
+            client.call_tool("run_code", {"code": code}, progress_callback=on_progress)
+        )
+        await running.wait()
+        calling.cancel()
+        await asyncio.wait([calling])
+        assert "notes.txt" in text_of(await client.call_tool("list_files", {}))
+    assert not (project / "new.txt").exists()
+
+
 async def test_a_client_without_elicitation_cannot_change_anything(project: Path) -> None:
     async with connected(project) as client:
         refused = await client.call_tool("write_file", {"path": "new.txt", "content": "x"})
