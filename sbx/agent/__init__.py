@@ -11,6 +11,7 @@
     external/      tools outside of sbx: MCP servers, HTTP endpoints, Python functions
     delegation.py  sub-agents, each with its own sandbox
     approvals.py   the user's yes or no to a call
+    state.py       the state of the current run, or of the last one
     history.py     the messages in memory or in the store, and the rules for a complete history
     export.py      a history as JSON, to move it to another sbx
     sandbox.py     the sandbox that the tools act on
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from sbx.agent.models.replay import Recorder, ReplayModel
     from sbx.agent.sandbox import copy_file
     from sbx.agent.settings import AgentSettings, read_agent_settings
+    from sbx.agent.state import AgentState
     from sbx.agent.tools.approval_rules import Permissions
     from sbx.agent.tools.function_tool import tool
     from sbx.agent.tools.registry import Tools, builtin
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Agent",
     "AgentSettings",
+    "AgentState",
     "AnthropicModel",
     "Approvals",
     "Budget",
@@ -69,6 +72,7 @@ __all__ = [
 _HOMES = {
     "Agent": "agent",
     "AgentSettings": "settings",
+    "AgentState": "state",
     "AnthropicModel": "models.anthropic",
     "Approvals": "approvals",
     "Budget": "agent",

@@ -32,6 +32,7 @@ from sbx.agent.messages import Message, Price, Response, TokenUsage, carried
 from sbx.agent.models import Model
 from sbx.agent.prompt import surroundings_of, system_prompt
 from sbx.agent.sandbox import Conversations, ToolSandbox, is_sandboxed, one_of
+from sbx.agent.state import AgentState, RunRecord
 from sbx.agent.step import ModelAnswers, Step, SystemPrompt, results_of
 from sbx.agent.tools.approval_rules import Permissions
 from sbx.agent.tools.registry import Tools
@@ -141,6 +142,14 @@ class Agent:
         self._task: asyncio.Task[None] | None = None
         self._is_started = False
         self._aborted = False
+        self._record: RunRecord | None = None
+
+    @property
+    def state(self) -> AgentState:
+        """Return the state of the current run, or of the last one. The value does not change."""
+        if self._record is None:
+            return AgentState()
+        return self._record.state(active=self._task is not None)
 
     async def run(self, message: str | Message | None, **how: Unpack[AgentOptions]) -> AgentRunEnd:
         """Answer a message and return the end of the run. Raise the same errors as `stream`."""
@@ -170,7 +179,14 @@ class Agent:
         if self._task is not None:
             raise Conflict("this agent is answering already", code="run_in_progress")
         self._aborted, events = False, _EventQueue()
-        self._task = asyncio.create_task(self._run(request, events.emit))
+        record = RunRecord(request.run_id, request.max_steps, self._budget.price)
+        self._record = record
+
+        def emit(event: AgentEvent) -> None:
+            record.follow(event)
+            events.emit(event)
+
+        self._task = asyncio.create_task(self._run(request, emit))
         try:
             async for event in events.until(self._task):
                 yield event

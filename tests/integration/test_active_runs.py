@@ -13,9 +13,14 @@ from command import sbx
 from model_server import Asked
 from sessions_calls import API
 
+from sbx.agent.agent import Agent
 from sbx.agent.messages import Response, TokenUsage
+from sbx.agent.models.replay import ReplayModel
+from sbx.agent.profile import parse_profile
+from sbx.agent.tools.registry import Tools
 from sbx.client import Client
 from sbx.errors import BadRequest
+from tests.fake_sandbox import FakeSandbox
 
 __all__ = ["at", "client"]
 PLAN = {
@@ -217,3 +222,50 @@ async def test_a_policy_without_a_shell_refuses_a_check(at: Desk, client: Client
     assert end["reason"] == "error"
     assert end["error"]["code"] == "capability_not_supported"
     await client.delete_agent("shut")
+
+
+async def test_the_state_of_an_embedded_agent_equals_the_run_of_a_service(
+    at: Desk, client: Client, planner: str
+) -> None:
+    """At the same point of the same run, both have the same step, plan, usage and cost."""
+    loop, may_end = asyncio.get_running_loop(), asyncio.Event()
+    reached = asyncio.Event()
+
+    def ends(_: Asked) -> Response:
+        loop.call_soon_threadsafe(reached.set)
+        asyncio.run_coroutine_threadsafe(may_end.wait(), loop).result(20)
+        return Response("done")
+
+    call = calls(("plan", PLAN))
+    first = Response("", call.tool_calls, stop="tools", usage=TokenUsage(1000, 500))
+    at.model.add(first, ends)
+    started = await client.start_chat("plan it", user_id="ann", agent_id=planner)
+    async with asyncio.timeout(20):
+        await reached.wait()
+    path = f"{API}/conversations/{started['conversation_id']}/runs/{started['run_id']}"
+    run = (await client.request("GET", path)) | {"run_id": "run-1"}
+    may_end.set()
+    async for _ in client.follow_chat(started["conversation_id"]):
+        pass
+
+    profile = parse_profile('tools = ["plan"]\nprice = {input = 1.0, output = 2.0}', "planner")
+    model = ReplayModel([first, "done"], name="scripted")
+    agent = Agent(
+        FakeSandbox(), model, tools=profile.select(Tools()), budget=profile.budget
+    )
+    states = []
+    await agent.run("plan it", run_id="run-1", on_step=lambda _: states.append(agent.state))
+    state = states[0]
+    embedded = {
+        "run_id": state.run_id,
+        "status": state.status,
+        "model": state.model,
+        "max_steps": state.max_steps,
+        "step": state.current_step,
+        "plan": list(state.plan),
+        "usage": state.usage,
+        "cost": state.cost,
+        "pending_calls": list(state.pending_calls),
+        "reason": state.reason,
+    }
+    assert embedded == {name: run[name] for name in embedded}
