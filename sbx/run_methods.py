@@ -31,9 +31,11 @@ RunT = TypeVar("RunT", bound=StartedRun)
 
 @dataclass(frozen=True, slots=True)
 class RunCall:
-    """The arguments of one call. `language` is that of a script."""
+    """The arguments of one call. `language` is that of a script. Of a `file`, `code` is the path,
+    or `-c` or `-` as for python3; `source` replaces its content, `stdin_data` is its standard
+    input, and `shows_value` displays the value of its last expression."""
 
-    kind: Literal["python", "shell", "script"]
+    kind: Literal["python", "shell", "script", "file"]
     code: str
     timeout: float | None = None
     on_input: OnInput | None = None
@@ -43,6 +45,9 @@ class RunCall:
     env: Mapping[str, str] | None = None
     stdin: str | None = None
     stdin_open: bool = False
+    source: bytes | None = None
+    stdin_data: bytes | None = None
+    shows_value: bool = False
 
 
 class RunMethods(ABC, Generic[RunT]):
@@ -144,7 +149,8 @@ class RunMethods(ABC, Generic[RunT]):
 
 
 class ScriptMethods(RunMethods[RunT]):
-    """Also scripts in `bash`, `javascript`, `typescript`, `java` or `go`, next to a busy cell.
+    """Also files of Python, and scripts in `bash`, `javascript`, `typescript`, `java` or `go`, next
+    to a busy cell.
 
     A script keeps only the files that it writes. Its packages are those of the workspace:
     `node_modules`, jars in `lib` or `jars`, a `go.mod` with `vendor`. Raise BadRequest
@@ -198,6 +204,85 @@ class ScriptMethods(RunMethods[RunT]):
         return self.start_call(
             RunCall("script", code, timeout, None, language, args, cwd, env, stdin)
         )
+
+    async def run_file(
+        self,
+        file: str | bytes,
+        args: Sequence[str] = (),
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        on_input: OnInput | None = None,
+    ) -> Run:
+        """Run a file of Python as `python3 FILE [ARG…]`, and wait for its result. Cancelling the
+        call interrupts it.
+
+        `file` is a path in the workspace, or the code as bytes. The program has its own variables,
+        and ends before the call returns: `exit_code` and `ok` are those of its process. `stdin` is
+        its standard input. Without it, `on_input` answers the questions of `input()`.
+        """
+        return await self.run_call(_file(file, args, stdin, timeout, env, cwd, on_input))
+
+    def stream_file(
+        self,
+        file: str | bytes,
+        args: Sequence[str] = (),
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        on_input: OnInput | None = None,
+    ) -> AsyncGenerator[Event, None]:
+        """Run a file of Python and yield its events; the last one carries the result."""
+        return self.start_file(
+            file,
+            args,
+            stdin=stdin,
+            timeout=timeout,
+            env=env,
+            cwd=cwd,
+            on_input=on_input,
+        ).events()
+
+    def start_file(
+        self,
+        file: str | bytes,
+        args: Sequence[str] = (),
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        on_input: OnInput | None = None,
+    ) -> RunT:
+        """Start a file of Python."""
+        return self.start_call(_file(file, args, stdin, timeout, env, cwd, on_input))
+
+
+def _file(
+    file: str | bytes,
+    args: Sequence[str],
+    stdin: str | bytes | None,
+    timeout: float | None,
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+    on_input: OnInput | None,
+) -> RunCall:
+    path, source = (file, None) if isinstance(file, str) else ("-", bytes(file))
+    return RunCall(
+        "file",
+        path,
+        timeout,
+        on_input,
+        args=args,
+        cwd=cwd,
+        env=env,
+        source=source,
+        stdin_data=stdin.encode() if isinstance(stdin, str) else stdin,
+    )
 
 
 def to_default(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:

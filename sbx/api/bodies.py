@@ -93,6 +93,7 @@ class RunErrorBody(BaseModel):
     value: str
     traceback: str
     traceback_ansi: str
+    exit_text: str | None = None
 
 
 class ConversationBody(BaseModel):

@@ -78,6 +78,7 @@ class ErrorFrame(_Content):
     ename: str
     evalue: str
     traceback: list[str]
+    exit_text: str | None = None  # for SystemExit, the text that Python prints
 
 
 class ClearOutput(_Content):
@@ -132,6 +133,19 @@ class ExecuteReply(ReplyFrame):
     ename: str = ""
     evalue: str = ""
     traceback: list[str] = []
+    exit_text: str | None = None
+    exit_code: _Code | None = None  # of SystemExit
+
+
+class ProgramReply(ReplyFrame):
+    """The end of a program, with the error that it did not catch."""
+
+    status: Literal["ok", "error"]
+    exit_code: _Code
+    ename: str = ""
+    evalue: str = ""
+    traceback: list[str] = []
+    exit_text: str | None = None
 
 
 class CompleteReply(ReplyFrame):
@@ -223,6 +237,7 @@ KERNEL_FRAMES: dict[str, type[_Content]] = {
     "comm_msg": CommMsgFrame,
     "comm_close": CommClose,
     "execute_reply": ExecuteReply,
+    "program_reply": ProgramReply,
     "complete_reply": CompleteReply,
     "inspect_reply": InspectReply,
     "is_complete_reply": IsCompleteReply,

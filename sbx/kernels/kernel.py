@@ -40,6 +40,7 @@ _UNGUESSED = 10**16
 _LAST_WORDS_S = 0.1  # time to read the last frame of a kernel that has ended
 _REPLIES: Mapping[str, type[frames.ReplyFrame]] = {
     "execute_request": frames.ExecuteReply,
+    "program_request": frames.ProgramReply,
     "complete_request": frames.CompleteReply,
     "inspect_request": frames.InspectReply,
     "is_complete_request": frames.IsCompleteReply,
@@ -57,6 +58,7 @@ class Kernel(Guest):
         self._turn = ""
         self._reply_type: type[frames.ReplyFrame] = frames.ExecuteReply
         self._allow_stdin = False
+        self._has_run = False
         self.receipt: Receipt
         self.versions: frames.KernelReady
 
@@ -192,8 +194,16 @@ class Kernel(Guest):
         }
         await self.ask("execute_request", request, allow_stdin=allow_stdin)
 
+    async def begin_program(
+        self, program: Mapping[str, Any], *, allow_stdin: bool, output_max: int
+    ) -> None:
+        """Start a program: see `sbx.guest.kernel.program`. Raise KernelDied."""
+        request = {**program, "allow_stdin": allow_stdin, "output_max": output_max}
+        await self.ask("program_request", request, allow_stdin=allow_stdin)
+
     async def ask(self, kind: str, content: Any, *, allow_stdin: bool = False) -> None:
         """Start a request of any kind; `next` returns its frames. Raise KernelDied."""
+        self._has_run = True
         self._turn = self._name()
         self._reply_type = _REPLIES[kind]
         self._allow_stdin = allow_stdin
@@ -207,6 +217,22 @@ class Kernel(Guest):
             self._cells.post("interrupt", {}, self._turn)
         await super().interrupt()
 
+    async def kill_program(self) -> None:
+        """Kill the program that runs in a process of its own. Has no effect on a dead kernel."""
+        with contextlib.suppress(ChannelClosed):
+            self._cells.post("kill", {}, self._turn)
+
+    async def finish(self, output_max: int) -> None:
+        """Let an idle kernel end by itself, as CPython ends, and wait for that. The caller limits
+        the time, and kills the jail in any case."""
+        if not self._has_run or self._in_turn or not self.alive:
+            return
+        room = output_max
+        with contextlib.suppress(ChannelClosed, frames.MalformedFrame):
+            self._cells.post("finish", {"output_max": output_max}, None)
+            while room >= 0:
+                room -= (await self._cells.receive()).cost
+
     async def rehearse(self) -> None:
         """Run a cell that does nothing, so that the pages a first cell writes are already copied.
 
@@ -215,6 +241,7 @@ class Kernel(Guest):
         await self.begin("None", allow_stdin=False, output_max=_REHEARSED, silent=True)
         while not isinstance((await self.next()).content, frames.ExecuteReply):
             pass
+        self._has_run = False
 
     @property
     def has_next(self) -> bool:

@@ -228,6 +228,7 @@ def error_to_json(error: RunError) -> Json:
         "value": text_to_json(error.value),
         "traceback": text_to_json(error.traceback),
         "traceback_ansi": text_to_json(error.traceback_ansi),
+        "exit_text": None if error.exit_text is None else text_to_json(error.exit_text),
     }
 
 
@@ -240,6 +241,7 @@ def error_from_json(data: Json) -> RunError:
             text_from_json(data["name"]),
             text_from_json(data["value"]),
             text_from_json(data.get("traceback_ansi") or data["traceback"]),
+            None if (text := data.get("exit_text")) is None else text_from_json(text),
         ),
     )
 

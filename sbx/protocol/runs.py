@@ -10,6 +10,7 @@ MimeBundle = Mapping[str, Any]
 _NOTICE_MAX, _IDS_MAX = 20, 4
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 CODE_MAX = 8 << 20  # bytes of a cell, and of the input of a command
+STDIN_MAX = 64 << 20  # bytes of the input of a file of Python
 
 
 class Status(StrEnum):
@@ -47,11 +48,13 @@ def strip_escapes(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunError:
-    """The exception of the code. `traceback_ansi` is as in Jupyter: lines joined, with colours."""
+    """The exception of the code. `traceback_ansi` is as in Jupyter: lines joined, with colours.
+    `exit_text`: for SystemExit with a value that is not a number, the text that Python prints."""
 
     name: str
     value: str
     traceback_ansi: str
+    exit_text: str | None = None
 
     @property
     def traceback(self) -> str:
@@ -79,7 +82,8 @@ class Run:
 
     `text` is the output as a reader sees it: all prints and displays in order. `outputs` are the
     MIME bundles of displays and of the result, in order. `state_lost` is True if variables of the
-    conversation are lost, because its kernel ended. `truncated` is True if the output exceeded the
+    conversation are lost, because its kernel ended. `exit_code` is that of a command, a script, a
+    file of Python, or SystemExit. `truncated` is True if the output exceeded the
     limit and was cut. `quarantined` lists host executables that code inside created since the last
     run. They are kept outside the directory. Durations are in seconds.
     """

@@ -327,6 +327,7 @@ def shortened(run: Run) -> Run:
             _cut(error.name, _TEXT_KEPT),
             _cut(error.value, _TEXT_KEPT),
             _cut(error.traceback_ansi, _TEXT_KEPT),
+            None if error.exit_text is None else _cut(error.exit_text, _TEXT_KEPT),
         )
     kept = replace(
         run,

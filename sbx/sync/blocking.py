@@ -238,6 +238,8 @@ class BlockingConversation(BlockingKernel):
     grants = Part(BlockingGrants)
     run_script = call(RemoteConversation.run_script)
     stream_script = follow(RemoteConversation.start_script)
+    run_file = call(RemoteConversation.run_file)
+    stream_file = follow(RemoteConversation.start_file)
     write_stdin = call(RemoteConversation.write_stdin)
     dry_run = wrap(RemoteConversation.dry_run, BlockingDryRun)
     checkpoint = wrap(RemoteConversation.checkpoint, BlockingCheckpoint)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sbx.guest import frames
+from sbx.guest.kernel import randomness
 from sbx.guest.start import fork_child
 from sbx.guest.start.fork_child import MountView
 from sbx.linux import landlock, prctl
@@ -90,7 +91,7 @@ def test_what_libraries_drew_before_the_fork_is_drawn_again() -> None:
 
         before = multiprocessing.current_process().authkey
         tempfile._get_candidate_names()  # type: ignore[attr-defined]
-        fork_child._renew_randomness()
+        randomness.renew()
         changed = multiprocessing.current_process().authkey != before
         return f"{changed} {tempfile._name_sequence} {uuid._generate_time_safe}"  # type: ignore[attr-defined]
 

@@ -52,11 +52,24 @@ def error_content(etype: type, evalue: Any, lines: list[str] | None = None) -> d
         message = "<the error's own __str__ failed>"
     if lines is None:
         lines = [f"{etype.__name__}: {message}"]
-    return {
+    content = {
         "ename": etype.__name__,
         "evalue": cut(message, _MESSAGE_MAX),
         "traceback": _bounded_lines([str(line) for line in lines]),
     }
+    if isinstance(evalue, SystemExit) and not isinstance(evalue.code, int | None):
+        content["exit_text"] = content["evalue"]
+    return content
+
+
+def exit_code(error: SystemExit) -> int:
+    """Return the exit code of a process that does not catch this error, as CPython does."""
+    value = error.code
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value & 0xFF if -(2**63) <= value < 2**63 else 0xFF
+    return 1
 
 
 def describe(error: BaseException) -> dict[str, Any]:

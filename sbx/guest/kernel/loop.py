@@ -11,24 +11,28 @@ task is cancelled, and the error is reported as KeyboardInterrupt as well. An id
 it. A frame `interrupt` comes before the signal, with the id of the request: on a busy host the
 signal may come before this process has read the request. User code cannot end this loop, and each
 request gets its reply.
+
+A program runs outside of the loop, which stops for it: in a fork of this process, or in this
+process if the policy allows no other, which then ends with the program. The order `finish` ends the
+loop, too; see `ending`.
 """
 
 # IPython is typed only in part; only our side of it is checked here.
 # mypy: disable-error-code="misc,no-untyped-call,union-attr,no-any-return,arg-type,var-annotated"
 
 import asyncio
+import atexit
 import builtins
 import contextlib
 import getpass
 import os
 import platform
 import select
+import selectors
 import signal
 import socket
 import sys
-import threading
 from _signal import signal as set_handler  # type: ignore[import-not-found]  # no enum: 1 µs, not 9
-from collections import deque
 from collections.abc import Awaitable, Callable
 from os import mkdir as make_directory  # the user's code may replace os.mkdir
 from typing import Any, NoReturn
@@ -37,85 +41,16 @@ import IPython
 from IPython.core.error import StdinNotImplementedError
 from IPython.utils.tokenutil import token_at_cursor
 
-from sbx.guest.frames import FrameError, FrameReader, FrameWriter, RawFrame
+from sbx.guest.frames import FrameError, FrameWriter, RawFrame
 from sbx.guest.import_rules import ImportRules
-from sbx.guest.kernel import comms
+from sbx.guest.kernel import comms, ending, program_process
 from sbx.guest.kernel.config import KernelConfig
 from sbx.guest.kernel.errors import describe
 from sbx.guest.kernel.output import OutputWriter
+from sbx.guest.kernel.program import PythonProgram, Surroundings
+from sbx.guest.kernel.program_process import ProgramProcess
+from sbx.guest.kernel.request_queue import BROKEN, RequestQueue
 from sbx.guest.kernel.shell import SandboxShell, evaluated
-
-_CHUNK = 65536  # larger buffers are mapped and unmapped for every read: 30 µs
-_BROKEN = 70  # EX_SOFTWARE: the loop's own task ended, which only a bug in sbx can cause
-
-
-class RequestQueue:
-    """Frames from the host, in order. Each `input_reply` is kept apart, for the code that asked."""
-
-    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
-        self._sock = sock
-        self._loop = loop
-        self._thread = threading.get_ident()
-        self._reader = FrameReader()
-        self._reading = threading.Lock()
-        self._frames: deque[RawFrame] = deque()
-        self._answers: deque[str] = deque()
-        self._arrived: asyncio.Future[None] | None = None
-        self.interrupted: str | None = None  # the id of a request, before its signal comes
-
-    async def get(self) -> RawFrame:
-        while not self._frames:
-            self._arrived = self._loop.create_future()
-            try:
-                await self._arrived
-            finally:
-                self._arrived = None
-        return self._frames.popleft()
-
-    def read(self) -> None:
-        """Read the available bytes without waiting. The end of the stream ends the process."""
-        with self._reading:
-            try:
-                data = self._sock.recv(_CHUNK, socket.MSG_DONTWAIT)
-                arrived = self._reader.feed(data)
-            except BlockingIOError:
-                return
-            except ConnectionResetError:  # the host hung up and left something unread
-                os._exit(0)
-            except (OSError, FrameError):
-                os._exit(_BROKEN)
-            if not data:
-                os._exit(0)
-            for frame in arrived:
-                if frame.type == "input_reply":
-                    self._answers.append(str(frame.content.get("value", "")))
-                elif frame.type == "interrupt":
-                    self.interrupted = frame.id
-                else:
-                    self._frames.append(frame)
-        if self._frames and self._arrived is not None:
-            if threading.get_ident() == self._thread:
-                self._wake()
-            else:
-                self._loop.call_soon_threadsafe(self._wake)
-
-    def forget_answers(self) -> None:
-        """Drop answers before a question: they belong to a question that was interrupted."""
-        self.read()
-        self._answers.clear()
-
-    def wait_for_answer(self) -> str:
-        """Block this thread for an `input_reply`; other frames are queued."""
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        while not self._answers:
-            poll.poll(100)  # with a timeout: another thread may have read the answer
-            self.read()
-        return self._answers.popleft()
-
-    def _wake(self) -> None:
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
 
 
 class KernelLoop:
@@ -132,7 +67,8 @@ class KernelLoop:
         self._writer = FrameWriter(sock)
         self._writer.mute_forks()
         self._output = OutputWriter(self._writer, sock)
-        self._loop = asyncio.new_event_loop()
+        self._selector = selectors.EpollSelector()
+        self._loop = asyncio.SelectorEventLoop(self._selector)
         self._inbox = RequestQueue(sock, self._loop)
         self._pid = os.getpid()
         self._interruptible = False
@@ -141,9 +77,20 @@ class KernelLoop:
         self._output_max: int | None = None
         self._generated: str | None = None
         self._parent: dict[str, Any] = {}
+        self._processes = True
+        self._finishing = False
+        self._waiting: asyncio.Future[ProgramProcess] | None = None  # a program is to start
+        self._program: ProgramProcess | None = None
+        self._order: PythonProgram
+        self._request: str | None = None  # its id
+        self._surroundings: Surroundings
+        self._handlers_of_start = 0
+        self._exit_code = 0  # of a fork
         self._ready = {"python": platform.python_version(), "ipython": IPython.__version__}
         self._handlers: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
             "execute_request": self._execute,
+            "program_request": self._run_program,
+            "finish": self._finish,
             "complete_request": self._complete,
             "inspect_request": self._inspect,
             "is_complete_request": self._is_complete,
@@ -156,16 +103,21 @@ class KernelLoop:
         # By its number: for a socket object, asyncio first tries a look-up, which fails slowly.
         self._loop.add_reader(self._sock.fileno(), self._inbox.read)
         self._task = self._loop.create_task(self._serve(), name="sbx-kernel")
-        self._task.add_done_callback(lambda _: os._exit(_BROKEN))
+        self._task.add_done_callback(self._served)
+        os.register_at_fork(after_in_child=self._leave_selector)
         set_handler(signal.SIGINT, self._on_interrupt)
 
     def run(self, config: KernelConfig, missing: dict[str, str]) -> NoReturn:
-        """Send `ready`, with the missing modules of the preload list, and serve.
+        """Send `ready`, with the missing modules of the preload list, and serve. Raise Leave.
 
         This starts a second thread, so the process must be sealed.
         """
         self._output_max = config.output_max
         self._generated = config.generated
+        self._processes = config.processes
+        self._surroundings = Surroundings.now()
+        self._handlers_of_start = atexit._ncallbacks()
+        ending.user_code_begins(self._output.stop)
         rules = config.import_rules
         self.shell.attach(
             self._output.publish,
@@ -181,9 +133,15 @@ class KernelLoop:
             # A background task that exits or is interrupted ends the loop's run; others continue.
             with contextlib.suppress(KeyboardInterrupt, SystemExit):
                 self._loop.run_forever()
+            if os.getpid() != self._pid:
+                raise ending.Leave(lambda: self._exit_code)
+            if self._finishing:
+                raise ending.Leave(int)
+            if self._waiting is not None:
+                self._start_program(self._waiting)
 
-    async def _serve(self) -> NoReturn:
-        while True:
+    async def _serve(self) -> None:
+        while not self._finishing:
             try:
                 await self._answer(await self._inbox.get())
             except asyncio.CancelledError:  # user code cancelled all tasks, this one included
@@ -191,24 +149,44 @@ class KernelLoop:
             except (BrokenPipeError, ConnectionResetError):  # the host hung up before the reply
                 os._exit(0)
 
+    def _served(self, _task: object) -> None:
+        if not self._finishing and os.getpid() == self._pid:
+            os._exit(BROKEN)  # only a bug in sbx ends this task
+        self._loop.stop()
+
+    def _leave_selector(self) -> None:
+        """Give a fork another selector. From the inherited one its finalisation would remove the
+        descriptors of this process."""
+        with select.epoll() as own:
+            os.dup2(own.fileno(), self._selector.fileno(), inheritable=False)
+
     async def _answer(self, frame: RawFrame) -> None:
         handler = self._handlers.get(frame.type)
+        self._request = frame.id
         try:
             serve_request = handler or self._comm_handler(frame)
             reply = await self._in_reach_of_interrupts(serve_request, frame)
         except BaseException as error:  # noqa: BLE001 - the boundary: the host always gets a reply
             self._interruptible = False
             reply = self._failure(frame, error)
+            if os.getpid() != self._pid:
+                self._end_fork(error)
             if handler == self._execute:
                 self._output.publish("error", describe(error))
             elif handler is None:  # as Jupyter reports errors of a comm's handler: on stderr
                 self._output.write("stderr", "\n".join([*describe(error)["traceback"], ""]))
         if os.getpid() != self._pid:
-            os._exit(0)  # a fork by user code that reached the end of the cell
+            self._end_fork()
         self._stdin_allowed = False
         self._output.end_run()
         if frame.id is not None:
             self._reply(frame, reply)
+
+    def _end_fork(self, error: BaseException | None = None) -> NoReturn:
+        """Leave the loop in a fork by user code that reached the end of the cell."""
+        failed = error is not None or self.shell.last_error is not None
+        self._exit_code = int(failed) if self.shell.exit_code is None else self.shell.exit_code
+        raise SystemExit
 
     def _reply(self, frame: RawFrame, reply: dict[str, Any]) -> None:
         kind = frame.type.removesuffix("_request") + "_reply"
@@ -229,6 +207,10 @@ class KernelLoop:
                 return {"status": "unknown", "indent": ""}
             case "comm_open" | "comm_msg" | "comm_close":
                 return {"status": "error"}
+            case "program_request":
+                stopped = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
+                code = 128 + signal.SIGINT if stopped else 1
+                return {"status": "error", "exit_code": code, **describe(error)}
         count = self.shell.execution_count - 1
         return {"status": "error", "execution_count": count, "payload": [], **describe(error)}
 
@@ -259,6 +241,9 @@ class KernelLoop:
             raise KeyboardInterrupt
         if not self._interruptible:
             self._missed_interrupt = True  # perhaps for a request that is not read yet
+            return
+        if self._program is not None:
+            self._program.signal(signal.SIGINT)
             return
         running = asyncio.current_task(self._loop)
         if running is self._task:
@@ -310,9 +295,72 @@ class KernelLoop:
         error = result.error_before_exec or result.error_in_exec
         if error is not None or shell.error_in_display:
             reply.update(shell.last_error or describe(error), status="error")
+            if shell.exit_code is not None:
+                reply["exit_code"] = shell.exit_code
         elif expressions := content.get("user_expressions"):
             reply["user_expressions"] = evaluated(shell, expressions)
         return reply
+
+    async def _finish(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Let this process end by itself. Its output still counts against a limit."""
+        self._begin_run("finish", content)
+        self._finishing = True
+        return {}
+
+    async def _run_program(self, content: dict[str, Any]) -> dict[str, Any]:
+        self._order = PythonProgram.from_json(content)
+        self._stdin_allowed = bool(content.get("allow_stdin"))
+        self._begin_run("program_request", content)
+        self._waiting = self._loop.create_future()
+        try:
+            self._loop.stop()
+            self._program = await self._waiting
+            self._inbox.on_answer = self._program.answer
+            self._inbox.on_kill = lambda: self._program.signal(signal.SIGKILL)
+            return (await self._program.ended()).reply
+        finally:
+            self._waiting = self._program = None
+            self._inbox.on_answer = self._inbox.on_kill = None
+
+    def _start_program(self, waiting: "asyncio.Future[ProgramProcess]") -> None:
+        """Start a program outside of the loop. Raise Leave in its process."""
+        self._waiting = None
+        order, asks = self._order, self._stdin_allowed and self._order.stdin is None
+        if not self._processes:
+            raise ending.Leave(lambda: self._run_in_place(order, asks=asks))
+        relay, its_relay = socket.socketpair()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            relay.close()
+            waiting.set_exception(error)
+        else:
+            if pid == 0:
+                relay.close()
+                self._output.close_readers()
+                program_process.become(
+                    order,
+                    its_relay,
+                    self.shell,
+                    self._surroundings,
+                    self._handlers_of_start,
+                    asks=asks,
+                )
+            waiting.set_result(ProgramProcess(pid, relay, self._output.publish))
+        its_relay.close()
+
+    def _run_in_place(self, order: PythonProgram, *, asks: bool) -> int:
+        """Run a program in this process, which ends with it, and send the reply. Output of its
+        finalisers follows the reply."""
+        for name in ("stdout", "stderr"):  # finalisation brings these back
+            setattr(sys, f"__{name}__", getattr(sys, name))
+        ask = self._input if asks else None
+        outcome = program_process.run_in(
+            order, self.shell, self._surroundings, ask, self._getpass, self._output.stop
+        )
+        self._output.flush()
+        self._writer.send("program_reply", outcome.reply, self._request)
+        return outcome.code
 
     def _begin_run(self, kind: str, content: dict[str, Any]) -> None:
         """Set the output limit and the parent of a request, and create the directory of results
@@ -366,7 +414,7 @@ class KernelLoop:
         return deliver
 
     def _publish_comm(self, kind: str, content: Any) -> None:
-        self._output.publish(kind, content)
+        self.shell.publish(kind, content)
 
     # --- Questions to the user.
 

@@ -40,6 +40,7 @@ PIECE = 64 * 1024
 
 _DESCRIPTORS: dict[StreamName, int] = {"stdout": 1, "stderr": 2}
 _PIPE_CAPACITY = 65536
+_AT_ONCE_S = 1e-6
 _AFTER_THE_LIMIT = "\n[output after the end of a run and beyond its limit is not shown]\n"
 _UNCOUNTED = frozenset({"error", "input_request"})
 
@@ -64,6 +65,8 @@ class OutputWriter:
         self._filled = select.poll()
         self._alarm = -1
         self._forked = False
+        self._thread: threading.Thread | None = None
+        self._stopped = False
 
     def take_over(self) -> None:
         """Replace stdout and stderr, and descriptors 0, 1 and 2, of this process."""
@@ -83,7 +86,27 @@ class OutputWriter:
 
     def start(self) -> None:
         """Start the thread, in a process that has called `take_over` and is sealed."""
-        threading.Thread(target=self._deliver, name="sbx-output", daemon=True).start()
+        self._thread = threading.Thread(target=self._deliver, name="sbx-output", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread, before the interpreter is finalised. From then on each text is sent by
+        the thread that writes it, and writers that bypass Python write to /dev/null."""
+        if self._forked or self._thread is None:
+            return
+        thread, self._thread, self._stopped = self._thread, None, True
+        timerfd.expires_in(self._alarm, _AT_ONCE_S)
+        thread.join()
+        self.end_run()
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        for descriptor in _DESCRIPTORS.values():
+            os.dup2(null, descriptor)
+        os.close(null)
+
+    def close_readers(self) -> None:
+        """Close the reading ends of the pipes, in a fork whose parent reads them."""
+        for reader in self._pipes:
+            os.close(reader)
 
     def begin_run(self, limit: int | None) -> None:
         """Begin a run that may send `limit` bytes of output; None is unlimited."""
@@ -136,17 +159,17 @@ class OutputWriter:
         A frame that exceeds the run's limit is dropped as a whole, except errors and questions.
         """
         if self._forked:
-            text = content.get("data", {}).get("text/plain") or "\n".join(
-                content.get("traceback", ())
-            )
-            _write_all(1, f"{text}\n" if text else "")
+            if kind == "error":
+                _write_all(2, "".join(f"{line}\n" for line in content["traceback"]))
+            elif (text := content.get("data", {}).get("text/plain")) is not None:
+                _write_all(1, f"{text}\n")
             return
         frame = frames.encode(kind, content)
         with self._lock:
             self._empty_pipes()
             self._send_gathered()
             if kind in _UNCOUNTED or self._take(len(frame)) == len(frame):
-                if hold:
+                if hold and not self._stopped:
                     self._hold(frame)
                 else:
                     self._writer.send_encoded(frame)
@@ -189,7 +212,7 @@ class OutputWriter:
             return
         now = time.monotonic()
         due = self._sent_at + INTERVAL_S
-        if self._size >= FULL or due <= now:
+        if self._size >= FULL or due <= now or self._stopped:
             self._send_gathered()
         elif not self._alarm_set:
             self._set_alarm(due - now)
@@ -262,6 +285,8 @@ class OutputWriter:
                         self._send_overdue()
             except OSError:
                 os._exit(0)
+            if self._stopped:
+                return
 
     def _after_fork(self) -> None:
         self._forked = True

@@ -42,7 +42,7 @@ def prepare(
 
     `serve` does this itself; a zygote does it once, before it forks.
     """
-    from sbx.guest.kernel import shell
+    from sbx.guest.kernel import ending, shell
 
     # Set before the first import of pyplot, here or in a cell: figures are drawn into the output.
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
@@ -55,6 +55,7 @@ def prepare(
             except Exception as error:  # noqa: BLE001 - foreign code; the kernel works without it
                 missing[name] = f"{type(error).__name__}: {error}"
             imported(name)
+    ending.keep_modules()
     return ImportedKernel(built, missing)
 
 
@@ -97,7 +98,8 @@ def wait_for_sandbox(
 
 
 def start(idle: WaitingKernel, config: KernelConfig) -> NoReturn:
-    """Be the kernel until the other side closes its socket; then the process ends with code 0.
+    """Be the kernel until its end in order, which raises Leave (see `ending`), or until the other
+    side closes its socket; then the process ends at once with code 0.
 
     Call this once, in a sealed process with one thread. It takes over descriptors 0, 1 and 2, the
     standard streams, SIGINT, `input` and `getpass`.
@@ -132,4 +134,5 @@ def serve(sock: socket.socket, config: KernelConfig) -> NoReturn:
         raise ValueError("the kernel's socket must not be on a standard descriptor")
     gc.disable()  # until `start`: collections would take 5 ms of the imports
     prepared = prepare(config.preload)
+    gc.freeze()  # the modules of the start are not torn down: see `ending`
     start(WaitingKernel(KernelLoop(sock, prepared.shell), prepared.missing), config)

@@ -12,6 +12,7 @@ one up in this way before it forks.
 
 import ast
 import asyncio
+import atexit
 import contextlib
 import os
 import sys
@@ -144,6 +145,8 @@ class SandboxShell(LeanShell):
     last_error: dict[str, Any] | None = None
     """The content of the last `error` frame of this cell."""
     error_in_display = False
+    exit_code: int | None = None
+    """The exit code of SystemExit, if that is the cell's error."""
 
     _publish: Publish | None = None
 
@@ -187,20 +190,34 @@ class SandboxShell(LeanShell):
         if self._publish is not None:
             self._publish(kind, content, hold)
 
-    def begin_script(self, path: str, argv: list[str]) -> None:
-        """Let the next cells be the script `path`: their tracebacks name its lines."""
-        named = self.compile.format_code_name
-        vars(self.compile).update(
-            get_code_name=lambda raw, transformed, number: path,
-            format_code_name=lambda name: None if name == path else named(name),
-        )
-        sys.argv[:] = argv
-        sys.path.insert(0, path.rpartition("/")[0])
-        self.user_ns["__file__"] = path
+    # --- Programs: see `program`.
+
+    def check_imports(self, tree: ast.AST) -> None:
+        """Raise ImportRefused if the import rules do not let a program run."""
+        for transformer in self.ast_transformers:
+            if isinstance(transformer, RuleKeeper):
+                transformer.visit(tree)
+
+    def show(self, value: object) -> None:
+        """Display the value of the last expression of `-c`."""
+        data, metadata = self.display_formatter.format(value)
+        if data:
+            self.displayhook.write_format_data(data, metadata)
+
+    def draw(self) -> None:
+        """Let libraries display their open figures, as at the end of a cell."""
+        if self.has_hooks:
+            self.events.trigger("post_execute")
+
+    def explain(self, error: BaseException) -> str | None:
+        """Return a hint for an error that the walls around the kernel cause."""
+        if isinstance(error, Exception) and (why := self._why_refused(error)):
+            return why
+        return errors.NO_PACKAGE if self.walls and errors.lacks_package(error) else None
 
     def begin_cell(self) -> None:
         self.interrupted = False
-        self.last_error = None
+        self.last_error = self.exit_code = None
         self.error_in_display = False
         self.displayhook._is_active = False
         self._cell_begins = True
@@ -301,6 +318,8 @@ class SandboxShell(LeanShell):
         if self.displayhook.is_active:
             self.error_in_display = True
         self.last_error = error_content(etype, evalue, stb)
+        if isinstance(evalue, SystemExit):
+            self.exit_code = errors.exit_code(evalue)
         if isinstance(evalue, Exception) and (why := self._why_refused(evalue)):
             self.last_error["evalue"] += f". {why}"
             self.last_error["traceback"].append(why)
@@ -336,6 +355,8 @@ def build() -> SandboxShell:
     config.IPCompleter.use_jedi = False
     config.IPKernelApp.parent_appname = "sbx"  # tqdm detects a notebook by a section of this name
     shell = SandboxShell.instance(config=config)
+    # It clears the variables and closes a database of the history, which does not exist here.
+    atexit.unregister(shell.atexit_operations)
     create_lazy_traits(shell)
     return shell
 

@@ -20,6 +20,7 @@ import sys
 
 sys.path.insert(0, __file__.rpartition("/sbx/guest/")[0])
 
-from sbx.guest.supervisor.pid1 import main  # the line above sets the path for this import
+from sbx.guest.kernel import ending  # the line above sets the path for this import
+from sbx.guest.supervisor.pid1 import main
 
-main()
+ending.run_to_end(main)

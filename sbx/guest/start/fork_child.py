@@ -36,7 +36,6 @@ import os
 import select
 import socket
 import stat
-import sys
 import time
 from _signal import (  # type: ignore[import-not-found]  # without enums: 20 pages less
     SIG_DFL,
@@ -50,7 +49,7 @@ from typing import Any, NoReturn
 from sbx.guest import frames, path_guard, shares
 from sbx.guest.guarded_calls import GuardedCalls
 from sbx.guest.guarded_paths import QUARANTINE
-from sbx.guest.kernel import setup
+from sbx.guest.kernel import randomness, setup
 from sbx.guest.start import lockdown
 from sbx.guest.supervisor import children, pid1
 from sbx.linux import (
@@ -455,8 +454,10 @@ def _rehearse_seal(walls: Mapping[str, Any], domain: LandlockDomain | None) -> N
 def become_kernel(
     fds: Sequence[int], prepared: setup.ImportedKernel, walls: Mapping[str, Any], *, ahead: bool
 ) -> NoReturn:
-    """Be the kernel of a new jail, in a child of the zygote. `fds`: kernel socket, word, and the
-    pidfd of PID 1. `ahead`: no caller waits for it yet."""
+    """Be the kernel of a new jail, in a child of the zygote, until its end, which raises Leave.
+
+    `fds`: kernel socket, word, and the pidfd of PID 1. `ahead`: no caller waits for it yet.
+    """
     sock, word, supervisor_fd = _socket(fds[0]), _socket(fds[1]), fds[2]
     try:
         set_handler(SIGCHLD, SIG_DFL)
@@ -465,7 +466,7 @@ def become_kernel(
         if os.getpid() != _KERNEL_PID:
             raise RuntimeError("another process was started in the jail before its kernel")
         os.setsid()
-        _renew_randomness()
+        randomness.renew()
         if ahead:
             with contextlib.suppress(PermissionError):  # as under `chrt --idle`
                 scheduling.batch()  # it must not preempt a running cell
@@ -520,24 +521,3 @@ def _follow(
         lockdown.add_filter(walls["kernel_filter"])
         lockdown.add_filter(walls["last_filter"])
     return boot
-
-
-def _renew_randomness() -> None:
-    """Replace random state of the zygote, which must not be the same in two jails.
-
-    Python itself seeds `random` again at every fork. OpenSSL notices the changed pid of its
-    process. `secrets`, `uuid` and numpy's new generators ask Linux each time.
-    """
-    loaded: Mapping[str, Any] = sys.modules
-    if "numpy.random" in loaded:
-        numpy = loaded["numpy"]  # not seed(), which copies twice the pages and takes twice the time
-        state = numpy.frombuffer(os.urandom(2496), numpy.uint32)
-        numpy.random.set_state(("MT19937", state, 624))
-    if "multiprocessing.process" in loaded:
-        loaded["multiprocessing.process"].current_process().authkey = os.urandom(32)
-    if "tempfile" in loaded:
-        loaded["tempfile"]._name_sequence = None
-    if "uuid" in loaded:
-        uuid = loaded["uuid"]
-        uuid._node, uuid._last_timestamp = uuid._random_getnode(), None
-        uuid._generate_time_safe = None  # libuuid keeps its own node and clock sequence

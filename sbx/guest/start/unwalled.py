@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 sys.path.insert(0, __file__.rpartition("/sbx/guest/")[0])
 
 from sbx.guest import frames
+from sbx.guest.kernel import ending
 from sbx.guest.start import lockdown
 from sbx.guest.supervisor import children, pid1
 
@@ -47,4 +48,4 @@ def main(control_fd: int, kernel_fd: int) -> NoReturn:
     serving.run()
 
 
-main(*map(int, sys.argv[1:]))
+ending.run_to_end(lambda: main(*map(int, sys.argv[1:])))

@@ -46,6 +46,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from sbx.guest.inherited_fds import ORDERS_FD
+from sbx.guest.kernel import ending
 from sbx.guest.start import fork_child, lockdown, memory_layout
 from sbx.linux import namespaces
 
@@ -199,9 +200,10 @@ def _be_zygote(keeper: socket.socket, description: dict[str, Any]) -> NoReturn:
     """Be the zygote, the large process and child of the keeper; see the top of this file."""
     try:
         _serve(keeper, description)
+    except ending.Leave:  # a kernel that has ended
+        raise
     except BaseException as error:  # noqa: BLE001  # a forked child never returns into PID 1
         os.write(2, f"the zygote failed: {error!r}\n".encode())
-    finally:
         os._exit(1)
 
 
@@ -258,8 +260,12 @@ def _serve(keeper: socket.socket, description: dict[str, Any]) -> NoReturn:
                     fork_child.become_kernel(
                         fds, prepared, description["walls"], ahead=order == number
                     )
-            finally:
+            except ending.Leave:  # in the fork, which may not join anything
+                raise
+            except BaseException:
                 namespaces.join(own, namespaces.Namespace.PID)
+                raise
+            namespaces.join(own, namespaces.Namespace.PID)
             pidfd = os.pidfd_open(pid)
         except OSError as error:
             keeper.send(number + f" {error}".encode())
@@ -363,4 +369,4 @@ def _own_pid_namespace() -> int:
     return os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
 
-main()
+ending.run_to_end(main)

@@ -44,7 +44,7 @@ from typing import Any, NoReturn
 from sbx.guest import frames, path_guard
 from sbx.guest.guarded_calls import GuardedCalls
 from sbx.guest.inherited_fds import CONTROL_FD, KERNEL_FD
-from sbx.guest.kernel import setup
+from sbx.guest.kernel import ending, setup
 from sbx.guest.start import lockdown
 from sbx.guest.supervisor import children
 from sbx.guest.supervisor.commands import JailCommands
@@ -321,11 +321,13 @@ def _seal_kernel(sock: socket.socket, walls: Any) -> None:
 
 
 def become_kernel(sock: socket.socket, boot: Mapping[str, Any]) -> NoReturn:
+    """Be the kernel until its end, which raises Leave."""
     try:
         setup.serve(sock, setup.KernelConfig(**boot["kernel"]))
+    except ending.Leave:
+        raise
     except BaseException as error:  # noqa: BLE001  # a forked child never returns into PID 1
         os.write(2, f"the kernel could not start: {error!r}\n".encode())
-    finally:
         os._exit(1)
 
 

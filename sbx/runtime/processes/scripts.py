@@ -12,13 +12,17 @@ more gets an error of its language before Linux kills it.
 import json
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from sbx.errors import TooLarge
 from sbx.isolation.launch_plan import GUEST
 from sbx.policy import Policy
 from sbx.protocol.languages import Language, check_arguments
+from sbx.protocol.runs import CODE_MAX, STDIN_MAX
+from sbx.run_methods import RunCall
 from sbx.runtime.processes.languages import ScriptInterpreter
 from sbx.runtime.run import checks
 
@@ -55,6 +59,50 @@ class Program(Struct, frozen=True):
     env: Mapping[str, str]
     stdin: str
     files: tuple[tuple[str, str], ...] = ()
+
+
+class PythonFile(Struct, frozen=True):
+    """A file of Python, for the kernel. `path`: the path inside; `-c` and `-` are as for python3,
+    with the `source`. `shows_value`: the value of the last expression is shown."""
+
+    path: str
+    source: bytes | None = None
+    args: tuple[str, ...] = ()
+    stdin: bytes | None = None
+    cwd: str | None = None
+    env: Mapping[str, str] = {}
+    shows_value: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of a `program_request`."""
+        content = structs.asdict(self)  # msgspec encodes bytes in base64
+        content["code"] = content.pop("source")
+        return content
+
+
+def check_file(policy: Policy, call: RunCall) -> PythonFile:
+    """Check a request for a file of Python. Raise Denied `capability_not_supported`, BadRequest
+    `invalid_arguments` and `invalid_env`, TooLarge `code_too_large`, InvalidPath."""
+    checks.require_capability(policy, "python")
+    checks.check_text(call.code, "path", checks.PATH_MAX)
+    parts = ((call.source, "code", CODE_MAX), (call.stdin_data, "stdin", STDIN_MAX))
+    for data, name, limit in parts:
+        if data is not None and len(data) > limit:
+            raise TooLarge(
+                f"the {name} of {len(data)} bytes is longer than the limit of {limit} bytes",
+                code="code_too_large",
+                hint="put the data in a file of the workspace and read it from there",
+                details={"limit": limit},
+            )
+    return PythonFile(
+        path=call.code,
+        source=call.source,
+        args=check_arguments(call.args),
+        stdin=call.stdin_data,
+        cwd=None if call.cwd is None else checks.directory(call.cwd),
+        env=checks.environment(call.env or {}),
+        shows_value=call.shows_value,
+    )
 
 
 def check_script(

@@ -247,11 +247,12 @@ class ActiveRun:
 
     def replied(self, reply: frames.ReplyFrame) -> None:
         """Record the last frame. Raise frames.MalformedFrame for invalid content."""
-        if not isinstance(reply, frames.ExecuteReply):
+        if isinstance(reply, frames.ExecuteReply):
+            self._execution_count = reply.execution_count
+        elif not isinstance(reply, frames.ProgramReply):
             return
-        self._execution_count = reply.execution_count
-        if reply.status == "error" and self._error is None:
-            self._error = RunError(reply.ename, reply.evalue, "\n".join(reply.traceback))
+        if reply.status == "error" and self._error is None and reply.ename:
+            self._error = _error(reply)
 
     def restart_clock(self) -> None:
         """Count the time from now: the run waited in its queue, or for a kernel."""
@@ -298,8 +299,7 @@ class ActiveRun:
                 self._result = text_of(data, "text/plain")
                 return Result(data, frames.kept_object(content.metadata), content.execution_count)
             case frames.ErrorFrame():
-                traceback = "\n".join(content.traceback)
-                self._error = RunError(content.ename, content.evalue, traceback)
+                self._error = _error(content)
                 return Error(self._error)
             case frames.ClearOutput(wait):
                 self._clear_pending = True
@@ -359,6 +359,11 @@ class ActiveRun:
     def _clear(self) -> None:
         self._clear_pending = False
         self._screen.clear()
+
+
+def _error(content: frames.ErrorFrame | frames.ExecuteReply | frames.ProgramReply) -> RunError:
+    traceback = "\n".join(content.traceback)
+    return RunError(content.ename, content.evalue, traceback, content.exit_text)
 
 
 def apply_carriage_returns(text: str) -> str:

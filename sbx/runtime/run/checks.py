@@ -7,7 +7,7 @@ from sbx.policy import Policy
 from sbx.protocol.runs import CODE_MAX
 
 COMMAND_MAX = (128 << 10) - 1  # one argument of execve(2), with the zero at its end
-_PATH_MAX = 4095  # limits.h
+PATH_MAX = 4095  # limits.h
 
 
 def require_capability(policy: Policy, capability: str) -> None:
@@ -130,5 +130,5 @@ def directory(cwd: str | None) -> str:
         raise errors.InvalidPath(
             "a directory's name has no NUL", details={"field": "cwd", "reason": "null_byte"}
         )
-    check_text(path, "cwd", _PATH_MAX)
+    check_text(path, "cwd", PATH_MAX)
     return path if path.startswith("/") else f"/workspace/{path}"

@@ -11,7 +11,7 @@ from sbx.kernels.kernel import Kernel
 from sbx.protocol.grants import Access
 from sbx.protocol.runs import Run, RunError
 from sbx.run_methods import OnInput, RunCall, RunMethods
-from sbx.runtime.processes.scripts import Program
+from sbx.runtime.processes.scripts import Program, PythonFile
 from sbx.runtime.run import checks
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.execution import ForwardedRun, OnPublished
@@ -80,6 +80,17 @@ class Context(RunExecutor, RunMethods[ActiveRun]):
         if live is None:
             raise errors.NotFound(f"active run {run_id[:80]!r} does not exist")
         await live.write(text)
+
+    def start_file(
+        self,
+        live: ActiveRun,
+        file: PythonFile,
+        timeout_s: float,
+        on_input: OnInput | None = None,
+    ) -> ActiveRun:
+        """Queue a file of Python that `check_file` accepted, as the run `live` of `new_run`. Raise
+        Closed."""
+        return self.launch(lambda live: self._run_file(live, file, timeout_s, on_input), live)
 
     def start_program(
         self, make: Callable[[str], Awaitable[Program]], timeout_s: float

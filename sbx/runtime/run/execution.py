@@ -25,6 +25,7 @@ from sbx.runtime.run.termination import (
     cut_off,
     ending_in_kernel,
     ending_of_command,
+    ending_of_program,
     ending_of_reply,
     exit_code,
     explanation,
@@ -175,8 +176,61 @@ class ActiveCell(ActiveExecution):
     def _reply(self, reply: frames.ReplyFrame, *, pids_max_hits: int = 0) -> Run:
         why = self.termination.why
         ending = ending_of_reply(reply, why, pids_max_hits=pids_max_hits)
+        code = reply.exit_code if isinstance(reply, frames.ExecuteReply) else None
         # A reply can arrive in the moment of the kill
-        return self._finish(ending, state_lost=self._lost or self.termination.killed)
+        lost = self._lost or self.termination.killed
+        return self._finish(ending, state_lost=lost, exit_code=code)
+
+
+class ActiveProgram(ActiveCell):
+    """A file of Python, in a process of its own, or in that of the kernel if the policy allows no
+    other. Its finalisation belongs to the run."""
+
+    def __init__(
+        self,
+        context: ContextKernel,
+        live: ActiveRun,
+        kernel: Kernel,
+        timeout_s: float,
+        grace_s: float,
+        on_input: OnInput | None = None,
+        *,
+        lost: bool,
+        ends_kernel: bool,
+    ) -> None:
+        super().__init__(context, live, kernel, timeout_s, grace_s, on_input, lost=lost)
+        self._ends_kernel = ends_kernel
+        if not ends_kernel:
+            self.termination.kill_by(kernel.kill_program)
+
+    async def follow(self) -> CellEnd:
+        try:
+            end = await super().follow()
+            if self._ends_kernel and isinstance(end, frames.ReplyFrame):
+                rest = await super().follow()  # the output of finalisers
+                if not isinstance(rest, KernelDied) or self.termination.why is not None:
+                    return rest
+            return end
+        except TimeoutError:
+            return KernelDied("it outlived the kill of its program")
+
+    def conclude_at_once(self, end: CellEnd) -> Run | None:
+        return None
+
+    async def conclude(self, end: CellEnd) -> Run:
+        if not isinstance(end, frames.ProgramReply):
+            return await super().conclude(end)
+        await self.live.render()
+        code, why = end.exit_code, self.termination.why
+        oom_kills = hits = 0
+        if code != 0:
+            seen = self.kernel.seen
+            counters = await self.kernel.counters()
+            oom_kills, hits = counters.oom_kills - seen[0], counters.pids_max_hits - seen[1]
+        if self._ends_kernel:
+            await self.kernel.kill()
+        ending = ending_of_program(code, why, oom_kills=oom_kills, pids_max_hits=hits)
+        return self._finish(ending, state_lost=self._lost, exit_code=code)
 
 
 class ActiveCommand(ActiveExecution):

@@ -17,10 +17,15 @@ from sbx.kernels.command import KernelDied
 from sbx.kernels.kernel import Kernel
 from sbx.protocol.runs import Run, RunError, Status
 from sbx.run_methods import OnInput
-from sbx.runtime.processes.scripts import Program
+from sbx.runtime.processes.scripts import Program, PythonFile
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context_kernel import SANDBOX_GONE, ClosedReason, ContextKernel, kernel_gone
-from sbx.runtime.run.execution import ActiveCell, ActiveCommand, ActiveExecution
+from sbx.runtime.run.execution import (
+    ActiveCell,
+    ActiveCommand,
+    ActiveExecution,
+    ActiveProgram,
+)
 from sbx.runtime.run.termination import StopReason
 
 _log = logging.getLogger(__name__)
@@ -111,6 +116,28 @@ class RunExecutor(ContextKernel):
                 cell, kernel.begin(code, allow_stdin=allow_stdin, output_max=self.output_max)
             )
             return await self._follow_cell(cell)
+
+    async def _run_file(
+        self, live: ActiveRun, file: PythonFile, timeout_s: float, on_input: OnInput | None
+    ) -> Run:
+        async with self.turn:
+            kernel, lost = await self.ready()
+            live.restart_clock()
+            program = ActiveProgram(
+                self,
+                live,
+                kernel,
+                timeout_s,
+                self.grace_s,
+                on_input,
+                lost=lost,
+                ends_kernel=not self.policy.processes,
+            )
+            begin = kernel.begin_program(
+                file.to_json(), allow_stdin=on_input is not None, output_max=self.output_max
+            )
+            await self._send(program, begin)
+            return await self._follow_cell(program)
 
     async def _run_request(
         self,

@@ -87,6 +87,10 @@ class GracefulTermination:
         self._limit: asyncio.Timeout | None = None
         self.why: StopReason | None = None
 
+    def kill_by(self, kill: Callable[[], Awaitable[object]]) -> None:
+        """Kill the run in another way, from now on."""
+        self._kill = kill
+
     async def next(self, following: Callable[[], Awaitable[T]], *, at_once: bool = False) -> T:
         """Await the next step of the run, and stop the run at its deadline. With `at_once` the step
         is ready: without a wait it needs no timer, which costs 9 µs."""
@@ -184,6 +188,15 @@ def ending_of_command(
     if was_killed(code) and oom_kills > 0:
         return Status.KILLED, Cause.MEMORY
     return _with_pids(Status.OK if code == 0 else Status.ERROR, None, pids_max_hits)
+
+
+def ending_of_program(
+    code: int, why: StopReason | None, *, oom_kills: int, pids_max_hits: int = 0
+) -> Ending:
+    """Do the same for a file of Python. An interrupt that did not end it changes nothing."""
+    if why is StopReason.CALLER and code != 128 + signal.SIGINT:
+        why = None
+    return ending_of_command(code, why, oom_kills=oom_kills, pids_max_hits=pids_max_hits)
 
 
 def _with_pids(status: Status, cause: Cause | None, hits: int) -> Ending:
