@@ -1,6 +1,9 @@
 """`sbx exec`: one run in a sandbox of a running service."""
 
 from contextlib import suppress
+from dataclasses import replace
+from os import isatty
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -17,11 +20,14 @@ from sbx.cli.run import (
     ShellOption,
     TimeoutOption,
     code_of,
+    text_of,
 )
-from sbx.cli.script import language_for
+from sbx.cli.script import NOTEBOOK, WORKSPACE, cells_of, is_program, language_for
+from sbx.cli.terminal import STDIN
 from sbx.errors import BadRequest, NotFound, SbxError
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.runs import Status
+from sbx.run_methods import RunCall
 
 if TYPE_CHECKING:
     from sbx.cli.run_driver import RunSpec, SignalHandler, Step
@@ -52,17 +58,17 @@ def execute(
     timeout: TimeoutOption = None,
     cwd: Annotated[
         str | None,
-        typer.Option(help="For a command or script: the working directory.", metavar="DIR"),
+        typer.Option(help="For a command, script or FILE: the working directory.", metavar="DIR"),
     ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
-            help="For a command or script: an environment variable. Repeatable.",
+            help="For a command, script or FILE: an environment variable. Repeatable.",
             metavar="NAME=VALUE",
         ),
     ] = None,
     send_stdin: Annotated[
-        bool, typer.Option("--stdin", "-i", help="Pass stdin to the command or script.")
+        bool, typer.Option("--stdin", "-i", help="Pass stdin to the command, script or FILE.")
     ] = False,
     background: Annotated[
         bool,
@@ -80,24 +86,28 @@ def execute(
 ) -> int:
     """Run code in a sandbox, and stream its output.
 
-    Variables and files stay for the next run. The value of the last expression is shown, as in a
-    notebook. input() reads lines of stdin. Ctrl-C interrupts the run. A second Ctrl-C ends the
-    kernel, and its variables are lost.
+    Files stay for the next run, and so do the variables of -c, which shows the value of its last
+    expression, as in a notebook. A Python FILE runs as with python3, next to these variables; its
+    imports are those of the sandbox. A notebook (.ipynb) runs cell by cell. input() in -c reads
+    lines of stdin. Ctrl-C interrupts the run. A second Ctrl-C ends the kernel, and its variables
+    are lost.
     """
     if as_json and as_events:
         raise BadRequest("--json and --events exclude each other")
-    text, from_stdin = code_of(file, code)
-    script = language_for(language, file, text, shell=shell)
-    if args and script is None:
+    source, from_stdin = code_of(file, code)
+    script = language_for(language, file, source, shell=shell)
+    program = script is None and not shell and is_program(file)
+    if args and script is None and not program:
         raise BadRequest(
-            "arguments are for a script in another language: this kernel keeps its sys.argv",
-            hint="put them into the code, or run a new sandbox with sbx run",
+            "arguments are for a script or a FILE: this kernel keeps its sys.argv",
+            hint="put them into the code, or name a FILE",
         )
-    if not shell and script is None and (cwd or env or send_stdin):
+    if not shell and script is None and not program and (cwd or env or send_stdin):
         raise BadRequest(
-            "--cwd, --env and --stdin are for a command",
+            "--cwd, --env and --stdin are for a command or a FILE",
             hint="add --shell, or do it in the code: os.chdir, os.environ, input()",
         )
+    text = "" if program else text_of(source, file)
     if script is not None and context != DEFAULT_CONTEXT:
         raise BadRequest(
             "--context is for Python and commands: a script has no variables to isolate",
@@ -123,25 +133,45 @@ def execute(
     if from_stdin and send_stdin:
         raise BadRequest("stdin is already the script, so it cannot be the input, too")
 
-    from sbx.cli.run_driver import RunSpec, reads_answers, stdin_of
+    from sbx.cli.run_driver import RunSpec, input_of_program, reads_answers, stdin_of
     from sbx.cli.run_output import printer
 
+    notebook = file is not None and not shell and file.lower().endswith(NOTEBOOK)
+    if notebook and as_json:
+        raise BadRequest("--json is for one result, and each cell of a notebook has one: --events")
+    cells = cells_of(text, str(file)) if notebook else [text]
+    call = None
+    if program:
+        call = RunCall(
+            "file",
+            f"{WORKSPACE}/{PurePath(str(file)).name}",
+            args=tuple(args or ()),
+            source=source,
+            stdin_data=input_of_program() if send_stdin else None,
+            cwd=cwd,
+            env=variables(env or []),
+        )
     spec = RunSpec(
-        text,
+        "",
+        file=call,
         shell=shell,
         language=script,
         args=tuple(args or ()),
         timeout_s=timeout,
         cwd=cwd,
         env=variables(env or []),
-        stdin=stdin_of() if send_stdin else None,
-        answers=reads_answers(from_stdin, as_json or as_events),
+        stdin=stdin_of() if send_stdin and not program else None,
+        answers=reads_answers(from_stdin, as_json or as_events) and (not program or isatty(STDIN)),
     )
     shown = printer(as_json=as_json, as_events=as_events)
 
     async def run(client: "Client") -> "Run":
         where = await _where(client, sandbox_id, conversation, context)
-        return await _run(spec, where, shown)
+        for cell in cells:
+            ended = await _run(replace(spec, code=cell), where, shown)
+            if not ended.ok:
+                break
+        return ended
 
     return exits.for_run(connect.ask(socket, key, run))
 

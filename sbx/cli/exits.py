@@ -37,7 +37,8 @@ exit codes:
   130  interrupted by Ctrl-C (143: ended by SIGTERM, 129: by SIGHUP)
   137  killed: a limit was exceeded (stderr names it), or the kernel died
   141  the reader of the output closed it
-Code that ends with sys.exit(N), and a command of --shell, set the exit code themselves."""
+A program sets the exit code itself, as under python3 (128+N: ended by the signal N), and so does a
+command of --shell."""
 
 
 class StoppedBySignal(errors.SbxError):
@@ -81,11 +82,7 @@ def for_run(run: "Run") -> int:
             return Exit.INTERRUPTED
         case Status.KILLED:
             return Exit.KILLED
-    if run.exit_code is not None:
-        return run.exit_code
-    if run.error is not None and run.error.name == "SystemExit":
-        return by_system_exit(run.error.value)
-    return Exit.FAILED
+    return Exit.FAILED if run.exit_code is None else run.exit_code
 
 
 def for_agent(reason: "Reason") -> int:
@@ -101,11 +98,3 @@ def for_agent(reason: "Reason") -> int:
             return Exit.INTERRUPTED
         case "error":
             return Exit.FAILED
-
-
-def by_system_exit(value: str) -> int:
-    """Return the exit code of `sys.exit(value)`: 0 without a value, and 1 for a text."""
-    try:
-        return int(value or 0) & 0xFF
-    except ValueError:
-        return Exit.FAILED

@@ -8,7 +8,15 @@ import typer
 
 from sbx.cli import output, terminal
 from sbx.cli.exits import Exit
-from sbx.cli.run import CodeOption, FileArgument, LanguageOption, UploadOption, check_names, code_of
+from sbx.cli.run import (
+    CodeOption,
+    FileArgument,
+    LanguageOption,
+    UploadOption,
+    check_names,
+    code_of,
+    text_of,
+)
 from sbx.cli.script import PythonScript, language_for
 from sbx.errors import Conflict, NotFound, SbxError
 
@@ -134,10 +142,10 @@ def learn(
         raise Conflict(f"{out} exists", hint="name a new file")
     base = load(reference(policy), search=_search())
     check_names(upload or [])
-    text, from_stdin = code_of(file, code)
-    script = language_for(language, file, text, shell=False)
+    source, from_stdin = code_of(file, code)
+    script = language_for(language, file, source, shell=False)
     path = None if file is None or from_stdin or script is not None else Path(file)
-    learned = asyncio.run(_learned(base, text, script, path, upload or (), allow_private))
+    learned = asyncio.run(_learned(base, source, script, path, upload or (), allow_private))
     last = learned.last
     if learned.policy is None:
         failure = last.run.error
@@ -165,12 +173,13 @@ def learn(
 
 async def _learned(
     base: "Policy",
-    text: str,
+    source: bytes,
     script: "Language | None",
     path: Path | None,
     upload: Sequence[Path],
     allow_private: bool,
 ) -> "LearnedPolicy":
+    from sbx.run_methods import RunCall
     from sbx.runtime.learning import learn
     from sbx.runtime.runtime import Runtime
     from sbx.runtime.settings import Settings
@@ -179,10 +188,12 @@ async def _learned(
         for each in upload:
             await box.uploads.put(each)
         if script is not None:
-            return await box.run_script(text, script)
-        if path is not None:
-            await PythonScript.of(path, text, None).begin(box, ())
-        return await box.run(text)
+            return await box.run_script(text_of(source, str(path)), script)
+        copied = PythonScript.of(path, source, None) if path is not None else None
+        if copied is not None:
+            await copied.copy(box)
+        name = copied.path if copied is not None else "-c"
+        return await box.run_call(RunCall("file", name, source=source))
 
     async with Runtime(Settings(fast_path=False)) as runtime:
         return await learn(

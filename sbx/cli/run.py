@@ -121,11 +121,12 @@ def run(
 ) -> int:
     """Run code in a new sandbox, and stream its output.
 
-    A Python FILE has sys.argv, __file__ and the modules of its directory. A notebook (.ipynb) runs
-    cell by cell. The value of the last expression is shown, as in a notebook. input() reads from
-    the terminal, or with -i lines of stdin; else it raises an error. Ctrl-C interrupts the run. If
-    it does not end within half a second, or at a second Ctrl-C, it is killed. Colours reach a
-    terminal. Other control characters are printed as \\x1b; --json has the exact text.
+    A Python FILE runs as with python3, with the modules of its directory, and so does the code of
+    -c, which also shows the value of its last expression. A notebook (.ipynb) runs cell by cell.
+    With -i the code reads stdin. Without it, stdin is empty, and at a terminal input() asks.
+    Ctrl-C interrupts the run. If it does not end within half a second, or at a second Ctrl-C, it is
+    killed. Colours reach a terminal. Other control characters are printed as \\x1b; --json has the
+    exact text.
     """
     if as_json and as_events:
         raise BadRequest("--json and --events exclude each other")
@@ -138,16 +139,18 @@ def run(
         memory=memory, cpus=cpus, network_allow=network_allow, env=env
     )
     check_names(upload or [])
-    text, from_stdin = code_of(file, code)
+    source, from_stdin = code_of(file, code)
     if from_stdin and send_stdin:
         raise BadRequest("stdin is already the script, so it cannot be the input, too")
-    script = language_for(language, file, text, shell=shell)
+    script = language_for(language, file, source, shell=shell)
     path = None if file is None or from_stdin or shell or script is not None else Path(file)
     if args and script is None and path is None:
         raise BadRequest(
             "arguments are for a script in a FILE", hint="put them into the code, or name a FILE"
         )
     notebook = path is not None and path.suffix.lower() == NOTEBOOK
+    is_program = not (notebook or shell or script is not None)
+    text = "" if is_program else text_of(source, file)
     cells = cells_of(text, str(path)) if notebook else [text]
     if notebook and as_json:
         raise BadRequest("--json is for one result, and each cell of a notebook has one: --events")
@@ -156,21 +159,34 @@ def run(
 
     import asyncio  # lazy imports keep `sbx --help` fast
 
-    from sbx.cli.run_driver import RunSpec, reads_answers, stdin_of
+    from sbx.cli.run_driver import RunSpec, input_of_program, reads_answers, stdin_of
     from sbx.cli.run_output import printer
+    from sbx.run_methods import RunCall
 
+    script_file = PythonScript.of(path, source, workspace) if path and not notebook else None
+    program = None
+    if is_program:
+        program = RunCall(
+            "file",
+            script_file.path if script_file is not None else "-" if from_stdin else "-c",
+            args=tuple(args or ()),
+            source=source,
+            stdin_data=input_of_program() if send_stdin else None,
+            shows_value=code is not None,
+        )
     spec = RunSpec(
         "",
+        file=program,
         shell=shell,
         language=script,
         args=tuple(args or ()),
         timeout_s=timeout,
         # Hostile code must not read the stdin of a pipeline that only starts it.
-        answers=(send_stdin or isatty(STDIN)) and reads_answers(from_stdin, as_json or as_events),
+        answers=(isatty(STDIN) or (send_stdin and notebook))
+        and reads_answers(from_stdin, as_json or as_events),
         stdin=stdin_of() if send_stdin and (shell or script is not None) else None,
     )
     options = {"workspace": workspace, "uploads": uploads, **narrowed}
-    script_file = None if path is None or notebook else PythonScript.of(path, text, workspace)
     work = _Work(spec, cells, script_file, upload or (), figures, out)
     asks = not (as_json or as_events)
     shown = printer(as_json=as_json, as_events=as_events)
@@ -229,7 +245,7 @@ async def _run_once(
                 where = box.conversation("default")
                 signals.react(_on_interrupt(where, signals))
                 if work.script is not None:
-                    await work.script.begin(box, work.spec.args)
+                    await work.script.copy(box)
                 results = []
                 for cell in work.cells:
                     run = replace(work.spec, code=cell).start(where, run_printer)
@@ -289,7 +305,7 @@ def _on_interrupt(where: "Conversation", signals: "SignalHandler") -> "list[Step
     return [interrupt, kill]
 
 
-def code_of(file: str | None, code: str | None) -> tuple[str, bool]:
+def code_of(file: str | None, code: str | None) -> tuple[bytes, bool]:
     """Return the code, and whether it came from stdin. Raise BadRequest, NotFound, TooLarge."""
     if (file is None) == (code is None):
         raise BadRequest(
@@ -297,7 +313,7 @@ def code_of(file: str | None, code: str | None) -> tuple[str, bool]:
             hint="pass a FILE, or -c CODE, or - for stdin",
         )
     if code is not None:
-        return code, False
+        return code.encode(errors="surrogateescape"), False
     name = "stdin" if file == "-" else str(file)
     try:
         if file == "-":
@@ -324,9 +340,15 @@ def code_of(file: str | None, code: str | None) -> tuple[str, bool]:
             code="code_too_large",
             hint="pass data with --upload",
         )
+    return data, file == "-"
+
+
+def text_of(data: bytes, file: str | None) -> str:
+    """Return code that is not Python, or a notebook, as text. Raise BadRequest `invalid_code`."""
     try:
-        return data.decode("utf-8-sig"), file == "-"
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        name = "the code" if file is None else "stdin" if file == "-" else file
         line = data.count(b"\n", 0, error.start) + 1
         raise BadRequest(
             f"{name} is not UTF-8 text: line {line} has the byte 0x{data[error.start]:02x}",

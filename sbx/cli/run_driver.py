@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sbx.cli import terminal
@@ -15,7 +15,8 @@ from sbx.cli.run_output import Printer
 from sbx.cli.signals import handled
 from sbx.errors import BadRequest, TooLarge
 from sbx.protocol.languages import Language
-from sbx.protocol.runs import Event, InputRequest, Run, RunEnd
+from sbx.protocol.runs import STDIN_MAX, Event, InputRequest, Run, RunEnd
+from sbx.run_methods import RunCall
 
 if TYPE_CHECKING:
     from sbx.client.contexts import RemoteContext
@@ -33,7 +34,8 @@ Step = Callable[[], Coroutine[None, None, None]]
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """One run of `sbx run` or `sbx exec`. With `answers`, its questions are answered here."""
+    """One run of `sbx run` or `sbx exec`. With `answers`, its questions are answered here. `file`:
+    a program in Python, in place of the code."""
 
     code: str
     shell: bool
@@ -44,6 +46,7 @@ class RunSpec:
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: str | None = None
+    file: RunCall | None = None
 
     def start(
         self, where: "Conversation | RemoteConversation | RemoteContext", printer: "RunPrinter"
@@ -52,8 +55,10 @@ class RunSpec:
             return where.start_shell(
                 self.code, timeout=self.timeout_s, cwd=self.cwd, env=self.env, stdin=self.stdin
             )
+        on_input = printer.answer if self.answers else None
+        if self.file is not None:
+            return where.start_call(replace(self.file, timeout=self.timeout_s, on_input=on_input))
         if self.language is None:
-            on_input = printer.answer if self.answers else None
             return where.start_run(self.code, timeout=self.timeout_s, on_input=on_input)
         if TYPE_CHECKING:  # `sbx exec` refuses a script with a context
             assert not isinstance(where, RemoteContext)
@@ -88,6 +93,22 @@ def stdin_of() -> str:
         return data.decode()
     except UnicodeDecodeError:
         raise BadRequest("stdin is not UTF-8 text", hint=_AS_FILE) from None
+
+
+def input_of_program() -> bytes | None:
+    """Return all of stdin, for a program in Python; None at a terminal, where it asks. Raise
+    TooLarge."""
+    if os.isatty(terminal.STDIN):
+        return None
+    data = sys.stdin.buffer.read(STDIN_MAX + 1)
+    if len(data) > STDIN_MAX:
+        raise TooLarge(
+            f"stdin is longer than {STDIN_MAX >> 20} MiB, the limit for a program",
+            code="stdin_too_large",
+            hint=_AS_FILE,
+            details={"limit": STDIN_MAX},
+        )
+    return data
 
 
 class RunPrinter:

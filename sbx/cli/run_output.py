@@ -6,7 +6,6 @@ JsonPrinter       --json: one JSON document, the `Run`
 """
 
 import json
-import re
 from dataclasses import asdict
 from typing import TypeAlias
 
@@ -84,10 +83,10 @@ class TextPrinter:
                 self._end(run)
 
     def _explain(self, error: RunError) -> None:
-        text = error.traceback_ansi or f"{error.name}: {error.value}"
-        if error.name == "SystemExit":  # Python prints a text; a number is the exit code
-            text = "" if re.fullmatch(r"-?\d*", error.value) else error.value
-        if text:
+        text: str | None = error.traceback_ansi or f"{error.name}: {error.value}"
+        if error.name == "SystemExit":
+            text = error.exit_text
+        if text is not None:
             self._fresh_line()
             self._err.write(text.removesuffix("\n") + "\n")
 

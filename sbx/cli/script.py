@@ -1,13 +1,14 @@
 """A file of `sbx run`: its language, the modules of its directory that it imports, and notebooks.
 
-A Python file runs as a script does: with sys.argv, __file__, imports from its directory, and
-tracebacks that name its lines. It is copied to /workspace together with the modules that it
-imports. With a directory of the host as the workspace, only a file in this directory has a path.
+A Python file runs as a program. It is copied to /workspace together with the modules and packages
+that it imports. With a directory of the host as the workspace, only a file in this directory has a
+path.
 """
 
 import ast
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +20,15 @@ from sbx.protocol.languages import Language, check_language, language_of
 if TYPE_CHECKING:
     from sbx.runtime.sandbox import AsyncSandbox
 
-_WORKSPACE = "/workspace"
+WORKSPACE = "/workspace"
 _MODULES_MAX, _MODULES_SIZE_MAX = 500, 16 << 20  # files, bytes
 _PYTHON_SUFFIXES = (".py", ".pyw", ".ipy")
 NOTEBOOK = ".ipynb"
+_NOT_COPIED = ("__pycache__", ".git")
 
 
 def language_for(
-    language: str | None, file: str | None, code: str, *, shell: bool
+    language: str | None, file: str | None, code: bytes, *, shell: bool
 ) -> Language | None:
     """Return the language of a script, or None for Python and for a command: the option decides,
     then the first line `#!…`, then the ending of the file's name. Raise BadRequest."""
@@ -53,9 +55,14 @@ def language_for(
     return script
 
 
-def _interpreter(code: str) -> str | None:
+def is_program(file: str | None) -> bool:
+    """Return whether a FILE of Python runs as with python3: not stdin, and not a notebook."""
+    return file not in (None, "-") and Path(str(file)).suffix.lower() != NOTEBOOK
+
+
+def _interpreter(code: bytes) -> str | None:
     """Return the name of the program in the first line `#!…`; None without one."""
-    line = code.partition("\n")[0]
+    line = code.removeprefix(BOM_UTF8).partition(b"\n")[0].decode(errors="replace")
     if not line.startswith("#!"):
         return None
     words = line.removeprefix("#!").split()
@@ -86,9 +93,9 @@ def cells_of(notebook: str, name: str) -> list[str]:
 # -- scripts in Python -----------------------------------------------------------------------------
 
 
-def modules_of(script: Path, code: str) -> dict[Path, bytes]:
+def modules_of(script: Path, code: bytes) -> dict[Path, bytes]:
     """Return the files in the directory of the script that it imports, directly or by one of them:
-    modules, and whole packages. Raise BadRequest `too_many_modules`."""
+    modules, and whole packages with their data. Raise BadRequest `too_many_modules`."""
     top, modules, pending = script.parent, dict[Path, bytes](), [code]
     while pending:
         for name in _imported(pending.pop()):
@@ -104,11 +111,12 @@ def modules_of(script: Path, code: str) -> dict[Path, bytes]:
                         code="too_many_modules",
                         hint="mount its directory with --workspace",
                     )
-                pending.append(modules[path].decode("utf-8", "replace"))
+                if path.suffix == ".py":
+                    pending.append(modules[path])
     return modules
 
 
-def _imported(code: str) -> Iterator[str]:
+def _imported(code: bytes) -> Iterator[str]:
     """Yield the top-level names that the code imports."""
     try:
         tree = ast.parse(code)
@@ -125,7 +133,12 @@ def _files_of(top: Path, name: str) -> list[Path]:
     module = top / f"{name}.py"
     if module.is_file():
         return [module]
-    return sorted(path for path in (top / name).rglob("*.py") if path.is_file())
+    package = top / name
+    return sorted(
+        path
+        for path in package.rglob("*")
+        if path.is_file() and not any(part in _NOT_COPIED for part in path.parts)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,24 +149,23 @@ class PythonScript:
     files: Mapping[str, bytes]
 
     @classmethod
-    def of(cls, file: Path, code: str, workspace: Path | None) -> "PythonScript":
+    def of(cls, file: Path, code: bytes, workspace: Path | None) -> "PythonScript":
         """`workspace`: the directory of the host that is /workspace; nothing is copied there."""
         if workspace is not None:
             inside, top = file.resolve(), workspace.resolve()
             relative = inside.relative_to(top) if inside.is_relative_to(top) else file.name
-            return cls(f"{_WORKSPACE}/{relative}", {})
-        files = {file.name: code.encode()}
+            return cls(f"{WORKSPACE}/{relative}", {})
+        files = {file.name: code}
         for module, content in modules_of(file, code).items():
             files[str(module.relative_to(file.parent))] = content
-        return cls(f"{_WORKSPACE}/{file.name}", files)
+        return cls(f"{WORKSPACE}/{file.name}", files)
 
-    async def begin(self, box: "AsyncSandbox", args: Sequence[str]) -> None:
-        """Copy the files, and give the next cells the name and the arguments of the script."""
+    async def copy(self, box: "AsyncSandbox") -> None:
+        """Copy the files to /workspace."""
         with suppress(Denied):  # the policy offers no files: the script runs alone
             for name, content in self.files.items():
                 await box.files.write(name, content)
-        await box.run(f"get_ipython().begin_script({self.path!r}, {[self.path, *args]!r})")
 
     @property
     def copied(self) -> frozenset[str]:
-        return frozenset(f"{_WORKSPACE}/{name}" for name in self.files)
+        return frozenset(f"{WORKSPACE}/{name}" for name in self.files)

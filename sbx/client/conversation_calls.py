@@ -1,6 +1,7 @@
 """The calls of one conversation: its runs, and requests that take as long as a run."""
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,6 +123,9 @@ def _body(call: RunCall, context: str | None) -> dict[str, Any]:
     fields = {
         "kind": check_language(call.language) if call.kind == "script" else call.kind,
         "code": checks.text(call.code, "command" if call.kind == "shell" else "code"),
+        "source": _base64(call.source),
+        "stdin_data": _base64(call.stdin_data),
+        "shows_value": call.shows_value or None,
         "args": list(check_arguments(call.args)) or None,
         "timeout": checks.timeout(call.timeout),
         "cwd": call.cwd if call.cwd is None else checks.path(call.cwd),
@@ -132,6 +136,10 @@ def _body(call: RunCall, context: str | None) -> dict[str, Any]:
         "context": context,
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _base64(data: bytes | None) -> str | None:
+    return None if data is None else b64encode(data).decode()
 
 
 def encoded(request: dict[str, Any]) -> bytes:

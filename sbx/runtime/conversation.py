@@ -164,7 +164,7 @@ class Conversation(ScriptMethods[ActiveRun]):
 
     def start_call(self, call: RunCall) -> ActiveRun:
         if call.kind == "file":
-            file, timeout_s = check_file(self._policy, call), self.script_timeout(call.timeout)
+            file, timeout_s = self.check_file(call), self.script_timeout(call.timeout)
             live = self._default.new_run()
             return self.run_file_in(self._default, live, file, timeout_s, call.on_input)
         if call.kind != "script":
@@ -173,6 +173,10 @@ class Conversation(ScriptMethods[ActiveRun]):
             call.code, call.language, args=call.args, env=call.env, stdin=call.stdin, cwd=call.cwd
         )
         return self._default.start_program(make, self.script_timeout(call.timeout))
+
+    def check_file(self, call: RunCall) -> PythonFile:
+        """Check the call of `start_file`, and raise as it does."""
+        return check_file(self._policy, call)
 
     def run_file_in(
         self,

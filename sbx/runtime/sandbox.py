@@ -119,6 +119,7 @@ class AsyncSandbox(SandboxKernels):
     stream_shell = to_default(Conversation.stream_shell)
     run_script = to_default(Conversation.run_script)
     stream_script = to_default(Conversation.stream_script)
+    run_call = to_default(Conversation.run_call)
     run_file = to_default(Conversation.run_file)
     stream_file = to_default(Conversation.stream_file)
     start_file = to_default(Conversation.start_file)

@@ -13,6 +13,9 @@ from sbx.kernels.kernel import Kernel
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.languages import Language
 from sbx.protocol.runs import Event, Run, RunEnd, RunError, Status
+from sbx.run_methods import RunCall
+from sbx.runtime.conversation import Conversation
+from sbx.runtime.processes.scripts import PythonFile
 from sbx.runtime.run import checks
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context import Context
@@ -22,7 +25,7 @@ from sbx.store.runs import Begun
 from sbx.telemetry import logs, metrics, spans
 from sbx.telemetry.host_paths import without_host_paths
 
-Kind = Literal["python", "shell"] | Language
+Kind = Literal["python", "shell", "file"] | Language
 
 _HANDLE_SIZE = 4 << 10  # bytes, about, of a run that printed nothing
 _ANSWER_MAX = 1 << 20  # bytes of one line for input()
@@ -32,7 +35,8 @@ _log = logging.getLogger(__name__)
 
 class RunRequest(Struct, frozen=True):
     """A request for a run. Without a `timeout_s`, the policy's run_timeout applies. `cwd`, `env`
-    and `stdin` are for a command or a script only, `args` for a script. `interactive`: input()
+    and `stdin` are for a command, a script or a file of Python, `args` for the last two. `source`,
+    `stdin_data` and `shows_value` are for a file: see `RunCall`. `interactive`: input()
     emits an InputRequest event, which `RunHandle.answer` answers; without it, input() raises.
     `stdin_open`: `RunHandle.write` feeds the command. `reservation`: the space and the idempotency
     key of the call, which is recorded with the run."""
@@ -49,12 +53,35 @@ class RunRequest(Struct, frozen=True):
     tags: str | None = None
     context: str = DEFAULT_CONTEXT
     args: Sequence[str] = ()
+    source: bytes | None = None
+    stdin_data: bytes | None = None
+    shows_value: bool = False
     reservation: Slot | None = None
 
     @property
     def size(self) -> int:
         """In characters."""
-        return len(self.code) + len(self.stdin or "")
+        texts = (self.code, self.stdin or "", self.source or b"", self.stdin_data or b"")
+        return sum(map(len, texts))
+
+    @property
+    def as_call(self) -> RunCall:
+        """Return the call of a file of Python."""
+        return RunCall(
+            "file",
+            self.code,
+            args=self.args,
+            cwd=self.cwd,
+            env=self.env,
+            source=self.source,
+            stdin_data=self.stdin_data,
+            shows_value=self.shows_value,
+        )
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits in the queue of its context: commands and scripts run at once."""
+        return self.kind in ("python", "file")
 
 
 class RunHandle:
@@ -76,12 +103,14 @@ class RunHandle:
         timeout_s: float,
         request_size: int,
         *,
+        conversation: Conversation,
+        file: PythonFile | None,
         record: Callable[[Begun], None],
         settle: Callable[["RunHandle"], Coroutine[Any, Any, None]],
         settle_later: Callable[["RunHandle"], None],
     ) -> None:
-        """`timeout_s`: the checked time-out of a cell. `record` writes the beginning to the store.
-        `settle` waits for the end and records it; `settle_later` does so in a task."""
+        """`timeout_s`: the checked time-out of a cell or a `file`. `record` writes the beginning to
+        the store. `settle` waits for the end and records it; `settle_later` does so in a task."""
         self.run_id = begun.id
         self.owner = lease.caller.owner
         self.sandbox_id = begun.sandbox_id
@@ -94,6 +123,8 @@ class RunHandle:
         self.request_size = request_size
         self._timeout_s = timeout_s
         self._context = context
+        self._files = conversation
+        self._file = file
         self._lease: SandboxLease | None = lease
         self._record = record
         self._settle = settle
@@ -114,7 +145,8 @@ class RunHandle:
         Raises Unavailable if no kernel could be started, Closed if the sandbox was deleted.
         """
         if self._soon is not None:
-            kernel = None if self.request.interactive else self._context.free_kernel
+            inline = self.request.kind == "python" and not self.request.interactive
+            kernel = self._context.free_kernel if inline else None
             if kernel is None:
                 self._begin()
             else:
@@ -141,7 +173,7 @@ class RunHandle:
             return False
         if self._soon is not None:
             self._begin()
-        await self._context.give_up(self.live)
+        await self._files.give_up(self.live)
         return True
 
     async def answer(self, text: str | None) -> None:
@@ -175,7 +207,10 @@ class RunHandle:
         on_input = self._line if self.request.interactive else None
         request, live = self.request, self.live
         try:
-            self._context.start_checked(live, request.code, self._timeout_s, on_input)
+            if self._file is not None:
+                self._files.run_file_in(self._context, live, self._file, self._timeout_s, on_input)
+            else:
+                self._context.start_checked(live, request.code, self._timeout_s, on_input)
         except SbxError as error:
             live.fail(error)
         self.record_beginning()
@@ -259,7 +294,7 @@ class RunHandle:
         self.ended = True
         # This stays for a minute: a deleted sandbox must not, and a full collection of garbage
         # walks 25 objects of each ended run.
-        del self._context, self._record, self._settle, self._settle_later
+        del self._context, self._files, self._record, self._settle, self._settle_later
         if self._ended is not None:
             self._ended.set()
 

@@ -51,7 +51,7 @@ class RunQueue:
         self.commands: dict[RunHandle, None] = {}
 
     def of(self, kind: str) -> dict[RunHandle, None]:
-        return self.cells if kind == "python" else self.commands
+        return self.cells if kind in ("python", "file") else self.commands
 
     def current(self) -> list[RunHandle]:
         """Return the runs that an interrupt ends: the first cell, else the commands."""
@@ -194,7 +194,7 @@ class Runs:
     ) -> RunHandle:
         key = (lease.id, conversation.name, request.context)
         queue = self._queues.get(key)
-        waiting_max = self._queue_max + (request.kind == "python")  # and the cell that runs
+        waiting_max = self._queue_max + request.waits  # and the cell that runs
         if queue is not None and len(queue.of(request.kind)) >= waiting_max:
             raise _full(f"{self._queue_max} runs of this conversation wait", self._queue_max)
         size = request.size
@@ -204,8 +204,12 @@ class Runs:
         if self._asked.total() + size > _ASKED_MAX:
             raise _full("too much code waits to be run by this service", _ASKED_MAX)
         context = conversation.contexts.find(request.context)
-        timeout_s = 0.0  # of a cell
-        if request.kind == "python":
+        timeout_s, file = 0.0, None
+        if request.kind == "file":
+            file = conversation.check_file(request.as_call)
+            timeout_s = context.timeout_s(request.timeout_s)
+            live = context.new_run()
+        elif request.kind == "python":
             timeout_s = context.checked(request.code, request.timeout_s)
             live = context.new_run()
         elif request.kind == "shell":
@@ -247,6 +251,8 @@ class Runs:
             lease,
             timeout_s,
             size,
+            conversation=conversation,
+            file=file,
             record=self.history.begin,
             settle=self._settle,
             settle_later=self._settle_later,
@@ -258,10 +264,10 @@ class Runs:
         self._idle.clear()
         if queue is None:
             queue = self._queues[key] = RunQueue()
-        if request.kind == "python" and queue.cells:
+        if request.waits and queue.cells:
             handle.enter_queue()
         queue.of(request.kind)[handle] = None
-        if request.kind == "python":
+        if request.waits:
             handle.schedule()
         else:
             handle.record_beginning()

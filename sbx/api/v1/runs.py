@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, BeforeValidator, Field, StringConstraints
+from pydantic import Base64Bytes, BaseModel, BeforeValidator, Field, StringConstraints
 from starlette.routing import request_response
 
 from sbx.api import sse
@@ -40,10 +40,16 @@ _STREAM = {"content": sse.DOCUMENTED}
 class NewRun(RequestBody):
     """`timeout` in seconds, null for the policy's; `interactive`: input() sends an event;
     `stream`: events as they come; `attended`: the run is interrupted if the client disconnects;
-    `context`: the kernel of the conversation; `args`: the arguments of a script; `stdin_open`: a
-    command also reads the text sent to `/runs/{run_id}/stdin`."""
+    `context`: the kernel of the conversation; `args`: the arguments of a script or a file;
+    `stdin_open`: a command also reads the text sent to `/runs/{run_id}/stdin`.
 
-    kind: Annotated[Literal["python", "shell"] | Language, BeforeValidator(full_name)] = "python"
+    A `file` runs as `python3 FILE`: `code` is its path in the workspace. Or `code` is `-` (or `-c`)
+    and `source` the code. `stdin_data` is its standard input, and `shows_value` displays the value
+    of the last expression; both byte strings are base64."""
+
+    kind: Annotated[Literal["python", "shell", "file"] | Language, BeforeValidator(full_name)] = (
+        "python"
+    )
     code: str
     timeout: float | None = None
     cwd: str | None = None
@@ -57,6 +63,9 @@ class NewRun(RequestBody):
     tags: Annotated[str, StringConstraints(max_length=4_000)] | None = None
     context: str = DEFAULT_CONTEXT
     args: list[str] = Field(default_factory=list, max_length=ARGUMENTS_MAX)
+    source: Base64Bytes | None = None
+    stdin_data: Base64Bytes | None = None
+    shows_value: bool = False
 
 
 class QuarantinedBody(BaseModel):
@@ -105,7 +114,7 @@ class StdinPiece(BaseModel):
 async def create_run(
     sandbox_id: str, conversation: str, request: Request, caller: CallerDep, service: ServiceDep
 ) -> Response:
-    """Run a cell, a command or a script. Code that fails is a success of this call."""
+    """Run a cell, a command, a script or a file of Python. If the code fails, the call succeeds."""
     new = await body_of(request, NewRun)
     spec = RunRequest(
         kind=new.kind,
@@ -120,6 +129,9 @@ async def create_run(
         tags=new.tags,
         context=new.context,
         args=new.args,
+        source=new.source,
+        stdin_data=new.stdin_data,
+        shows_value=new.shows_value,
     )
     streams = new.stream or sse.accepts_events(request)
     if streams:

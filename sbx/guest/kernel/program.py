@@ -27,6 +27,7 @@ from sbx.guest.kernel import errors
 CODE, STDIN = "-c", "-"  # in place of a path, as on python3's command line
 _STDIN_DIRECTORY = "/tmp"  # noqa: S108  # for a file without a name
 _INTERRUPTED = 128 + signal.SIGINT
+_IPYTHON = ".ipy"
 _NO_FILE = 2  # python3's exit code for a file that it cannot open
 
 
@@ -152,22 +153,25 @@ def run(
     program: PythonProgram,
     check: Callable[[ast.AST], object],
     show: Callable[[object], None],
+    run_cell: Callable[[types.ModuleType, str], BaseException | None],
     explain: Callable[[BaseException], str | None],
     at_end: Callable[[], None],
 ) -> Outcome:
     """Run a program in this process, up to its last line.
 
     `check` raises for imports that the policy refuses. `show` displays the value of the last
-    expression. `explain` returns a hint for an error. `at_end` is called after code that did not
+    expression. `run_cell` runs code with the syntax of IPython, shows its error, and returns it.
+    `explain` returns a hint for an error. `at_end` is called after code that did not
     fail.
     """
     outcome = Outcome()
     try:
         try:
-            if _execute(program, check, show):
-                at_end()
-            else:
+            if program.path.endswith(_IPYTHON):
+                _execute_ipython(program, run_cell, outcome)
+            elif not _execute(program, check, show):
                 outcome.code = _NO_FILE
+            at_end()
         except SystemExit as error:
             outcome.code = leave_with(error)
         except BaseException as error:  # noqa: BLE001  # as CPython does
@@ -204,13 +208,15 @@ def _execute(
             _print_error(f"{sys.executable}: can't open file {program.path!r}: {where}\n")
             return False
     name = {CODE: "<string>", STDIN: "<stdin>"}.get(program.path, program.path)
-    tree = compile(source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    tree: ast.Module = compile(  # type: ignore[assignment]  # of PyCF_ONLY_AST
+        source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True
+    )
     check(tree)
     last = tree.body[-1] if program.shows_value and tree.body else None
     shown = last if isinstance(last, ast.Expr) else None
     if shown is not None:
         tree.body.pop()
-    code = compile(source if shown is None else tree, name, "exec", dont_inherit=True)
+    code = compile(tree, name, "exec", dont_inherit=True)
     exec(code, vars(main))  # noqa: S102
     if shown is not None:
         code = compile(ast.Expression(shown.value), name, "eval", dont_inherit=True)
@@ -218,6 +224,22 @@ def _execute(
         if value is not None:
             show(value)
     return True
+
+
+def _execute_ipython(
+    program: PythonProgram,
+    run_cell: Callable[[types.ModuleType, str], BaseException | None],
+    outcome: Outcome,
+) -> None:
+    source = program.code
+    if source is None:
+        with open(program.path, "rb") as file:
+            source = file.read()
+    error = run_cell(_new_main(program), source.decode())
+    if isinstance(error, SystemExit):
+        outcome.code = leave_with(error)
+    elif error is not None:
+        outcome.code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _new_main(program: PythonProgram) -> types.ModuleType:

@@ -33,7 +33,7 @@ from sbx.guest.supervisor import children
 _CHUNK = 65536
 _PUBLISHED = frozenset(
     (
-        *("display_data", "update_display_data", "execute_result", "clear_output"),
+        *("display_data", "update_display_data", "execute_result", "clear_output", "error"),
         *("comm_open", "comm_msg", "comm_close", "input_request"),
     )
 )
@@ -239,7 +239,9 @@ def run_in(
         outcome.code = 1
         sys.stderr.write(f"{error}\n")
         return outcome
-    return program.run(order, shell.check_imports, shell.show, shell.explain, shell.draw)
+    return program.run(
+        order, shell.check_imports, shell.show, shell.run_file, shell.explain, shell.draw
+    )
 
 
 def _forget_modules_of(directory: str) -> None:

@@ -204,6 +204,15 @@ class SandboxShell(LeanShell):
         if data:
             self.displayhook.write_format_data(data, metadata)
 
+    def run_file(self, main: types.ModuleType, source: str) -> BaseException | None:
+        """Run a file with the syntax of IPython in this module. Show its error, and return it."""
+        self.user_module, self.user_ns = main, vars(main)
+        self.init_user_ns()
+        self.begin_cell()
+        result = self.run_cell(source, store_history=False)
+        error: BaseException | None = result.error_before_exec or result.error_in_exec
+        return error
+
     def draw(self) -> None:
         """Let libraries display their open figures, as at the end of a cell."""
         if self.has_hooks:
