@@ -159,8 +159,11 @@ class OutputWriter:
         A frame that exceeds the run's limit is dropped as a whole, except errors and questions.
         """
         if self._forked:
-            if kind == "error":
-                _write_all(2, "".join(f"{line}\n" for line in content["traceback"]))
+            if kind == "error":  # as CPython reports the end of a process
+                text = content.get("exit_text")
+                exits = text is not None or content["ename"] == SystemExit.__name__
+                lines = [text] if text is not None else [] if exits else content["traceback"]
+                _write_all(2, "".join(f"{line}\n" for line in lines))
             elif (text := content.get("data", {}).get("text/plain")) is not None:
                 _write_all(1, f"{text}\n")
             return

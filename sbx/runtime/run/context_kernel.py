@@ -38,6 +38,8 @@ from sbx.workspace.quarantine import Quarantine
 _log = logging.getLogger(__name__)
 LINKS_PERIOD_S = 3.0
 _LINKS_SHARE = 50  # at most 2 % of one CPU, however large the tree is
+# As jupyter_client waits for a kernel. The end of a kernel without handlers takes milliseconds.
+_FINISH_S = 5.0
 _EVICTED = RunError("KernelEvicted", "its kernel made room for others", "")
 
 StartKernel = Callable[[str, OpenFiles], Awaitable[Kernel]]  # in this context, over these files
@@ -284,15 +286,28 @@ class ContextKernel:
         return termination.end_of_kernel(kernel, end, self.grants.limits)
 
     async def _drop_kernel(self, reason: RunError | None = None) -> None:
-        kernel, self._kernel = self._kernel, None
-        links, self._links = self._links, None
-        await self.disk.close()
-        if links is not None:
-            links.cancel()
-            await asyncio.gather(links, return_exceptions=True)
-        if kernel is not None:
-            kernel.left = kernel.left or self.halting or reason
-            await kernel.kill()
+        try:
+            if self._kernel is not None:
+                self._kernel.left = self._kernel.left or self.halting or reason
+                await self._finish(self._kernel)
+        finally:
+            kernel, self._kernel = self._kernel, None
+            links, self._links = self._links, None
+            await self.disk.close()
+            if links is not None:
+                links.cancel()
+                await asyncio.gather(links, return_exceptions=True)
+            if kernel is not None:
+                await kernel.kill()
+
+    async def _finish(self, kernel: Kernel) -> None:
+        """Let an idle kernel end by itself: open files and handlers of atexit need that."""
+        if self.turn.locked():
+            return
+        async with self.turn:  # no run begins on it
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FINISH_S):
+                    await kernel.finish(self.output_max)
 
 
 def kernel_gone(message: str = "there is no live kernel") -> errors.Conflict:
