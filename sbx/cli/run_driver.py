@@ -100,7 +100,7 @@ def input_of_program() -> bytes | None:
     TooLarge."""
     if os.isatty(terminal.STDIN):
         return None
-    data = sys.stdin.buffer.read(STDIN_MAX + 1)
+    data = sys.stdin.buffer.read(STDIN_MAX + 1) if sys.stdin is not None else b""
     if len(data) > STDIN_MAX:
         raise TooLarge(
             f"stdin is longer than {STDIN_MAX >> 20} MiB, the limit for a program",

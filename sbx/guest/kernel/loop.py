@@ -354,6 +354,7 @@ class KernelLoop:
         finalisers follows the reply."""
         for name in ("stdout", "stderr"):  # finalisation brings these back
             setattr(sys, f"__{name}__", getattr(sys, name))
+        self._output.in_lines = True
         ask = self._input if asks else None
         outcome = program_process.run_in(
             order, self.shell, self._surroundings, ask, self._getpass, self._output.stop

@@ -2,9 +2,9 @@
 
 Output leaves a cell in two ways. `sys.stdout` and `sys.stderr` are `TextStream`s. File descriptors
 1 and 2 are pipes into this process, for writers that bypass Python: C libraries, children,
-os.write. Both meet in `OutputWriter`. The first text after a silence is sent at once, by the thread
+os.write. Both meet in `OutputWriter`. The first line after a silence is sent at once, by the thread
 that wrote it, because a busy cell lets no other thread run for 5 ms. Text that follows is gathered,
-for 10 ms or up to 8 KiB. Fast output is never dropped: a send blocks until the host has read, so a
+for 10 ms or up to 8 KiB, and so is a part of a line: a crash must not cut it. Fast output is never dropped: a send blocks until the host has read, so a
 flood slows the cell down and fills no memory.
 
 One thread (`OutputWriter.start`; the process must have only one thread until it is sealed) waits
@@ -41,6 +41,7 @@ PIECE = 64 * 1024
 _DESCRIPTORS: dict[StreamName, int] = {"stdout": 1, "stderr": 2}
 _PIPE_CAPACITY = 65536
 _AT_ONCE_S = 1e-6
+_PART_S = 0.002  # the rest of a line usually follows within microseconds
 _AFTER_THE_LIMIT = "\n[output after the end of a run and beyond its limit is not shown]\n"
 _UNCOUNTED = frozenset({"error", "input_request"})
 
@@ -67,6 +68,7 @@ class OutputWriter:
         self._forked = False
         self._thread: threading.Thread | None = None
         self._stopped = False
+        self.in_lines = False  # send each line at once: a crash loses none
 
     def take_over(self) -> None:
         """Replace stdout and stderr, and descriptors 0, 1 and 2, of this process."""
@@ -215,10 +217,11 @@ class OutputWriter:
             return
         now = time.monotonic()
         due = self._sent_at + INTERVAL_S
-        if self._size >= FULL or due <= now or self._stopped:
+        is_line = self._gathered[-1][1].endswith("\n")
+        if self._size >= FULL or self._stopped or (is_line and (due <= now or self.in_lines)):
             self._send_gathered()
         elif not self._alarm_set:
-            self._set_alarm(due - now)
+            self._set_alarm(max(due - now, _PART_S))
 
     def _hold(self, frame: bytes) -> None:
         self._writer.hold(frame)
@@ -280,12 +283,13 @@ class OutputWriter:
                     waiting.unregister(descriptor)
             try:
                 with self._lock:
+                    self._empty_pipes()
                     if is_due:
                         self._alarm_set = False
-                    self._empty_pipes()
-                    self._send_or_schedule()
-                    if is_due:
+                        self._send_gathered()
                         self._send_overdue()
+                    else:
+                        self._send_or_schedule()
             except OSError:
                 os._exit(0)
             if self._stopped:
