@@ -4,8 +4,8 @@ Output leaves a cell in two ways. `sys.stdout` and `sys.stderr` are `TextStream`
 1 and 2 are pipes into this process, for writers that bypass Python: C libraries, children,
 os.write. Both meet in `OutputWriter`. The first line after a silence is sent at once, by the thread
 that wrote it, because a busy cell lets no other thread run for 5 ms. Text that follows is gathered,
-for 10 ms or up to 8 KiB, and so is a part of a line: a crash must not cut it. Fast output is never dropped: a send blocks until the host has read, so a
-flood slows the cell down and fills no memory.
+for 10 ms or up to 8 KiB, and so is a part of a line: a crash must not cut it. Fast output is never
+dropped: a send blocks until the host has read, so a flood slows the cell down and fills no memory.
 
 One thread (`OutputWriter.start`; the process must have only one thread until it is sealed) waits
 for the pipes and for gathered text or held frames to become due. A thread that writes, displays or

@@ -205,9 +205,10 @@ def _execute(
                 source = file.read()
         except OSError as error:
             where = f"[Errno {error.errno}] {error.strerror}"
-            _print_error(f"{sys.executable}: can't open file {program.path!r}: {where}\n")
+            path = os.path.abspath(program.path)
+            _print_error(f"{sys.executable}: can't open file {path!r}: {where}\n")
             return False
-    name = {CODE: "<string>", STDIN: "<stdin>"}.get(program.path, program.path)
+    name = {CODE: "<string>", STDIN: "<stdin>"}.get(program.path, os.path.abspath(program.path))
     tree: ast.Module = compile(  # type: ignore[assignment]  # of PyCF_ONLY_AST
         source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True
     )
