@@ -88,7 +88,7 @@ async def test_a_file_decides_about_the_prompt_the_model_the_tools_and_the_polic
     assert "Answer in German." in request.messages[0]["content"]
     assert (request.body["temperature"], request.body["max_tokens"]) == (0.25, 321)
     names = [tool["function"]["name"] for tool in request.body["tools"]]
-    assert names == ["run_code", "execute_command", "read_file"]
+    assert names == ["run_code", "read_file"]  # strict starts no commands
     (session,) = (await http.get(f"{API}/conversations")).json()["items"]
     box = (await http.get(f"/v1/sandboxes/{session['sandbox_id']}")).json()
     assert box["profile"] == "strict"
