@@ -1,8 +1,8 @@
 """The acts of tests/data_matrix.py on one thing, and the comparison with its cell."""
 
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from matrix_agent_things import (
@@ -23,7 +23,7 @@ from matrix_inner_things import (
     TerminalThing,
     TokenThing,
 )
-from matrix_places import Place
+from matrix_places import Place, process
 from matrix_sdk_things import (
     BayThing,
     ClientThing,
@@ -38,7 +38,7 @@ from matrix_things import (
     UploadThing,
 )
 
-from tests.data_matrix import ACTS, TABLE, Cell
+from tests.data_matrix import ACTS, TABLE, Cell, cell_of
 
 THINGS: dict[str, type[Thing]] = {
     "sandbox": ClientThing,
@@ -175,6 +175,9 @@ class Made:
     log: bytes
 
 
+Restarted = tuple[Place, dict[str, Made]]
+
+
 async def made_all(place: Place, act: str, held: AsyncExitStack) -> dict[str, Made]:
     """Create and use all things that have this act."""
     everything = {}
@@ -187,15 +190,44 @@ async def made_all(place: Place, act: str, held: AsyncExitStack) -> dict[str, Ma
     return everything
 
 
-async def begin_all(everything: Mapping[str, Made]) -> None:
+@asynccontextmanager
+async def killed(act: str) -> AsyncIterator[Restarted]:
+    """Make all things, kill the service in the middle of their work, and start it again."""
+    async with process() as running, AsyncExitStack() as held:
+        made = await made_all(await running.start(), act, held)
+        await _begin_all(made)
+        running.kill()
+        yield await running.start(), made
+
+
+@asynccontextmanager
+async def restored(act: str, *, older: bool) -> AsyncIterator[Restarted]:
+    """Make all things, back up the store, and restore it. `older`: delete them in between."""
+    async with process() as running, AsyncExitStack() as held:
+        place = await running.start()
+        made = await made_all(place, act, held)
+        if not older:
+            await _begin_all(made)
+        for name, each in made.items():  # runs are recorded soon after their reply
+            if each.thing is not None:
+                await place.where(each.thing.mark, cell_of(name, "backup and restore").disk)
+        running.store("backup", place.top / "kept")
+        if older:
+            await _delete_all(made)
+        await running.end()
+        running.store("restore", place.top / "kept")
+        yield await running.start(), made
+
+
+async def _begin_all(made: Mapping[str, Made]) -> None:
     """Begin all that is in progress when the service is killed or copied."""
-    for each in everything.values():
+    for each in made.values():
         if each.thing is not None:
             await each.thing.before_restart()
 
 
-async def delete_all(everything: Mapping[str, Made]) -> None:
-    for each in everything.values():
+async def _delete_all(made: Mapping[str, Made]) -> None:
+    for each in made.values():
         if each.thing is not None:
             await each.thing.before("delete")
             await each.thing.delete()

@@ -29,7 +29,7 @@ class AgentThing(Thing):
         return {"user_id": self.user, "agent_id": self.agent}
 
     async def make_project(self, name: str) -> str:
-        self.directory = self.place.directory(self.user)
+        self.directory = self.place.directory(f"work-{self.conversation}")
         body = {"name": name, "working_directory": str(self.directory)}
         reply = await self.call("POST", f"{API}/projects", json=body)
         self.project = reply.json()["id"]

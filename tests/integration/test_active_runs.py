@@ -250,9 +250,7 @@ async def test_the_state_of_an_embedded_agent_equals_the_run_of_a_service(
 
     profile = parse_profile('tools = ["plan"]\nprice = {input = 1.0, output = 2.0}', "planner")
     model = ReplayModel([first, "done"], name="scripted")
-    agent = Agent(
-        FakeSandbox(), model, tools=profile.select(Tools()), budget=profile.budget
-    )
+    agent = Agent(FakeSandbox(), model, tools=profile.select(Tools()), budget=profile.budget)
     states = []
     await agent.run("plan it", run_id="run-1", on_step=lambda _: states.append(agent.state))
     state = states[0]

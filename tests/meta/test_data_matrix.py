@@ -1,6 +1,7 @@
 """The table of tests/data_matrix.py is complete, its page is current, and each cell has a test."""
 
 import ast
+from contextlib import suppress
 from pathlib import Path
 
 from tests.data_matrix import ACTS, NEVER_MAX, PAGE, TABLE, Cell, Never, page
@@ -32,15 +33,30 @@ def test_a_deletion_leaves_nothing() -> None:
         assert not isinstance(cell, Cell) or cell.disk in ("nowhere", "directory"), thing
 
 
+def constants(module: str) -> dict[str, object]:
+    """Return the literals that a module assigns to names in capital letters."""
+    found = {}
+    for node in ast.parse((INTEGRATION / module).read_text()).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name.isupper():
+                with suppress(ValueError):
+                    found[name] = ast.literal_eval(value)
+    return found
+
+
 def test_each_thing_has_a_module_of_tests() -> None:
-    tested = {"notebook kernel"}
-    for name in ("sessions", "agents", "sandboxes"):
-        for node in ast.parse((INTEGRATION / f"test_matrix_{name}.py").read_text()).body:
-            if isinstance(node, ast.Assign):
-                match node.targets[0]:
-                    case ast.Name(id="THINGS"):
-                        tested |= set(ast.literal_eval(node.value))
-    assert tested == TABLE.keys()
+    modules = [f"test_matrix_{name}.py" for name in ("sessions", "agents", "sandboxes")]
+    tested = [thing for module in modules for thing in constants(module)["THINGS"]]  # type: ignore[attr-defined]
+    assert sorted([*tested, constants("test_matrix_jupyter.py")["THING"]]) == sorted(TABLE)
+
+
+def test_each_act_has_a_module_of_tests() -> None:
+    names = ("killed", "backup", "older_backup")
+    of_modules = {constants(f"test_matrix_{name}.py")["ACT"] for name in names}
+    source = (INTEGRATION / "matrix_acts.py").read_text()
+    assert {act for act in ACTS if f'    "{act}": _' in source} | of_modules == ACTS.keys() - {
+        "create"
+    }
 
 
 def test_the_page_is_that_of_the_table() -> None:
