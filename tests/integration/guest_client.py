@@ -149,6 +149,7 @@ class KernelClient:
         return finish
 
     def run(self, code: str, **content: Any) -> Cell:
+        content = {"takes_payload": True, **content}
         return self.start("execute_request", code=code, allow_stdin=False, **content)()
 
     def wait_for_text(self, text: str) -> None:

@@ -13,10 +13,12 @@ from typing import Any
 
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
+from IPython.core.payload import PayloadManager
 
 from sbx.guest import frames
 
 _TEXT_KEPT = 256 * 1024  # characters that remain of a text that was too large
+_SOURCE_MAX = 80  # characters
 
 
 def bounded(data: Mapping[str, Any], limit: int) -> dict[str, Any]:
@@ -138,3 +140,26 @@ class FrameDisplayPublisher(DisplayPublisher):
 
     def clear_output(self, wait: bool = False) -> None:
         self.shell.publish("clear_output", {"wait": bool(wait)})
+
+
+class Payloads(PayloadManager):
+    """The requests of a cell to its front end.
+
+    A Jupyter front end gets them with the reply. Any other caller reads them in the output, as in
+    IPython without a terminal.
+    """
+
+    for_front_end = True
+
+    def write_payload(self, data: dict[str, Any], single: bool = True) -> None:
+        if self.for_front_end:
+            super().write_payload(data, single)
+            return
+        match data:
+            case {"source": "page", "data": {"text/plain": str(text)}}:
+                pass
+            case {"source": "set_next_input", "text": str(text)}:
+                text = f"# text for the next cell:\n{text}"
+            case _:
+                text = f"{str(data['source'])[:_SOURCE_MAX]}: only a Jupyter front end does this"
+        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")

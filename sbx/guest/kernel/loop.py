@@ -266,7 +266,7 @@ class KernelLoop:
         silent = bool(content.get("silent"))
         self._stdin_allowed = bool(content.get("allow_stdin"))
         self._begin_run("execute_request", content)
-        shell.begin_cell()
+        shell.begin_cell(for_front_end=bool(content.get("takes_payload")))
         failed_transform = None
         try:
             transformed = shell.transform_cell(code)

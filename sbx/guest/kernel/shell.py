@@ -33,7 +33,7 @@ from traitlets.config import Config
 from sbx.guest import frames, import_rules
 from sbx.guest.import_rules import ImportRules, Violation
 from sbx.guest.kernel import errors, system_commands
-from sbx.guest.kernel.display import FrameDisplayHook, FrameDisplayPublisher, bounded
+from sbx.guest.kernel.display import FrameDisplayHook, FrameDisplayPublisher, Payloads, bounded
 from sbx.guest.kernel.errors import error_content, without_guest
 from sbx.guest.kernel.lean_shell import LeanShell, create_lazy_traits
 
@@ -122,7 +122,8 @@ class _Exiter(ZMQExitAutocall):
     """
 
     def __call__(self, code: object = None) -> None:
-        self._ip.ask_exit()
+        if self._ip.payload_manager.for_front_end:
+            self._ip.ask_exit()
         raise SystemExit(code)
 
 
@@ -224,7 +225,9 @@ class SandboxShell(LeanShell):
             return why
         return errors.NO_PACKAGE if self.walls and errors.lacks_package(error) else None
 
-    def begin_cell(self) -> None:
+    def begin_cell(self, *, for_front_end: bool = True) -> None:
+        """Reset the state of a cell. `for_front_end`: its caller takes payloads."""
+        self.payload_manager.for_front_end = for_front_end
         self.interrupted = False
         self.last_error = self.exit_code = None
         self.error_in_display = False
@@ -238,6 +241,10 @@ class SandboxShell(LeanShell):
     def init_hooks(self) -> None:
         super().init_hooks()
         self.set_hook("show_in_pager", page.as_hook(self._page), 99)
+
+    def init_payload(self) -> None:
+        self.payload_manager = Payloads(parent=self)
+        self.configurables.append(self.payload_manager)
 
     def init_magics(self) -> None:
         super().init_magics()

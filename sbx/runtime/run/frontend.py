@@ -189,6 +189,7 @@ class JupyterFrontend:
             "store_history": cell.store_history and not cell.silent,
             "user_expressions": dict(cell.user_expressions),
             "allow_stdin": on_input is not None,
+            "takes_payload": True,
             "output_max": self._context.output_max,
             "msg_id": cell.msg_id,
         }
