@@ -97,6 +97,8 @@ class SbxExecutor(RemotePythonExecutor):  # type: ignore[misc]  # smolagents shi
             logs += "\n[there was more output than the limit]"
         if notice := quarantine_notice(run.quarantined):
             logs += f"\n{notice}"
+        if run.ok and run.error is not None:
+            logs += f"\n{run.error.traceback}"
         self.state["_print_outputs"] = logs
         if run.error is not None and run.error.name == self.FINAL_ANSWER_EXCEPTION:
             return CodeOutput(output=self._final_answer(), logs=logs, is_final_answer=True)

@@ -80,6 +80,9 @@ class Quarantined:
 class Run:
     """The result of one run.
 
+    A run can be ok and have an `error`: it was shown, and the code continued, as after `display(x)`
+    if the repr of `x` raises.
+
     `text` is the output as a reader sees it: all prints and displays in order. `outputs` are the
     MIME bundles of displays and of the result, in order. `state_lost` is True if variables of the
     conversation are lost, because its kernel ended. `exit_code` is that of a command, a script, a

@@ -165,7 +165,7 @@ def _lines(event: object, buffer: LineBuffer, hidden: int) -> Iterator[_Line]:
             if run.execution_count is not None:
                 count = max(1, run.execution_count - hidden)
                 yield {"type": "number_of_executions", "execution_count": count}
-            if not run.ok:
+            if not run.ok or run.error is not None:
                 yield _error_line(run)
             yield {"type": "end_of_execution"}
 

@@ -113,7 +113,7 @@ def _command_end(run: Run) -> Event:
 
 
 def _code_end(run: Run) -> Event:
-    if run.ok:
+    if run.ok and run.error is None:
         return _complete(run)
     error = run.error
     if run.status is Status.INTERRUPTED or error is None:
