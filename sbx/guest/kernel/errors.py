@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from IPython.core.error import UsageError
+from IPython.core.ultratb import AutoFormattedTB
 
 from sbx.guest.kernel.display import cut
 
@@ -42,6 +43,8 @@ _DENIED = frozenset((errno.EPERM, errno.EACCES, errno.ENOSYS))
 _OF_AN_UPLOAD = frozenset((errno.EPERM, errno.EACCES, errno.EXDEV))
 _UPLOADS = ("/workspace/uploads/temparea", "/uploads")
 _CHAIN_MAX = 8
+_FRAMES_KEPT = 20  # at each end; IPython takes 3 ms for a frame
+_ERRORS_KEPT = 20  # of a chain, the last ones
 
 
 def error_content(etype: type, evalue: Any, lines: list[str] | None = None) -> dict[str, Any]:
@@ -80,7 +83,9 @@ def describe(error: BaseException) -> dict[str, Any]:
     while below and any(part in below.tb_frame.f_code.co_filename for part in _AROUND):
         below = below.tb_next
     try:
-        lines = traceback.format_exception(type(error), error, without_guest(below))
+        lines = traceback.format_exception(
+            type(error), error, without_guest(below), limit=-2 * _FRAMES_KEPT
+        )
     except Exception:  # noqa: BLE001 - user code
         return error_content(type(error), error)
     return error_content(type(error), error, [line.rstrip("\n") for line in lines])
@@ -94,19 +99,90 @@ def _bounded_lines(lines: list[str]) -> list[str]:
     return [cut(line, part) for line in (*lines[:3], "…", *lines[-4:])]
 
 
-def without_guest(below: types.TracebackType | None) -> types.TracebackType | None:
-    """Return a traceback without the frames of the guest at its end, such as those of `input` and
-    of the signal handler: the line of the user's code is the place of the error."""
+class BoundedTraceback(AutoFormattedTB):
+    """IPython's traceback, of a bounded number of frames and errors.
+
+    An interrupt while it is formatted, perhaps in a `__repr__` of user code, leaves the plain one.
+    """
+
+    _errors = 0
+    _is_cut = False
+
+    def structured_traceback(
+        self, etype: type, evalue: Any, *args: Any, **kwargs: Any
+    ) -> list[str]:
+        self._errors, self._is_cut = 0, False
+        try:
+            lines = super().structured_traceback(etype, evalue, *args, **kwargs)
+        except KeyboardInterrupt:
+            return list(describe(evalue)["traceback"])
+        if self._is_cut:
+            lines.insert(1, "[... earlier errors of the chain]\n")
+        return lines
+
+    def get_parts_of_chained_exception(self, evalue: BaseException | None) -> Any:
+        parts = super().get_parts_of_chained_exception(evalue)
+        self._errors += 1
+        self._is_cut = parts is not None and self._errors >= _ERRORS_KEPT
+        return None if self._is_cut else parts
+
+    def get_records(self, etb: types.TracebackType, context: int, tb_offset: int) -> Any:
+        every = _frames_of(etb)
+        if len(every) <= 2 * _FRAMES_KEPT:
+            return super().get_records(etb, context, tb_offset)
+        first, last = _linked(every[:_FRAMES_KEPT]), _linked(every[-_FRAMES_KEPT:])
+        assert first is not None
+        assert last is not None
+        return [
+            *super().get_records(first, context, tb_offset),
+            _FramesLeftOut(len(every) - 2 * _FRAMES_KEPT),
+            *super().get_records(last, context, tb_offset),
+        ]
+
+    def format_record(self, frame_info: Any) -> str:
+        return (
+            str(frame_info)
+            if isinstance(frame_info, _FramesLeftOut)
+            else super().format_record(frame_info)
+        )
+
+
+class _FramesLeftOut:
+    """Takes the place of the frames in the middle, as IPython sees a frame."""
+
+    _sd = None
+    frame = types.SimpleNamespace(f_locals={})
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __str__(self) -> str:
+        return f"    [... {self._count} more frames]\n"
+
+
+def _frames_of(below: types.TracebackType | None) -> list[types.TracebackType]:
     frames = []
     while below is not None:
         frames.append(below)
         below = below.tb_next
-    while len(frames) > 1 and frames[-1].tb_frame.f_code.co_filename.startswith(_GUEST):
-        frames.pop()
+    return frames
+
+
+def _linked(frames: list[types.TracebackType]) -> types.TracebackType | None:
+    """Return a traceback of these frames."""
     result = None
     for frame in reversed(frames):
         result = types.TracebackType(result, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return result
+
+
+def without_guest(below: types.TracebackType | None) -> types.TracebackType | None:
+    """Return a traceback without the frames of the guest at its end, such as those of `input` and
+    of the signal handler: the line of the user's code is the place of the error."""
+    frames = _frames_of(below)
+    while len(frames) > 1 and frames[-1].tb_frame.f_code.co_filename.startswith(_GUEST):
+        frames.pop()
+    return _linked(frames)
 
 
 def reason(error: BaseException, *, processes: bool) -> str | None:

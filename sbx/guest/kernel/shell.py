@@ -34,7 +34,7 @@ from sbx.guest import frames, import_rules
 from sbx.guest.import_rules import ImportRules, Violation
 from sbx.guest.kernel import errors, system_commands
 from sbx.guest.kernel.display import FrameDisplayHook, FrameDisplayPublisher, Payloads, bounded
-from sbx.guest.kernel.errors import error_content, without_guest
+from sbx.guest.kernel.errors import BoundedTraceback, describe, error_content, without_guest
 from sbx.guest.kernel.lean_shell import LeanShell, create_lazy_traits
 
 MIME_MAX = 8 * 1024 * 1024
@@ -323,6 +323,13 @@ class SandboxShell(LeanShell):
                 self.register_magic_function(refuse, magic_kind="cell", magic_name=name)
 
     # --- Errors.
+
+    def init_traceback_handlers(self, custom_exceptions: Any) -> None:
+        super().init_traceback_handlers(custom_exceptions)
+        self.InteractiveTB = BoundedTraceback(mode=self.xmode, theme_name=self.colors, tb_offset=1)
+
+    def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> Any:
+        return self.last_error or describe(exception)
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         kind, error, below = exc_tuple or sys.exc_info()
