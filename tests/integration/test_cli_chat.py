@@ -446,7 +446,7 @@ def test_the_settings_of_opensandbox_choose_the_service_and_the_policy(
         }
         words = ("agent", "go", "--replay", answers)
         if way == "environment":
-            done = in_process(*words, **values)
+            done = in_process(*words, stdin=b"", **values)
         else:
             file = places / "opensandbox.env"
             file.write_text("".join(f"{name}={value}\n" for name, value in values.items()))

@@ -38,11 +38,9 @@ from sbx.protocol.runs import (
 from sbx.runtime.run.stdin import Stdin, write_stdin
 
 _LONG = 256 << 10  # bytes of output
-_PIECE = 64 << 10  # characters
-_TAIL_PIECES = 32
+_PIECE, _TAIL = 64 << 10, 8 << 10  # characters
 _OVERWRITTEN = re.compile(r"^.*\r(?=[^\r\n])", re.MULTILINE)
-_EVENT_SIZE = 200  # bytes, about; its text not counted
-_PART_SIZE = 200  # bytes, about, of a part of a bundle; its text or its JSON not counted
+_EVENT_SIZE, _PART_SIZE = 200, 200  # bytes, about, without text; a part is that of a bundle
 _NO_ROOM = RunError(
     "OutputLimit",
     "the runs of this service hold too much output together, and this one most",
@@ -153,15 +151,11 @@ class ActiveRun:
         Raise Conflict `stdin_closed` and `stdin_full`, BadRequest, TooLarge."""
         await write_stdin(None if self.done else self.stdin, self.run_id, text)
 
-    def note(self, text: str) -> None:
-        """Add a note of sbx to the standard error, beyond the limit of the output."""
-        self._printed["stderr"].append(text)
-        self._show(_Shown([text]))
-        self.log.append(Stderr(text))
-
-    def tail(self, size: int) -> str:
-        """Return the last characters of the standard output and of the standard error."""
-        return "\n".join("".join(texts[-_TAIL_PIECES:])[-size:] for texts in self._printed.values())
+    def note(self, text: str, applies: Callable[[str], bool]) -> None:
+        """Add a note of sbx to the standard error if it applies to the end of the output."""
+        ends = ("".join(texts[-32:])[-_TAIL:] for texts in self._printed.values())
+        if applies("\n".join(ends)):
+            self.log.append(self._printed_text("stderr", text))
 
     @property
     def is_long(self) -> bool:

@@ -34,7 +34,6 @@ from sbx.runtime.run.termination import (
 
 _log = logging.getLogger(__name__)
 _TIME_TO_HIT_A_LIMIT_S = 0.1
-_TAIL = 8 << 10  # characters of the output
 Published = (
     frames.Stream
     | frames.DisplayData
@@ -74,10 +73,9 @@ class ActiveExecution:
         if status is Status.INTERRUPTED:
             error = self.live.halted or self._context.halting or error
         # No program has tried a connection in a shorter time.
-        if self._context.policy.network.mode == "none" and (
-            self.live.elapsed_s > _TIME_TO_HIT_A_LIMIT_S and lacks_network(self.live.tail(_TAIL))
-        ):
-            self.live.note(NO_NETWORK)
+        is_long = self.live.elapsed_s > _TIME_TO_HIT_A_LIMIT_S
+        if is_long and self._context.policy.network.mode == "none":
+            self.live.note(NO_NETWORK, lacks_network)
         run = self.live.finish(
             status, cause=cause, error=error, state_lost=state_lost, exit_code=exit_code
         )
