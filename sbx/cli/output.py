@@ -66,6 +66,11 @@ def failure(message: str, hint: str | None = None) -> None:
         _print("hint", _CYAN, hint)
 
 
+def advice(message: str) -> None:
+    """Print a hint for a failure of the user's code."""
+    _print("hint", _CYAN, message)
+
+
 def note(message: str) -> None:
     _print("note", _CYAN, message)
 

@@ -257,6 +257,8 @@ async def _run_once(
                 saved = await save_files(where, out, copied) if out is not None else None
                 if asks:
                     _note_about(box)
+                    if work.script is not None:
+                        work.script.hint_for(result.error)
             finally:
                 signals.ignore()
         quarantined = [item for each in results for item in each.quarantined]

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sbx.cli import output
 from sbx.errors import BadRequest, Denied
 from sbx.protocol.languages import Language, check_language, language_of
 
 if TYPE_CHECKING:
+    from sbx.protocol.runs import RunError
     from sbx.runtime.sandbox import AsyncSandbox
 
 WORKSPACE = "/workspace"
@@ -143,10 +145,12 @@ def _files_of(top: Path, name: str) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class PythonScript:
-    """A Python script: its `path` as code inside sees it, and the `files` to copy to /workspace."""
+    """A Python script: its `path` as code inside sees it, and the `files` of its `directory` to
+    copy to /workspace."""
 
     path: str
     files: Mapping[str, bytes]
+    directory: Path = Path()
 
     @classmethod
     def of(cls, file: Path, code: bytes, workspace: Path | None) -> "PythonScript":
@@ -158,13 +162,22 @@ class PythonScript:
         files = {file.name: code}
         for module, content in modules_of(file, code).items():
             files[str(module.relative_to(file.parent))] = content
-        return cls(f"{WORKSPACE}/{file.name}", files)
+        return cls(f"{WORKSPACE}/{file.name}", files, file.parent)
 
     async def copy(self, box: "AsyncSandbox") -> None:
         """Copy the files to /workspace."""
         with suppress(Denied):  # the policy offers no files: the script runs alone
             for name, content in self.files.items():
                 await box.files.write(name, content)
+
+    def hint_for(self, error: "RunError | None") -> None:
+        """Print a hint if the error may be a file next to the script, which was not copied."""
+        if self.files and error is not None and error.name == FileNotFoundError.__name__:
+            directory = str(self.directory) or "."
+            output.advice(
+                "only the file and the modules that it imports were copied: "
+                f"--workspace {directory} mounts their directory"
+            )
 
     @property
     def copied(self) -> frozenset[str]:

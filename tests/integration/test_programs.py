@@ -3,13 +3,14 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from command import in_process
 from serving import Service
 
+import sbx
 from sbx import AsyncSandbox, Run, Runtime, Sandbox
 from sbx.client import Client
 from sbx.protocol.runs import Status
@@ -72,6 +73,12 @@ PROGRAMS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def shared_runtime() -> Iterator[None]:
+    yield
+    sbx.close()
+
+
 def outcome(directory: Path, code: str, stdin: bytes = b"") -> tuple[str, str, int]:
     """Return the output and the exit code of python3, in its own process."""
     (directory / "reference.py").write_text(code)
@@ -85,8 +92,8 @@ def outcome(directory: Path, code: str, stdin: bytes = b"") -> tuple[str, str, i
     )
     number = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
     path = str(directory / "reference.py")
-    err = ended.stderr.decode().replace(path, "FILE")
-    return ended.stdout.decode(), _seconds_removed(err), number
+    err = ended.stderr.decode(errors="replace").replace(path, "FILE")
+    return ended.stdout.decode(errors="replace"), _seconds_removed(err), number
 
 
 def _seconds_removed(text: str) -> str:
@@ -98,38 +105,36 @@ def shown(run: Run) -> tuple[str, str, int | None]:
     return run.stdout, _seconds_removed(err), run.exit_code
 
 
-@pytest.fixture(scope="module")
-def box() -> Iterator[Sandbox]:
-    with Sandbox() as sandbox:
-        yield sandbox
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("value", EXITS)
-def test_exit_code_is_that_of_python(box: Sandbox, tmp_path: Path, value: str, way: str) -> None:
+async def test_exit_code_is_that_of_python(
+    box: AsyncSandbox, tmp_path: Path, value: str, way: str
+) -> None:
     code = WAYS[way].format(EXITS[value])
     expected = outcome(tmp_path, code)
-    box.files.write("p.py", code.encode())
-    run = box.run_file("p.py")
+    await box.files.write("p.py", code.encode())
+    run = await box.run_file("p.py")
     assert shown(run) == expected
     assert run.status is (Status.ERROR if expected[2] else Status.OK)
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_readers_get_the_same_stdin(box: Sandbox, tmp_path: Path, reader: str) -> None:
+async def test_readers_get_the_same_stdin(box: AsyncSandbox, tmp_path: Path, reader: str) -> None:
     for stdin in (b"one\ntwo\n", b"\xff\x00\nx", b""):
         expected = outcome(tmp_path, READERS[reader], stdin)
-        box.files.write("p.py", READERS[reader].encode())
-        assert shown(box.run_file("p.py", stdin=stdin)) == expected, stdin
-    without = box.run_file("p.py")
+        await box.files.write("p.py", READERS[reader].encode())
+        assert shown(await box.run_file("p.py", stdin=stdin)) == expected, stdin
+    without = await box.run_file("p.py")
     assert shown(without) == outcome(tmp_path, READERS[reader])
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_program_is_the_same_as_under_python(box: Sandbox, tmp_path: Path, name: str) -> None:
+async def test_program_is_the_same_as_under_python(
+    box: AsyncSandbox, tmp_path: Path, name: str
+) -> None:
     expected = outcome(tmp_path, PROGRAMS[name])
-    box.files.write("p.py", PROGRAMS[name].encode())
-    assert shown(box.run_file("p.py")) == expected
+    await box.files.write("p.py", PROGRAMS[name].encode())
+    assert shown(await box.run_file("p.py")) == expected
 
 
 @pytest.mark.parametrize("policy", ["default", "strict"])
@@ -155,12 +160,12 @@ def test_finalisation_counts_against_the_limits(policy: str) -> None:
         assert sandbox.run("1").result == "1"
 
 
-def test_display_and_figures_of_a_program_are_outputs(box: Sandbox) -> None:
+async def test_display_and_figures_of_a_program_are_outputs(box: AsyncSandbox) -> None:
     code = (
         b"import matplotlib.pyplot as plt\nprint('before')\nplt.plot([1, 2])\nplt.show()\n"
         b"display({'a': 1})\nprint('after')"
     )
-    run = box.run_file(code)
+    run = await box.run_file(code)
     assert run.stdout == "before\nafter\n"
     assert [sorted(bundle) for bundle in run.outputs] == [
         ["image/png", "text/plain"],
@@ -180,12 +185,6 @@ _ = atexit.register(lambda: open('atexit.txt', 'w').write('ran'))
 """
 
 
-@pytest.fixture
-async def conversation() -> AsyncIterator[AsyncSandbox]:
-    async with Runtime() as runtime, await runtime.create("default") as sandbox:
-        yield sandbox
-
-
 async def _stop(sandbox: AsyncSandbox) -> None:
     await sandbox.stop()
 
@@ -195,16 +194,21 @@ async def _restart(sandbox: AsyncSandbox) -> None:
 
 
 async def _evict(sandbox: AsyncSandbox) -> None:
-    while not await sandbox.contexts.default.end_if_idle():
+    for _ in range(100):  # the task of the run ends a step after its result
+        if await sandbox.contexts.default.end_if_idle():
+            return
         await asyncio.sleep(0)
+    raise AssertionError("the kernel is busy")
 
 
 @pytest.mark.parametrize("end", [_stop, _restart, _evict])
-async def test_end_in_order_lets_the_kernel_finish(conversation: AsyncSandbox, end: object) -> None:
-    assert (await conversation.run(LAST_WORK)).ok
-    await end(conversation)  # type: ignore[operator]
-    assert await conversation.files.read_bytes("file.txt") == b"data"
-    assert await conversation.files.read_bytes("atexit.txt") == b"ran"
+async def test_end_in_order_lets_the_kernel_finish(
+    box: AsyncSandbox, end: Callable[[AsyncSandbox], Awaitable[None]]
+) -> None:
+    assert (await box.run(LAST_WORK)).ok
+    await end(box)
+    assert await box.files.read_bytes("file.txt") == b"data"
+    assert await box.files.read_bytes("atexit.txt") == b"ran"
 
 
 def test_close_lets_the_kernel_finish(tmp_path: Path) -> None:
@@ -222,15 +226,15 @@ async def test_kernels_that_do_not_end_are_killed_together(monkeypatch: pytest.M
             await sandbox.run("import atexit\n@atexit.register\ndef f():\n    while True: pass")
 
 
-def test_fork_in_a_cell_ends_as_under_python(box: Sandbox) -> None:
+async def test_fork_in_a_cell_ends_as_under_python(box: AsyncSandbox) -> None:
     """It ended with os._exit(0): its buffers were lost, and its code was 0."""
-    run = box.run(
+    run = await box.run(
         "import os\nfile = open('fork.txt', 'w')\npid = os.fork()\nif not pid:\n"
         "    file.write('child')\n    1/0\n"
         "code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\ncode"
     )
     assert run.result == "1"
-    assert box.files.read_bytes("fork.txt") == b"child"
+    assert await box.files.read_bytes("fork.txt") == b"child"
     assert "ZeroDivisionError" in run.stderr
 
 
@@ -257,6 +261,7 @@ def test_exec_runs_a_file_next_to_the_variables(service: Service, tmp_path: Path
     ended = service.quick("exec", box, "-i", tmp_path / "p.py", "a", "b", stdin=b"line\n")
     assert (ended.returncode, ended.stdout) == (9, "['a', 'b'] /workspace/p.py line\n")
     assert service.quick("exec", box, "-c", "x").stdout == "1\n"
+    service.quick("rm", box)
 
 
 async def test_client_runs_a_file(service: Service) -> None:
