@@ -5,11 +5,9 @@ A conversation has files (here) and contexts (contexts.py). A context is one ker
 """
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 
-from sbx import errors
 from sbx.aio import run_to_completion
 from sbx.isolation.receipt import Receipt
 from sbx.policy import Policy
@@ -18,7 +16,7 @@ from sbx.protocol.languages import check_language
 from sbx.protocol.runs import RunError
 from sbx.protocol.surroundings import Place, Surroundings
 from sbx.protocol.usage import SandboxUsage
-from sbx.run_methods import OnInput, RunCall, ScriptMethods, to_default
+from sbx.run_methods import RunCall, ScriptMethods, to_default
 from sbx.runtime.files.disk_limit import DiskLimit, DiskLimitState
 from sbx.runtime.files.files import OpenFiles, WorkspaceFiles, WorkspaceUploads
 from sbx.runtime.files.open_files import OpenFilesLimit
@@ -28,8 +26,6 @@ from sbx.runtime.processes.languages import Languages, ScriptInterpreter
 from sbx.runtime.processes.live_processes import LiveProcesses
 from sbx.runtime.processes.scripts import (
     Program,
-    PythonFile,
-    check_file,
     check_script,
     plan_script,
 )
@@ -39,11 +35,10 @@ from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context import Context
 from sbx.runtime.run.context_kernel import SANDBOX_GONE, StartKernel
 from sbx.runtime.run.contexts import Contexts, ContextStore
+from sbx.runtime.run.file_runs import FileRuns
 from sbx.runtime.snapshots.checkpoints import Checkpoint, Checkpoints
 from sbx.runtime.snapshots.dry_run import DryRun, DryRuns
 from sbx.runtime.snapshots.snapshots import Snapshots
-
-_FILE = "file-"  # begins the name of a jail for one file of Python
 
 
 class Conversation(ScriptMethods[ActiveRun]):
@@ -87,7 +82,7 @@ class Conversation(ScriptMethods[ActiveRun]):
         self._opened: OpenFiles | None = None
         self._opened_at = time.monotonic()  # at the last time
         self._opening = asyncio.Lock()
-        self._file_jails: dict[Context, asyncio.Task[None]] = {}
+        self.file_runs = FileRuns(policy, self._make_context)
         self._disk = DiskLimitState()
         self.contexts = Contexts(self._make_context, contexts or ContextStore())
         self._default = self.contexts.default
@@ -124,7 +119,7 @@ class Conversation(ScriptMethods[ActiveRun]):
     @property
     def ending(self) -> list[Context]:
         """The contexts that may have a kernel: its own, and those of dry runs."""
-        return [*self.contexts.ending, *self._file_jails, *self.dry_runs.contexts]
+        return [*self.contexts.ending, *self.file_runs.jails, *self.dry_runs.contexts]
 
     @property
     def alive(self) -> bool:
@@ -140,7 +135,7 @@ class Conversation(ScriptMethods[ActiveRun]):
         """Whether a run executes or waits, or a kernel starts, in any context, or a client is
         attached to a terminal."""
         return (
-            bool(self._file_jails)
+            bool(self.file_runs.jails)
             or any(context.busy for context in self.contexts.ending)
             or self.terminals.attached > 0
             or self.dry_runs.busy
@@ -164,9 +159,9 @@ class Conversation(ScriptMethods[ActiveRun]):
 
     def start_call(self, call: RunCall) -> ActiveRun:
         if call.kind == "file":
-            file, timeout_s = self.check_file(call), self.script_timeout(call.timeout)
+            file, timeout_s = self.file_runs.check(call), self.script_timeout(call.timeout)
             live = self._default.new_run()
-            return self.run_file_in(self._default, live, file, timeout_s, call.on_input)
+            return self.file_runs.start(self._default, live, file, timeout_s, call.on_input)
         if call.kind != "script":
             return self._default.start_call(call)
         make = self.prepare_script(
@@ -174,42 +169,9 @@ class Conversation(ScriptMethods[ActiveRun]):
         )
         return self._default.start_program(make, self.script_timeout(call.timeout))
 
-    def check_file(self, call: RunCall) -> PythonFile:
-        """Check the call of `start_file`, and raise as it does."""
-        return check_file(self._policy, call)
-
-    def run_file_in(
-        self,
-        context: Context,
-        live: ActiveRun,
-        file: PythonFile,
-        timeout_s: float,
-        on_input: OnInput | None,
-    ) -> ActiveRun:
-        """Start a file of Python that `check_file` accepted, next to the variables of a context.
-
-        Without processes, a kernel becomes the program. Then it is another one, with a jail for
-        this run.
-        """
-        if self._policy.processes:
-            return context.start_file(live, file, timeout_s, on_input)
-        alone = self._make_context(f"{_FILE}{secrets.token_hex(8)}", True)
-        alone.start_file(live, file, timeout_s, on_input)
-        self._file_jails[alone] = asyncio.create_task(self._close_alone(alone, live))
-        return live
-
-    async def _close_alone(self, alone: Context, live: ActiveRun) -> None:
-        try:
-            await live.ended()
-        except errors.SbxError:  # its kernel could not be started: the run has the reason
-            pass
-        finally:
-            await run_to_completion(alone.close())
-            del self._file_jails[alone]
-
     async def interrupt(self) -> bool:
         """Interrupt the current cell or file. Return False without one."""
-        done = [await context.interrupt() for context in (self._default, *self._file_jails)]
+        done = [await context.interrupt() for context in (self._default, *self.file_runs.jails)]
         return any(done)
 
     def prepare_script(
@@ -298,7 +260,9 @@ class Conversation(ScriptMethods[ActiveRun]):
 
     async def give_up(self, live: ActiveRun, /) -> None:
         """Interrupt a run for which no caller waits. Drop it if it has not begun."""
-        await _all(context.give_up(live) for context in (*self.contexts.ending, *self._file_jails))
+        await _all(
+            context.give_up(live) for context in (*self.contexts.ending, *self.file_runs.jails)
+        )
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -339,7 +303,7 @@ class Conversation(ScriptMethods[ActiveRun]):
 
     async def close(self) -> None:
         """`stop`, for good: every later call raises Closed."""
-        ending = [*self.contexts.ending, *self._file_jails]
+        ending = [*self.contexts.ending, *self.file_runs.jails]
         for context in ending:
             context.leave(SANDBOX_GONE)
         await run_to_completion(self._end(ending))
@@ -349,8 +313,7 @@ class Conversation(ScriptMethods[ActiveRun]):
         try:
             await _all(context.close() for context in ending)
         finally:
-            if self._file_jails:
-                await asyncio.wait(list(self._file_jails.values()))
+            await self.file_runs.close()
             try:
                 await _all((self.commands.close(), self.terminals.end(), self.live_processes.end()))
                 await _all((self.dry_runs.close(), self.checkpoints.close()))

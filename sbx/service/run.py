@@ -208,7 +208,9 @@ class RunHandle:
         request, live = self.request, self.live
         try:
             if self._file is not None:
-                self._files.run_file_in(self._context, live, self._file, self._timeout_s, on_input)
+                self._files.file_runs.start(
+                    self._context, live, self._file, self._timeout_s, on_input
+                )
             else:
                 self._context.start_checked(live, request.code, self._timeout_s, on_input)
         except SbxError as error:

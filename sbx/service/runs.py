@@ -206,7 +206,7 @@ class Runs:
         context = conversation.contexts.find(request.context)
         timeout_s, file = 0.0, None
         if request.kind == "file":
-            file = conversation.check_file(request.as_call)
+            file = conversation.file_runs.check(request.as_call)
             timeout_s = context.timeout_s(request.timeout_s)
             live = context.new_run()
         elif request.kind == "python":

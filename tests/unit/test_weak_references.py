@@ -22,6 +22,7 @@ REASONS = {
     ("service/sessions.py", "WeakValueDictionary"): "a session's lock, which its holders hold",
     ("jupyter/provisioner.py", "finalize"): "`_let_go` gets the notebook, not the provisioner",
     ("sync/sandbox.py", "finalize"): "`_abandon` gets the inner sandbox, not its face",
+    ("guest/kernel/ending.py", "finalize"): "a fork forgets the finalizers of its parent",
     ("store/__init__.py", "finalize"): "`close` belongs to the connection, not to the worker",
 }
 

@@ -21,7 +21,6 @@ loop, too; see `ending`.
 # mypy: disable-error-code="misc,no-untyped-call,union-attr,no-any-return,arg-type,var-annotated"
 
 import asyncio
-import atexit
 import builtins
 import contextlib
 import getpass
@@ -34,21 +33,20 @@ import socket
 import sys
 from _signal import signal as set_handler  # type: ignore[import-not-found]  # no enum: 1 µs, not 9
 from collections.abc import Awaitable, Callable
+from functools import partial
 from os import mkdir as make_directory  # the user's code may replace os.mkdir
 from typing import Any, NoReturn
 
 import IPython
 from IPython.core.error import StdinNotImplementedError
-from IPython.utils.tokenutil import token_at_cursor
 
 from sbx.guest.frames import FrameError, FrameWriter, RawFrame
 from sbx.guest.import_rules import ImportRules
-from sbx.guest.kernel import comms, ending, program_process
+from sbx.guest.kernel import comms, ending, questions
 from sbx.guest.kernel.config import KernelConfig
 from sbx.guest.kernel.errors import describe
 from sbx.guest.kernel.output import OutputWriter
-from sbx.guest.kernel.program import PythonProgram, Surroundings
-from sbx.guest.kernel.program_process import ProgramProcess
+from sbx.guest.kernel.program_process import Programs
 from sbx.guest.kernel.request_queue import BROKEN, RequestQueue
 from sbx.guest.kernel.shell import SandboxShell, evaluated
 
@@ -77,23 +75,18 @@ class KernelLoop:
         self._output_max: int | None = None
         self._generated: str | None = None
         self._parent: dict[str, Any] = {}
-        self._processes = True
+        self._programs: Programs
         self._finishing = False
-        self._waiting: asyncio.Future[ProgramProcess] | None = None  # a program is to start
-        self._program: ProgramProcess | None = None
-        self._order: PythonProgram
         self._request: str | None = None  # its id
-        self._surroundings: Surroundings
-        self._handlers_of_start = 0
         self._exit_code = 0  # of a fork
         self._ready = {"python": platform.python_version(), "ipython": IPython.__version__}
         self._handlers: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
             "execute_request": self._execute,
             "program_request": self._run_program,
             "finish": self._finish,
-            "complete_request": self._complete,
-            "inspect_request": self._inspect,
-            "is_complete_request": self._is_complete,
+            "complete_request": partial(questions.complete, shell),
+            "inspect_request": partial(questions.inspect, shell),
+            "is_complete_request": partial(questions.is_complete, shell),
         }
         shell.kernel = self
         self._output.take_over()
@@ -114,9 +107,15 @@ class KernelLoop:
         """
         self._output_max = config.output_max
         self._generated = config.generated
-        self._processes = config.processes
-        self._surroundings = Surroundings.now()
-        self._handlers_of_start = atexit._ncallbacks()
+        self._programs = Programs(
+            self._loop,
+            self._inbox,
+            self.shell,
+            self._output,
+            self._writer,
+            (self._input, self._getpass),
+            processes=config.processes,
+        )
         ending.user_code_begins(self._output.stop)
         rules = config.import_rules
         self.shell.attach(
@@ -137,8 +136,7 @@ class KernelLoop:
                 raise ending.Leave(lambda: self._exit_code)
             if self._finishing:
                 raise ending.Leave(int)
-            if self._waiting is not None:
-                self._start_program(self._waiting)
+            self._programs.start_next()
 
     async def _serve(self) -> None:
         while not self._finishing:
@@ -242,8 +240,7 @@ class KernelLoop:
         if not self._interruptible:
             self._missed_interrupt = True  # perhaps for a request that is not read yet
             return
-        if self._program is not None:
-            self._program.signal(signal.SIGINT)
+        if self._programs.interrupt():
             return
         running = asyncio.current_task(self._loop)
         if running is self._task:
@@ -308,60 +305,9 @@ class KernelLoop:
         return {}
 
     async def _run_program(self, content: dict[str, Any]) -> dict[str, Any]:
-        self._order = PythonProgram.from_json(content)
         self._stdin_allowed = bool(content.get("allow_stdin"))
         self._begin_run("program_request", content)
-        self._waiting = self._loop.create_future()
-        try:
-            self._loop.stop()
-            self._program = await self._waiting
-            self._inbox.on_answer = self._program.answer
-            self._inbox.on_kill = lambda: self._program.signal(signal.SIGKILL)
-            return (await self._program.ended()).reply
-        finally:
-            self._waiting = self._program = None
-            self._inbox.on_answer = self._inbox.on_kill = None
-
-    def _start_program(self, waiting: "asyncio.Future[ProgramProcess]") -> None:
-        """Start a program outside of the loop. Raise Leave in its process."""
-        self._waiting = None
-        order, asks = self._order, self._stdin_allowed and self._order.stdin is None
-        if not self._processes:
-            raise ending.Leave(lambda: self._run_in_place(order, asks=asks))
-        relay, its_relay = socket.socketpair()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            relay.close()
-            waiting.set_exception(error)
-        else:
-            if pid == 0:
-                relay.close()
-                self._output.close_readers()
-                program_process.become(
-                    order,
-                    its_relay,
-                    self.shell,
-                    self._surroundings,
-                    self._handlers_of_start,
-                    asks=asks,
-                )
-            waiting.set_result(ProgramProcess(pid, relay, self._output.publish))
-        its_relay.close()
-
-    def _run_in_place(self, order: PythonProgram, *, asks: bool) -> int:
-        """Run a program in this process, which ends with it, and send the reply. Output of its
-        finalisers follows the reply."""
-        for name in ("stdout", "stderr"):  # finalisation brings these back
-            setattr(sys, f"__{name}__", getattr(sys, name))
-        self._output.in_lines = True
-        ask = self._input if asks else None
-        outcome = program_process.run_in(
-            order, self.shell, self._surroundings, ask, self._getpass, self._output.stop
-        )
-        self._output.flush()
-        self._writer.send("program_reply", outcome.reply, self._request)
-        return outcome.code
+        return await self._programs.run(content, self._request)
 
     def _begin_run(self, kind: str, content: dict[str, Any]) -> None:
         """Set the output limit and the parent of a request, and create the directory of results
@@ -380,26 +326,6 @@ class KernelLoop:
         ipywidgets uses it: an `OutputWriter` shows the output with this id.
         """
         return self._parent
-
-    async def _complete(self, content: dict[str, Any]) -> dict[str, Any]:
-        from sbx.guest.kernel.completions import complete  # loads the completer of IPython
-
-        code = str(content.get("code", ""))
-        position = content.get("cursor_pos")
-        return complete(self.shell, code, len(code) if position is None else int(position))
-
-    async def _inspect(self, content: dict[str, Any]) -> dict[str, Any]:
-        name = token_at_cursor(str(content.get("code", "")), int(content.get("cursor_pos", 0)))
-        level = int(content.get("detail_level") or 0)
-        try:
-            data = self.shell.object_inspect_mime(name, detail_level=level)
-        except KeyError:
-            return {"status": "ok", "found": False, "data": {}, "metadata": {}}
-        return {"status": "ok", "found": True, "data": data, "metadata": {}}
-
-    async def _is_complete(self, content: dict[str, Any]) -> dict[str, Any]:
-        status, indent = self.shell.check_complete(str(content.get("code", "")))
-        return {"status": status, "indent": indent if status == "incomplete" else ""}
 
     def _comm_handler(
         self, frame: RawFrame

@@ -62,7 +62,7 @@ class PythonProgram:
         return self.path not in (CODE, STDIN)
 
 
-class Outcome:
+class ProgramOutcome:
     """The end of a program: its exit code, and the content of an `error` frame for an error that it
     did not catch."""
 
@@ -156,7 +156,7 @@ def run(
     run_cell: Callable[[types.ModuleType, str], BaseException | None],
     explain: Callable[[BaseException], str | None],
     at_end: Callable[[], None],
-) -> Outcome:
+) -> ProgramOutcome:
     """Run a program in this process, up to its last line.
 
     `check` raises for imports that the policy refuses. `show` displays the value of the last
@@ -164,7 +164,8 @@ def run(
     `explain` returns a hint for an error. `at_end` is called after code that did not
     fail.
     """
-    outcome = Outcome()
+    outcome = ProgramOutcome()
+    error: BaseException | None = None
     try:
         try:
             if program.path.endswith(_IPYTHON):
@@ -230,7 +231,7 @@ def _execute(
 def _execute_ipython(
     program: PythonProgram,
     run_cell: Callable[[types.ModuleType, str], BaseException | None],
-    outcome: Outcome,
+    outcome: ProgramOutcome,
 ) -> None:
     source = program.code
     if source is None:

@@ -12,6 +12,7 @@ The variables of the kernel do not change. The frames on the socket are those of
 """
 
 import asyncio
+import atexit
 import contextlib
 import gc
 import itertools
@@ -26,7 +27,9 @@ from typing import Any, NoReturn
 from sbx.guest import frames
 from sbx.guest.frames import FrameError, FrameReader, FrameWriter, RawFrame
 from sbx.guest.kernel import ending, program, randomness
-from sbx.guest.kernel.program import Outcome, PythonProgram, Surroundings
+from sbx.guest.kernel.output import OutputWriter
+from sbx.guest.kernel.program import ProgramOutcome, PythonProgram, Surroundings
+from sbx.guest.kernel.request_queue import RequestQueue
 from sbx.guest.kernel.shell import SandboxShell
 from sbx.guest.supervisor import children
 
@@ -50,9 +53,9 @@ class ProgramProcess:
         self._reader = FrameReader()
         self._publish = publish
         self._question: str | None = None
-        self._outcome = Outcome()
+        self._outcome = ProgramOutcome()
 
-    async def ended(self) -> Outcome:
+    async def ended(self) -> ProgramOutcome:
         """Publish its frames until it has ended. If the call is cancelled, kill the program."""
         loop = asyncio.get_running_loop()
         over = loop.create_future()
@@ -123,6 +126,126 @@ def _set(future: "asyncio.Future[None]") -> None:
         future.set_result(None)
 
 
+class Programs:
+    """The programs of a kernel, one at a time. Each starts when the loop has stopped."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        inbox: RequestQueue,
+        shell: SandboxShell,
+        output: OutputWriter,
+        writer: FrameWriter,
+        ask: tuple[Callable[..., str], Callable[..., str]],
+        *,
+        processes: bool,
+    ) -> None:
+        """`ask`: the functions that ask the host, `input` and `getpass`. Call this before any user
+        code runs: programs find the present surroundings again."""
+        self._loop = loop
+        self._inbox = inbox
+        self._shell = shell
+        self._output = output
+        self._writer = writer
+        self._ask = ask
+        self._processes = processes
+        self._surroundings = Surroundings.now()
+        self._handlers = atexit._ncallbacks()
+        self._waiting: asyncio.Future[ProgramProcess] | None = None
+        self._running: ProgramProcess | None = None
+        self._order: PythonProgram
+        self._asks = False
+        self._request: str | None = None
+
+    async def run(self, content: dict[str, Any], request: str | None) -> dict[str, Any]:
+        """Run a program, and return the reply to the request of this id."""
+        self._order, self._request = PythonProgram.from_json(content), request
+        self._asks = bool(content.get("allow_stdin")) and self._order.stdin is None
+        self._waiting = self._loop.create_future()
+        try:
+            self._loop.stop()
+            self._running = running = await self._waiting
+            self._inbox.on_answer = running.answer
+            self._inbox.on_kill = lambda: running.signal(signal.SIGKILL)
+            return (await running.ended()).reply
+        finally:
+            self._waiting = self._running = None
+            self._inbox.on_answer = self._inbox.on_kill = None
+
+    def interrupt(self) -> bool:
+        """Interrupt the program. Return False without one."""
+        if self._running is None:
+            return False
+        self._running.signal(signal.SIGINT)
+        return True
+
+    def start_next(self) -> None:
+        """Start the program that waits, if there is one, outside of the loop. Raise Leave in its
+        process."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            return
+        if not self._processes:
+            raise ending.Leave(self._run_in_place)
+        relay, its_relay = socket.socketpair()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            relay.close()
+            waiting.set_exception(error)
+        else:
+            if pid == 0:
+                relay.close()
+                self._output.close_readers()
+                self._become(its_relay)
+            waiting.set_result(ProgramProcess(pid, relay, self._output.publish))
+        its_relay.close()
+
+    def _run_in_place(self) -> int:
+        """Run a program in this process, which ends with it, and send the reply. Output of its
+        finalisers follows the reply."""
+        for name in ("stdout", "stderr"):  # finalisation brings these back
+            setattr(sys, f"__{name}__", getattr(sys, name))
+        self._output.in_lines = True
+        ask, ask_secret = self._ask
+        outcome = run_in(
+            self._order,
+            self._shell,
+            self._surroundings,
+            ask if self._asks else None,
+            ask_secret,
+            self._output.stop,
+        )
+        self._output.flush()
+        self._writer.send("program_reply", outcome.reply, self._request)
+        return outcome.code
+
+    def _become(self, relay: socket.socket) -> NoReturn:
+        """Be the process of a program, in a fork of the kernel that has left its loop."""
+        kernel = os.getppid()
+        os.setsid()
+        children.end_with(kernel)
+        with contextlib.suppress(OSError, ValueError):
+            oom = children.OomScore()
+            oom.set(children.OOM_COMMAND - children.OOM_KERNEL)
+            oom.close()
+        ending.forget_handlers(self._handlers)
+        _forget_modules_of(self._surroundings.cwd)
+        ending.keep_modules()
+        gc.freeze()  # the variables of the kernel: their end is not that of the program
+        randomness.renew()
+        link = ProgramFrames(relay)
+        self._shell.publish_by(link.publish)
+        program.take_output()
+        raise ending.Leave(lambda: self._run(link))
+
+    def _run(self, link: "ProgramFrames") -> int:
+        ask = link.ask if self._asks else None
+        outcome = run_in(self._order, self._shell, self._surroundings, ask, link.ask_secret)
+        link.report(outcome)
+        return outcome.code
+
+
 class ProgramFrames:
     """The program's side of the socket."""
 
@@ -149,6 +272,12 @@ class ProgramFrames:
     def ask_secret(self, prompt: str = "Password: ", stream: Any = None, **_more: Any) -> str:
         return self._question(str(prompt), password=True)
 
+    def report(self, outcome: ProgramOutcome) -> None:
+        """Send the error that the program did not catch."""
+        if outcome.error and os.getpid() == self._pid:
+            with contextlib.suppress(FrameError, OSError):
+                self._call("outcome", {"error": outcome.error})
+
     def _question(self, prompt: str, *, password: bool) -> str:
         answer = self._call("input_request", {"prompt": prompt, "password": password})
         if answer.get("value") == "\x04":  # Ctrl-D, as Jupyter's frontends send it
@@ -173,53 +302,6 @@ class ProgramFrames:
                         return frame.content
 
 
-def become(
-    order: PythonProgram,
-    relay: socket.socket,
-    shell: SandboxShell,
-    surroundings: Surroundings,
-    handlers: int,
-    *,
-    asks: bool,
-) -> NoReturn:
-    """Be the process of a program, in a fork of the kernel that has left its loop.
-
-    `handlers`: the number of functions of atexit before any user code. `asks`: questions are passed
-    on.
-    """
-    kernel = os.getppid()
-    os.setsid()
-    children.end_with(kernel)
-    with contextlib.suppress(OSError, ValueError):
-        oom = children.OomScore()
-        oom.set(children.OOM_COMMAND - children.OOM_KERNEL)
-        oom.close()
-    ending.forget_handlers(handlers)
-    _forget_modules_of(surroundings.cwd)
-    ending.keep_modules()
-    gc.freeze()  # the variables of the kernel: their end is not that of the program
-    randomness.renew()
-    link = ProgramFrames(relay)
-    shell.publish_by(link.publish)
-    program.take_output()
-    raise ending.Leave(lambda: _run(order, link, shell, surroundings, asks=asks))
-
-
-def _run(
-    order: PythonProgram,
-    link: ProgramFrames,
-    shell: SandboxShell,
-    surroundings: Surroundings,
-    *,
-    asks: bool,
-) -> int:
-    outcome = run_in(order, shell, surroundings, link.ask if asks else None, link.ask_secret)
-    if outcome.error and os.getpid() == link._pid:
-        with contextlib.suppress(FrameError, OSError):
-            link._call("outcome", {"error": outcome.error})
-    return outcome.code
-
-
 def run_in(
     order: PythonProgram,
     shell: SandboxShell,
@@ -227,7 +309,7 @@ def run_in(
     ask: Callable[..., str] | None,
     ask_secret: Callable[..., str],
     stop_output: Callable[[], None] | None = None,
-) -> Outcome:
+) -> ProgramOutcome:
     """Run a program in this process, which has left its loop."""
     program.reset_interpreter(ask, ask_secret)
     program.take_input(order.stdin)
@@ -235,7 +317,7 @@ def run_in(
     try:
         surroundings.restore(order)
     except OSError as error:
-        outcome = Outcome()
+        outcome = ProgramOutcome()
         outcome.code = 1
         sys.stderr.write(f"{error}\n")
         return outcome
