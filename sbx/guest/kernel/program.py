@@ -167,18 +167,20 @@ def run(
     outcome = ProgramOutcome()
     error: BaseException | None = None
     try:
-        try:
-            if program.path.endswith(_IPYTHON):
-                _execute_ipython(program, run_cell, outcome)
-            elif not _execute(program, check, show):
-                outcome.code = _NO_FILE
-            at_end()
-        except SystemExit as error:
+        if program.path.endswith(_IPYTHON):
+            _execute_ipython(program, run_cell, outcome)
+        elif not _execute(program, check, show):
+            outcome.code = _NO_FILE
+        at_end()
+    except BaseException as raised:  # noqa: BLE001  # as CPython does
+        error = raised
+    try:  # outside of the handler: no error of a hook has this one as its context
+        if isinstance(error, SystemExit):
             outcome.code = leave_with(error)
-        except BaseException as error:  # noqa: BLE001  # as CPython does
+        elif error is not None:
             outcome.error = _describe(error)
             outcome.code = _report(error, explain)
-    except KeyboardInterrupt:  # while it was reported
+    except KeyboardInterrupt:
         outcome.code = _INTERRUPTED
     return outcome
 
@@ -283,11 +285,14 @@ def _report(error: BaseException, explain: Callable[[BaseException], str | None]
     """Call the hook for errors that are not caught, as CPython does. Return the exit code."""
     kind, below = type(error), error.__traceback__
     sys.last_type, sys.last_value, sys.last_traceback = kind, error, below
+    failed: BaseException | None = None
     try:
         sys.excepthook(kind, error, below)
-    except SystemExit as leaving:
-        return leave_with(leaving)
-    except Exception as failed:  # noqa: BLE001  # user code
+    except (Exception, SystemExit) as raised:  # noqa: BLE001  # user code
+        failed = raised
+    if isinstance(failed, SystemExit):
+        return leave_with(failed)
+    if failed is not None:
         _print_error("Error in sys.excepthook:\n")
         failed.__traceback__ = failed.__traceback__ and failed.__traceback__.tb_next
         sys.__excepthook__(type(failed), failed, failed.__traceback__)
