@@ -22,7 +22,7 @@ from sbx.cli.run import (
     code_of,
     text_of,
 )
-from sbx.cli.script import NOTEBOOK, WORKSPACE, cells_of, is_program, language_for
+from sbx.cli.script import NOTEBOOK, WORKSPACE, Cell, cells_of, is_program, language_for
 from sbx.cli.terminal import STDIN
 from sbx.errors import BadRequest, NotFound, SbxError
 from sbx.protocol.contexts import DEFAULT_CONTEXT
@@ -139,7 +139,7 @@ def execute(
     notebook = file is not None and not shell and file.lower().endswith(NOTEBOOK)
     if notebook and as_json:
         raise BadRequest("--json is for one result, and each cell of a notebook has one: --events")
-    cells = cells_of(text, str(file)) if notebook else [text]
+    cells = cells_of(text, str(file)) if notebook else [Cell(text)]
     call = None
     if program:
         call = RunCall(
@@ -165,15 +165,15 @@ def execute(
     )
     shown = printer(as_json=as_json, as_events=as_events)
 
-    async def run(client: "Client") -> "Run":
+    async def run(client: "Client") -> int:
         where = await _where(client, sandbox_id, conversation, context)
         for cell in cells:
-            ended = await _run(replace(spec, code=cell), where, shown)
-            if not ended.ok:
+            ended = await _run(replace(spec, code=cell.code), where, shown)
+            if not (ended.ok or cell.expects(ended)):
                 break
-        return ended
+        return exits.Exit.OK if cell.expects(ended) else exits.for_run(ended)
 
-    return exits.for_run(connect.ask(socket, key, run))
+    return connect.ask(socket, key, run)
 
 
 async def _where(

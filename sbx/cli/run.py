@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sbx.cli import exits, narrowing, output
-from sbx.cli.script import NOTEBOOK, PythonScript, cells_of, language_for
+from sbx.cli.script import NOTEBOOK, Cell, PythonScript, cells_of, language_for
 from sbx.cli.terminal import STDIN
 from sbx.errors import BadRequest, NotFound, TooLarge
 from sbx.protocol.languages import ALIASES, LANGUAGES
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sbx.cli.run_driver import RunSpec, SignalHandler, Step
     from sbx.cli.run_output import Printer
     from sbx.isolation.broker.spawned import SpawnedBroker
-    from sbx.protocol.runs import Run
     from sbx.runtime.conversation import Conversation
     from sbx.runtime.sandbox import AsyncSandbox
 
@@ -151,7 +150,7 @@ def run(
     notebook = path is not None and path.suffix.lower() == NOTEBOOK
     is_program = not (notebook or shell or script is not None)
     text = "" if is_program else text_of(source, file)
-    cells = cells_of(text, str(path)) if notebook else [text]
+    cells = cells_of(text, str(path)) if notebook else [Cell(text)]
     if notebook and as_json:
         raise BadRequest("--json is for one result, and each cell of a notebook has one: --events")
     if out is not None and workspace is not None:
@@ -191,7 +190,7 @@ def run(
     asks = not (as_json or as_events)
     shown = printer(as_json=as_json, as_events=as_events)
     once = _run_once(work, shown, policy, options, context.obj, asks=asks)
-    return exits.for_run(asyncio.run(once))
+    return asyncio.run(once)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +198,7 @@ class _Work:
     """`spec` is for each of the `cells`. `script`: the one that they are, in Python."""
 
     spec: "RunSpec"
-    cells: Sequence[str]
+    cells: Sequence[Cell]
     script: PythonScript | None
     upload: Sequence[Path]
     figures: Path | None
@@ -214,8 +213,8 @@ async def _run_once(
     broker: "SpawnedBroker | None",
     *,
     asks: bool,
-) -> "Run":
-    """Create a sandbox, copy the uploads, follow the run, and clean up.
+) -> int:
+    """Create a sandbox, copy the uploads, follow the run, and clean up. Return the exit code.
 
     Raise every SbxError of the core, StoppedBySignal for a signal before the result, ReaderGone.
     """
@@ -248,10 +247,10 @@ async def _run_once(
                     await work.script.copy(box)
                 results = []
                 for cell in work.cells:
-                    run = replace(work.spec, code=cell).start(where, run_printer)
+                    run = replace(work.spec, code=cell.code).start(where, run_printer)
                     followed = run_printer.follow(run.events(), answers=work.spec.answers)
                     results.append(result := await followed)
-                    if not result.ok:
+                    if not (result.ok or cell.expects(result)):
                         break
                 copied = work.script.copied if work.script is not None else ()
                 saved = await save_files(where, out, copied) if out is not None else None
@@ -272,7 +271,7 @@ async def _run_once(
             for path in saved.paths:
                 output.note(f"saved: {path}")
             report_left_out(saved.left_out, "pack them inside, and save the archive")
-        return result
+        return exits.Exit.OK if cell.expects(result) else exits.for_run(result)
 
 
 def _note_about(box: "AsyncSandbox") -> None:

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sbx.cli import output
 from sbx.errors import BadRequest, Denied
 from sbx.protocol.languages import Language, check_language, language_of
 
 if TYPE_CHECKING:
-    from sbx.protocol.runs import RunError
+    from sbx.protocol.runs import Run, RunError
     from sbx.runtime.sandbox import AsyncSandbox
 
 WORKSPACE = "/workspace"
@@ -75,21 +75,53 @@ def _interpreter(code: bytes) -> str | None:
 # -- notebooks -------------------------------------------------------------------------------------
 
 
-def cells_of(notebook: str, name: str) -> list[str]:
-    """Return the code cells of a notebook. Raise BadRequest `invalid_notebook`."""
+class Cell(NamedTuple):
+    """`may_raise`: an error is expected, and the next cell runs after it."""
+
+    code: str
+    may_raise: bool = False
+
+    def expects(self, run: "Run") -> bool:
+        """Return whether the run failed as the notebook expects."""
+        return self.may_raise and run.status == "error"
+
+
+def cells_of(notebook: str, name: str) -> list[Cell]:
+    """Return the code cells of a notebook to run. As in nbclient, the tag `skip-execution` leaves
+    one out, and `raises-exception` expects an error. Raise BadRequest `invalid_notebook` and
+    `notebook_language`."""
     try:
-        cells = json.loads(notebook)["cells"]
-        sources = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
-        code = ["".join(source) for source in sources if "".join(source).strip()]
-        if not code:
-            raise ValueError("it has no code")
-        return code
-    except (ValueError, KeyError, TypeError) as error:
+        book = json.loads(notebook)
+        cells = list(_cells(book["cells"]))
+        language = _language_of(book.get("metadata", {}))
+        if not cells:
+            raise ValueError("it has no code to run")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadRequest(
             f"{name} is not a notebook of the format 4: {error}",
             code="invalid_notebook",
             hint="save it with Jupyter, or give Python code another ending",
         ) from None
+    if not language.lower().startswith("python"):
+        raise BadRequest(
+            f"{name} is a notebook in {language}, and sbx runs notebooks in Python",
+            code="notebook_language",
+            hint="run a script in another language with --language",
+        )
+    return cells
+
+
+def _cells(cells: list[dict[str, Any]]) -> Iterator[Cell]:
+    for cell in cells:
+        code = "".join(cell["source"])
+        tags = cell.get("metadata", {}).get("tags", [])
+        if cell["cell_type"] == "code" and code.strip() and "skip-execution" not in tags:
+            yield Cell(code, "raises-exception" in tags)
+
+
+def _language_of(metadata: dict[str, Any]) -> str:
+    language = metadata.get("language_info", {}).get("name")
+    return str(language or metadata.get("kernelspec", {}).get("language") or "python")
 
 
 # -- scripts in Python -----------------------------------------------------------------------------

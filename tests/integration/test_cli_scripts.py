@@ -3,12 +3,13 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import in_process
 
 from sbx.cli.doctor import _other_sbx
-from sbx.cli.script import PythonScript, cells_of, language_for, modules_of
+from sbx.cli.script import Cell, PythonScript, cells_of, language_for, modules_of
 from sbx.errors import BadRequest
 
 SCRIPT = """import sys
@@ -76,6 +77,67 @@ def test_a_notebook_runs_cell_by_cell_until_one_fails(tmp_path: Path) -> None:
     assert "is not a notebook" in in_process("run", tmp_path / "n.ipynb").stderr
 
 
+def tagged(source: str, *tags: str) -> dict[str, Any]:
+    return {"cell_type": "code", "source": source, "metadata": {"tags": list(tags)}}
+
+
+NOTEBOOKS: dict[str, tuple[list[dict[str, Any]], int, str]] = {
+    "an expected error": (
+        [tagged("1 / 0", "raises-exception"), tagged("print('after')")],
+        0,
+        "after\n",
+    ),
+    "an expected error at the end": (
+        [tagged("print('before')"), tagged("1 / 0", "raises-exception")],
+        0,
+        "before\n",
+    ),
+    "an error after an expected one": (
+        [tagged("1 / 0", "raises-exception"), tagged("1 / 0"), tagged("print('never')")],
+        1,
+        "",
+    ),
+    "an end that no tag expects": (
+        [tagged("import os; os._exit(3)", "raises-exception"), tagged("print('never')")],
+        137,
+        "",
+    ),
+    "a cell to skip": (
+        [tagged("print('never')", "skip-execution", "x"), tagged("print('run')", "x")],
+        0,
+        "run\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_tags_of_cells_are_those_of_nbclient(tmp_path: Path, name: str) -> None:
+    cells, code, shown = NOTEBOOKS[name]
+    (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4}))
+    ended = in_process("run", tmp_path / "n.ipynb")
+    assert (ended.returncode, ended.stdout) == (code, shown)
+    assert ended.stderr.count("ZeroDivisionError: division") == sum(
+        "1 / 0" in cell["source"] for cell in cells
+    )
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"kernelspec": {"name": "ir", "language": "R"}},
+        {"language_info": {"name": "R"}, "kernelspec": {"name": "ir"}},
+    ],
+)
+def test_a_notebook_in_another_language_is_refused_by_name(
+    tmp_path: Path, metadata: dict[str, Any]
+) -> None:
+    book = {"cells": [tagged("x <- 1")], "nbformat": 4, "metadata": metadata}
+    (tmp_path / "n.ipynb").write_text(json.dumps(book))
+    refused = in_process("run", tmp_path / "n.ipynb")
+    assert refused.returncode == 2
+    assert "is a notebook in R" in refused.stderr
+
+
 def test_a_first_line_chooses_the_language_and_an_unknown_ending_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tool").write_text("#!/usr/bin/env -S bash -e\necho from bash $1\n")
     assert in_process("run", tmp_path / "tool", "you").stdout == "from bash you\n"
@@ -125,7 +187,7 @@ def test_only_the_modules_that_it_imports_are_copied(script: Path, tmp_path: Pat
 
 def test_cells_of_a_notebook_are_its_code() -> None:
     cells = [{"cell_type": "code", "source": " \n"}, {"cell_type": "code", "source": ["1\n", "2"]}]
-    assert cells_of(json.dumps({"cells": cells}), "n") == ["1\n2"]
+    assert cells_of(json.dumps({"cells": cells}), "n") == [Cell("1\n2")]
     with pytest.raises(BadRequest, match="it has no code"):
         cells_of(json.dumps({"cells": cells[:1]}), "n")
 

@@ -54,6 +54,23 @@ def test_output_goes_where_it_went_inside_and_state_is_kept(service: Service, bo
     assert service.quick("exec", box, "-c", "x").stdout == "6\n"
 
 
+def test_a_notebook_continues_after_an_expected_error(
+    service: Service, box: str, tmp_path: Path
+) -> None:
+    cells = [
+        {"cell_type": "code", "source": source, "metadata": {"tags": tags}}
+        for source, tags in (
+            ("1 / 0", ["raises-exception"]),
+            ("print('never')", ["skip-execution"]),
+            ("print('after')", []),
+        )
+    ]
+    (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4}))
+    ended = service.quick("exec", box, tmp_path / "n.ipynb")
+    assert (ended.returncode, ended.stdout) == (0, "after\n")
+    assert "ZeroDivisionError" in ended.stderr
+
+
 def test_code_comes_from_a_file_or_from_stdin(service: Service, box: str, tmp_path: Path) -> None:
     (tmp_path / "cell.py").write_text("print('from a file, é')")
     assert service.quick("exec", box, tmp_path / "cell.py").stdout == "from a file, é\n"

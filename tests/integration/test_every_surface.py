@@ -4,6 +4,8 @@ Each surface runs the same cells; its text is all that its caller can read of a 
 """
 
 import asyncio
+import json
+from pathlib import Path
 
 import httpx
 import pytest
@@ -43,8 +45,10 @@ SHOWN = (
 class Surfaces:
     """The text of a cell, by each surface."""
 
-    def __init__(self, box: AsyncSandbox, sdk: SdkService, client: httpx.AsyncClient) -> None:
-        self._box, self._sdk, self._client = box, sdk, client
+    def __init__(
+        self, box: AsyncSandbox, sdk: SdkService, client: httpx.AsyncClient, directory: Path
+    ) -> None:
+        self._box, self._sdk, self._client, self._directory = box, sdk, client, directory
 
     async def embedded(self, code: str) -> str:
         return _read(await self._box.run(code))
@@ -54,7 +58,10 @@ class Surfaces:
             return _read(await box.run(code))
 
     async def command(self, code: str) -> str:
-        done = await asyncio.to_thread(sbx, "run", "-c", code)
+        cells = [{"cell_type": "code", "source": code}]
+        notebook = self._directory / "n.ipynb"
+        notebook.write_text(json.dumps({"cells": cells, "nbformat": 4}))
+        done = await asyncio.to_thread(sbx, "run", notebook)
         assert done.returncode == 0
         return done.stdout + done.stderr
 
@@ -111,8 +118,10 @@ NAMES = [name for name in vars(Surfaces) if not name.startswith("_")]
 
 
 @pytest.fixture
-def surfaces(box: AsyncSandbox, sdk: SdkService, client: httpx.AsyncClient) -> Surfaces:
-    return Surfaces(box, sdk, client)
+def surfaces(
+    box: AsyncSandbox, sdk: SdkService, client: httpx.AsyncClient, tmp_path: Path
+) -> Surfaces:
+    return Surfaces(box, sdk, client, tmp_path)
 
 
 @pytest.mark.parametrize("name", rows(NAMES, ci_tier=[n for n in NAMES if n != "smolagents"]))

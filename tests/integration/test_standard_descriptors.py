@@ -58,7 +58,8 @@ async def test_code_opens_its_descriptors_by_name(
         assert script.stdout.splitlines()[1:] == [*kernel.stdout.splitlines()[1:], "it"]
         assert script.stderr == "it\n"
         child = await box.run("!echo out > /dev/stdout; echo err > /dev/stderr")
-        assert "out" in child.text and "err" in child.text
+        assert "out" in child.text
+        assert "err" in child.text
         logger = await box.run("import logging; logging.FileHandler('/dev/stderr')")
         assert logger.ok, logger.error
 
