@@ -28,9 +28,10 @@ class TaskCalls(ServiceRequests):
         parameters: Mapping[str, str] | None = None,
         inputs: Sequence[Mapping[str, str]] | None = None,
         at_once: int | None = None,
+        cache: bool | None = None,
     ) -> Json:
         """Start a task for one input, or for each of `inputs`, and return at once. `task` has the
-        states. Raise NotFound `task_not_found`, BadRequest `invalid_parameters`, Unavailable
+        states. With `cache=False` no earlier result is used. Raise NotFound `task_not_found`, BadRequest `invalid_parameters`, Unavailable
         `too_many_tasks`, `invalid_task` and `model_not_configured`."""
         body = without_none(
             template=template,
@@ -39,6 +40,7 @@ class TaskCalls(ServiceRequests):
             parameters=dict(parameters or {}),
             inputs=None if inputs is None else [dict(each) for each in inputs],
             at_once=at_once,
+            cache=cache,
         )
         return await self._json("POST", _TASKS, body)
 
@@ -56,6 +58,13 @@ class TaskCalls(ServiceRequests):
         """End a task. Return False if it has already ended. Raise NotFound."""
         reply = await self._json("POST", f"{_TASKS}{target(task_id, 'abort')}")
         return bool(reply["aborted"])
+
+    async def resume_task(self, task_id: str, *, at_once: int | None = None) -> Json:
+        """Begin the inputs and steps of an ended task that are not done, and return at once. Raise
+        NotFound, Conflict `task_in_progress`, `nothing_to_resume`, `task_erased` and
+        `template_changed`."""
+        path = f"{_TASKS}{target(task_id, 'resume')}"
+        return await self._json("POST", path, without_none(at_once=at_once))
 
     # -- sources of external tools ----------------------------------------------------------------
 

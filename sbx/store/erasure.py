@@ -95,7 +95,7 @@ def erase_inputs(
     """Delete the parameters and answers of the tasks of a user and agent, or of one conversation
     of them."""
     on.execute(
-        "UPDATE task_inputs SET parameters = '{}', answer = NULL, error = NULL"
+        "UPDATE task_inputs SET parameters = 'null', answer = NULL, error = NULL, cache_key = NULL"
         " WHERE (:name IS NULL OR conversation_id = :name) AND task_id IN"
         " (SELECT id FROM tasks WHERE owner = :owner AND user_id = :user AND agent_id = :agent)",
         {"owner": owner, "user": user_id, "agent": agent_id, "name": conversation},

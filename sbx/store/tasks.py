@@ -1,4 +1,4 @@
-"""Tasks from templates, and the state of each input."""
+"""Tasks from templates, and the state of each input, or of each step of an input."""
 
 import json
 import sqlite3
@@ -24,7 +24,9 @@ class TaskRow(Struct, frozen=True):
 
 
 class TaskInputRow(Struct, frozen=True):
-    """`state`: `waiting`, `running`, `interrupted`, or the reason of the end of its run."""
+    """`state`: `waiting`, `running`, `interrupted`, `skipped`, or the reason of the end of its run.
+    `step`: empty in a task without steps. `cache_key`: a hash of its input, if its result may be
+    used again; `cached`: it is the result of an earlier one. `erased`: its content is deleted."""
 
     number: int
     parameters: Mapping[str, str]
@@ -34,6 +36,10 @@ class TaskInputRow(Struct, frozen=True):
     answer: str | None = None
     error: Mapping[str, Any] | None = None
     tokens: int = 0
+    step: str = ""
+    cache_key: str | None = None
+    cached: bool = False
+    erased: bool = False
 
 
 async def add(store: Store, task: TaskRow, inputs: Sequence[TaskInputRow]) -> None:
@@ -42,7 +48,8 @@ async def add(store: Store, task: TaskRow, inputs: Sequence[TaskInputRow]) -> No
     def act(on: sqlite3.Connection) -> None:
         on.execute("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(task))
         on.executemany(
-            "INSERT INTO task_inputs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT INTO task_inputs (task_id, {_COLUMNS})"  # noqa: S608
+            f" VALUES (?{', ?' * len(_COLUMNS.split(','))})",
             [(task.id, *_columns(each)) for each in inputs],
         )
         on.execute(
@@ -56,22 +63,59 @@ async def add(store: Store, task: TaskRow, inputs: Sequence[TaskInputRow]) -> No
 
 async def put_input(store: Store, task_id: str, row: TaskInputRow) -> None:
     """Change an input. It has no answer and no error once its conversation was deleted."""
-    number, _, name, state, run_id, answer, error, tokens = _columns(row)
 
     def act(on: sqlite3.Connection) -> None:
         kept = on.execute(
             "SELECT 1 FROM chats JOIN tasks USING (owner, user_id, agent_id)"
             " WHERE tasks.id = ? AND chats.conversation_id = ?",
-            (task_id, name),
+            (task_id, row.conversation_id),
         ).fetchone()
-        texts = (answer, error) if kept or run_id is None else (None, None)
+        error = None if row.error is None else json.dumps(dict(row.error))
+        texts = (row.answer, error) if kept or row.run_id is None else (None, None)
         on.execute(
-            "UPDATE task_inputs SET state = ?, run_id = ?, answer = ?, error = ?, tokens = ?"
-            " WHERE task_id = ? AND number = ?",
-            (state, run_id, *texts, tokens, task_id, number),
+            "UPDATE task_inputs SET state = ?, run_id = ?, answer = ?, error = ?, tokens = ?,"
+            " conversation_id = ?, cache_key = ?, cached = ?"
+            " WHERE task_id = ? AND number = ? AND step = ?",
+            (
+                *(row.state, row.run_id, *texts, row.tokens),
+                *(row.conversation_id, row.cache_key, row.cached),
+                *(task_id, row.number, row.step),
+            ),
         )
 
     await store.write(act)
+
+
+async def resume(store: Store, task_id: str, inputs: Sequence[TaskInputRow]) -> None:
+    """Begin an ended task again, in which these inputs wait."""
+
+    def act(on: sqlite3.Connection) -> None:
+        on.execute("UPDATE tasks SET ended_at = NULL WHERE id = ?", (task_id,))
+        on.executemany(
+            "UPDATE task_inputs SET state = 'waiting', run_id = NULL, answer = NULL, error = NULL,"
+            " tokens = 0, conversation_id = ? WHERE task_id = ? AND number = ? AND step = ?",
+            [(each.conversation_id, task_id, each.number, each.step) for each in inputs],
+        )
+
+    await store.write(act)
+
+
+async def cached(store: Store, task: TaskRow, cache_key: str, since: float) -> TaskInputRow | None:
+    """Return the last result of the same input for this user and agent, whose conversation still
+    exists, of a task since then."""
+    row = await store.row(
+        f"SELECT {_COLUMNS}, parameters = 'null' AS erased FROM task_inputs"  # noqa: S608
+        " WHERE cache_key = ? AND state = 'done' AND NOT cached AND answer IS NOT NULL"
+        " AND task_id IN (SELECT id FROM tasks WHERE owner = ? AND user_id = ? AND agent_id = ?"
+        "  AND created_at >= ?)"
+        " AND EXISTS (SELECT 1 FROM chats WHERE owner = ? AND user_id = ? AND agent_id = ?"
+        "  AND chats.conversation_id = task_inputs.conversation_id)"
+        " ORDER BY rowid DESC LIMIT 1",
+        cache_key,
+        *(task.owner, task.user_id, task.agent_id, since),
+        *(task.owner, task.user_id, task.agent_id),
+    )
+    return None if row is None else _input(row)
 
 
 async def end(store: Store, task_id: str, at: float) -> None:
@@ -113,11 +157,17 @@ async def get(store: Store, owner: str, task_id: str) -> tuple[TaskRow, list[Tas
     if row is None:
         return None
     inputs = await store.rows(
-        "SELECT number, parameters, conversation_id, state, run_id, answer, error, tokens"
-        " FROM task_inputs WHERE task_id = ? ORDER BY number",
+        f"SELECT {_COLUMNS}, parameters = 'null' AS erased FROM task_inputs"  # noqa: S608
+        " WHERE task_id = ? ORDER BY number, rowid",
         task_id,
     )
     return TaskRow(*row), [_input(each) for each in inputs]
+
+
+_COLUMNS = (
+    "number, parameters, conversation_id, state, run_id, answer, error, tokens, step, cache_key,"
+    " cached"
+)
 
 
 def _columns(row: TaskInputRow) -> tuple[Any, ...]:
@@ -130,18 +180,16 @@ def _columns(row: TaskInputRow) -> tuple[Any, ...]:
         row.answer,
         None if row.error is None else json.dumps(dict(row.error)),
         row.tokens,
+        row.step,
+        row.cache_key,
+        row.cached,
     )
 
 
 def _input(row: Any) -> TaskInputRow:
-    number, parameters, conversation_id, state, run_id, answer, error, tokens = row
-    return TaskInputRow(
-        number,
-        json.loads(parameters),
-        conversation_id,
-        state,
-        run_id,
-        answer,
-        None if error is None else json.loads(error),
-        tokens,
-    )
+    values = dict(row)
+    error = values["error"]
+    values["parameters"] = json.loads(values["parameters"]) or {}
+    values["error"] = None if error is None else json.loads(error)
+    values |= {name: bool(values[name]) for name in ("cached", "erased")}
+    return TaskInputRow(**values)

@@ -115,6 +115,7 @@ class BlockingClient(Blocking):
     tasks = call(Client.tasks)
     task = call(Client.task)
     abort_task = call(Client.abort_task)
+    resume_task = call(Client.resume_task)
     invoke = call(Client.invoke)
 
     me = call(Client.me)

@@ -1,7 +1,7 @@
 """Tasks from templates of the operator, for one input or for many at once."""
 
+import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -17,33 +17,43 @@ from sbx.api.bodies import RequestBody
 from sbx.api.errors import documented
 from sbx.api.sessions_v1.dependencies import SessionsDep
 from sbx.errors import BadRequest, Conflict, SbxError
+from sbx.service.agents import Agents, profile_of
 from sbx.service.caller import Caller
-from sbx.service.models import SandboxView
 from sbx.service.service import Service
-from sbx.service.tasks import TaskInputRow, TaskRow, no_task
+from sbx.service.sessions import Sessions
+from sbx.service.tasks import TaskInputRow, TaskPlace, TaskRow, no_task
 
 router = APIRouter(prefix="/api/v1/tasks", tags=["agent"])
+AtOnce = Annotated[int, Field(ge=1, le=16)]
 Values = dict[str, Annotated[str, Field(max_length=100_000)]]
 
 
 class NewTask(RequestBody):
     """`template`: its name. `parameters` count for each of `inputs`, which by default is one input
     without other values. `agent_id`: null for that of the template. `at_once`: the number of
-    inputs at a time."""
+    inputs, or of their steps, at a time. `cache`: use earlier results, if the template permits."""
 
     template: Name
     user_id: Name
     agent_id: Name | None = None
     parameters: Values = Field(default_factory=dict)
     inputs: list[Values] = Field(default=[{}], min_length=1, max_length=INPUTS_MAX)
-    at_once: Annotated[int, Field(ge=1, le=16)] = 4
+    at_once: AtOnce = 4
+    cache: bool = True
+
+
+class ResumedTask(RequestBody):
+    at_once: AtOnce = 4
 
 
 class TaskInput(BaseModel):
-    """`state`: `waiting`, `running`, `interrupted`, or the reason of the end of its run. The
-    conversation has its messages and its files."""
+    """`state`: `waiting`, `running`, `interrupted`, `skipped` (a step that it needs failed), or the
+    reason of the end of its run. The conversation has its messages and its files. `step`: the name
+    of the step; empty in a task without steps. `cached`: the result of an earlier task, with its
+    conversation."""
 
     number: int
+    step: str
     parameters: dict[str, str]
     conversation_id: str
     state: str
@@ -51,6 +61,7 @@ class TaskInput(BaseModel):
     answer: str | None
     error: Json | None
     tokens: int
+    cached: bool
 
 
 class TaskSummary(BaseModel):
@@ -92,6 +103,7 @@ class TaskTemplateBody(BaseModel):
     description: str = ""
     agent: str | None = None
     parameters: Mapping[str, TaskParameter] = Field(default_factory=dict)
+    steps: list[str] = []
     problem: str | None = None
 
 
@@ -110,6 +122,7 @@ async def templates(_: CallerDep, agents: AgentsDep) -> TaskTemplateList:
             description=each.description,
             agent=each.agent,
             parameters=each.parameters,
+            steps=[step.name for step in each.step],
         )
         for name, each in (await agents.tasks.templates()).items()
     ]
@@ -138,22 +151,8 @@ async def start(
     row = agents.tasks.new_row(caller.owner, new.template, new.user_id, agent_id)
     rows = [new.parameters | values for values in new.inputs]
     await agents.tasks.check(row, rows)  # before a session is created
-    first = NewChat(user_id=new.user_id, agent_id=agent_id, message="-")
-    session = await session_of(sessions, caller, first, row.id)
-
-    async def begin_input(name: str, filled: FilledTask) -> ChatRun:
-        # Files of the template only: a parameter is a text of the caller, and no path of this host.
-        await _upload(service, caller, session, name, template.files)
-        chat = NewChat(
-            user_id=new.user_id,
-            agent_id=agent_id,
-            message=filled.prompt,
-            completion_check=filled.check,
-            max_steps=template.max_steps,
-        )
-        return await begin(service, agents, caller, session, chat, name)
-
-    inputs = await agents.tasks.start(row, rows, begin_input, new.at_once)
+    place = await _place(service, agents, sessions, caller, row, cache=new.cache)
+    inputs = await agents.tasks.start(row, rows, place, new.at_once)
     await service.recording.record(
         caller, "task.start", row.id, template=new.template, inputs=len(inputs)
     )
@@ -187,6 +186,26 @@ async def abort(task_id: str, caller: CallerDep, agents: AgentsDep, service: Ser
     return Aborted(aborted=aborted)
 
 
+@router.post("/{task_id}/resume", status_code=202, responses=documented(404, 409, 429))
+async def resume(
+    task_id: str,
+    again: ResumedTask,
+    caller: CallerDep,
+    service: ServiceDep,
+    agents: AgentsDep,
+    sessions: SessionsDep,
+) -> TaskBody:
+    """Begin the inputs and steps of an ended task that are not done, each in a new conversation.
+    409 if the task is not complete, if nothing remains, or if the template has other steps now."""
+    agents.models.settings  # noqa: B018  # it raises before anything changes
+    row, inputs = await _find(agents, caller, task_id, scope="execute")
+    await agents.tasks.check_resume(row, inputs)  # before a session is created
+    place = await _place(service, agents, sessions, caller, row, cache=False)
+    await agents.tasks.resume(row, inputs, place, again.at_once)
+    await service.recording.record(caller, "task.resume", task_id)
+    return TaskBody.of(*await _find(agents, caller, task_id))
+
+
 async def _find(
     agents: AgentsDep, caller: Caller, task_id: str, scope: str | None = None
 ) -> tuple[TaskRow, Sequence[TaskInputRow]]:
@@ -197,11 +216,36 @@ async def _find(
     return row, inputs
 
 
-async def _upload(
-    service: Service, caller: Caller, session: SandboxView, name: str, files: Sequence[Path]
-) -> None:
-    if files:
-        leased = service.sandboxes.using(caller, session.id, scope="execute", conversation=name)
-        async with leased as use:
-            for path in files:
-                await use.conversation(name).uploads.put(path)
+async def _place(
+    service: Service,
+    agents: Agents,
+    sessions: Sessions,
+    caller: Caller,
+    row: TaskRow,
+    *,
+    cache: bool,
+) -> TaskPlace:
+    """Return the session of a task, created if need be. Raise as `session_of`."""
+    user_id, agent_id = row.user_id, row.agent_id
+    first = NewChat(user_id=user_id, agent_id=agent_id, message="-")
+    session = await session_of(sessions, caller, first, row.id)
+    stored, _ = await profile_of(service, caller, user_id, agent_id, row.id)
+    facts = [
+        agents.models.settings.model_name,
+        None if stored is None else stored.profile.model_dump(mode="json"),
+        *(session.policy_name, session.narrower, session.env),
+    ]
+
+    async def begin_step(name: str, filled: FilledTask, max_steps: int | None) -> ChatRun:
+        chat = NewChat(
+            user_id=user_id,
+            agent_id=agent_id,
+            message=filled.prompt,
+            completion_check=filled.check,
+            max_steps=max_steps,
+        )
+        return await begin(service, agents, caller, session, chat, name)
+
+    # Files of the template only: a parameter is a text of the caller, and no path of this host.
+    text = json.dumps(facts, sort_keys=True) if cache else None
+    return TaskPlace(service.sandboxes, caller, session.id, begin_step, text)
