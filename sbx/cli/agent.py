@@ -187,7 +187,7 @@ async def _do(
 
     with CancelOnSignal() as ending:
         async with host as opened:
-            end, saved = await perform(
+            end, saved, *_ = await perform(
                 task, opened, show, lambda abort: setattr(ending, "on_interrupt", abort)
             )
     if saved is not None:

@@ -16,6 +16,7 @@ from sbx.protocol.runs import MimeBundle, Run
 if TYPE_CHECKING:
     from sbx.agent.sandbox import ToolSandbox
     from sbx.cli.host_executables import LeftOut
+    from sbx.cli.task_results import KeptFiles
     from sbx.protocol.files import FileEntry
     from sbx.runtime.conversation import Conversation
 
@@ -55,7 +56,9 @@ def directory_for(path: Path) -> Path:
 
 
 async def save_files(
-    sandbox: "ToolSandbox | Conversation", directory: Path, leave_out: Collection[str] = ()
+    sandbox: "ToolSandbox | Conversation | KeptFiles",
+    directory: Path,
+    leave_out: Collection[str] = (),
 ) -> Saved:
     """Copy the files below /workspace, except those at the paths of `leave_out`.
 
@@ -71,9 +74,9 @@ async def save_files(
     saved = Saved()
     arrivals = Arrivals([relative_to(_WORKSPACE, entry) for entry in listing], directory)
     for entry in listing:
-        if _is_upload(entry) or not arrivals.permits(relative_to(_WORKSPACE, entry)):
+        if entry.path.startswith(_UPLOADS) or not arrivals.permits(relative_to(_WORKSPACE, entry)):
             continue
-        if _is_hidden(entry) or entry.kind != "file" or entry.path in leave_out:
+        if not is_saved(entry) or entry.path in leave_out:
             continue
         target = below(directory, _WORKSPACE, entry)
         try:
@@ -87,12 +90,10 @@ async def save_files(
     return saved
 
 
-def _is_hidden(entry: "FileEntry") -> bool:
-    return any(part.startswith(".") for part in entry.path.split("/"))
-
-
-def _is_upload(entry: "FileEntry") -> bool:
-    return entry.path.startswith(_UPLOADS)
+def is_saved(entry: "FileEntry") -> bool:
+    """Return whether this is a file, not hidden, and not an upload of the caller."""
+    is_hidden = any(part.startswith(".") for part in entry.path.split("/"))
+    return entry.kind == "file" and not is_hidden and not entry.path.startswith(_UPLOADS)
 
 
 def _write(target: Path, content: bytes) -> None:

@@ -3,22 +3,18 @@
 import csv
 import glob
 import json
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbx.cli import agent_options, connect, exits, narrowing, output
+from sbx.cli import agent_options, connect, narrowing, output
 from sbx.cli.terminal import one_line
-from sbx.errors import BadRequest, NotFound, SbxError
+from sbx.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
-    from sbx.agent.task import FilledTask, TaskTemplate
-    from sbx.cli.agent_task import AgentHost, AgentTask
-    from sbx.protocol.agent import AgentEvent
+    from sbx.agent.task import FilledStep, TaskTemplate
 
 app = typer.Typer(
     help="Tasks from templates: a prompt with parameters, files and a check, for one input or for "
@@ -26,8 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 Values = dict[str, str]
-_HEADS = ("input", "state", "steps", "tokens", "time", "answer")
-_SHOWN = 60  # characters of an input, and of an answer
+SHOWN = 60  # characters of an input
 
 
 @app.command("run")
@@ -59,7 +54,7 @@ def run_task(
         Path | None,
         typer.Option(
             help="Save the files that the agent wrote there; of several inputs, in directories "
-            "001, 002, …",
+            "001, 002, …, and of steps in directories with their names.",
             metavar="DIR",
         ),
     ] = None,
@@ -76,12 +71,24 @@ def run_task(
     env_file: agent_options.EnvFile = None,
     replay: agent_options.Replay = None,
     record: agent_options.Record = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Do only the inputs and steps that are not done yet: their results are in "
+            "DIR.results.",
+        ),
+    ] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Use no earlier result, and keep none.")
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print the result of each input as a line of JSON."),
     ] = False,
 ) -> int:
-    """Do a task. Each input has its own sandbox, which is deleted at the end.
+    """Do a task. Each input, and each step of an input, has its own sandbox, which is deleted at
+    the end.
 
     One input prints its answer. Several show their progress, and one table of all results.
 
@@ -93,9 +100,11 @@ def run_task(
     """
     import asyncio  # a lazy import keeps `sbx --help` fast
 
-    from sbx.cli.agent_task import AgentTask, agent_host
-    from sbx.cli.save_files import directory_for
+    from sbx.cli.agent_task import agent_host
+    from sbx.cli.task_work import Results, StepWork, TaskBounds, do_all
 
+    if resume and out is None:
+        raise BadRequest("--resume needs the --out of the first run")
     template = _template(name)
     rows = _rows(_pairs(param or ()), each, inputs)
     agent = profile or template.agent
@@ -109,33 +118,32 @@ def run_task(
         env_file=env_file,
         profile=chosen,
     )
-    tasks = []
-    for number, (row, filled) in enumerate(_filled(template, rows), 1):
-        directory = None
-        if out is not None:
-            directory = directory_for(out if len(rows) == 1 else out / f"{number:03}")
-        task = AgentTask(
-            text=filled.prompt,
-            files=filled.uploads,
-            out=directory,
-            max_steps=settings.max_steps,
-            max_tokens=chosen.limits.max_tokens,
-            max_seconds=chosen.limits.max_seconds,
-            completion_check=filled.check,
-        )
-        label = ", ".join(
-            Path(value).name if template.parameters[name].kind == "file" else value
-            for name, value in row.items()
-        )
-        tasks.append(_Input(number, row, one_line(label)[:_SHOWN], task))
-    host = agent_host(
-        settings,
-        agent_options.model_of(settings, replay, record, chosen.model.options),
-        chosen,
-        agent_options.agent_id_of(agent),
-        narrowing.sandbox_options(memory=memory, cpus=cpus, network_allow=network_allow, env=env),
+    filled = _filled(template, rows)
+    works = [
+        StepWork(number, row, _label(template, row), step, _place(out, len(rows), number, step))
+        for number, (row, steps) in enumerate(filled, 1)
+        for step in steps
+    ]
+    sandbox = narrowing.sandbox_options(
+        memory=memory, cpus=cpus, network_allow=network_allow, env=env
     )
-    return asyncio.run(_all(tasks, host, at_once, as_json=as_json))
+    limits = chosen.limits
+    bounds = TaskBounds(settings.max_steps, max_steps, limits.max_tokens, limits.max_seconds)
+    chosen_model = agent_options.model_of(settings, replay, record, chosen.model.options)
+    facts = (
+        *(settings.model_provider, settings.base_url, chosen_model.name),
+        *(chosen.model_dump(mode="json"), settings.sandbox_image, settings.sandbox_domain, sandbox),
+        max_steps,
+    )
+    results = Results.of(
+        out if len(works) > 1 else None,
+        0.0 if no_cache else template.cached_s,
+        facts,
+        resume=resume,
+    )
+    agent_id = agent_options.agent_id_of(agent)
+    host = agent_host(settings, chosen_model, chosen, agent_id, sandbox)
+    return asyncio.run(do_all(works, host, bounds, results, at_once, as_json=as_json))
 
 
 @app.command("list")
@@ -258,128 +266,36 @@ def _is_flat(row: Mapping[Any, Any]) -> bool:
     )
 
 
-def _filled(template: "TaskTemplate", rows: Sequence[Values]) -> "list[tuple[Values, FilledTask]]":
+def _filled(
+    template: "TaskTemplate", rows: Sequence[Values]
+) -> "list[tuple[Values, tuple[FilledStep, ...]]]":
     """Return the tasks. Raise BadRequest for the first input that does not fit, before any starts;
     files must exist."""
-    from sbx.agent.task import fill, fill_input
+    from sbx.agent.task import fill_input, fill_steps
     from sbx.cli.run import check_names
 
     tasks = []
     for number, row in enumerate(rows, 1):
-        filled = fill(template, row) if len(rows) == 1 else fill_input(template, number, row)
-        check_names(filled.uploads)
-        tasks.append((row, filled))
+        one_input = len(rows) == 1
+        steps = fill_steps(template, row) if one_input else fill_input(template, number, row)
+        check_names(steps[0].uploads)
+        tasks.append((row, steps))
     return tasks
 
 
-# -- the work -------------------------------------------------------------------------------------
+def _label(template: "TaskTemplate", row: Values) -> str:
+    values = (
+        Path(value).name if template.parameters[name].kind == "file" else value
+        for name, value in row.items()
+    )
+    return one_line(", ".join(values))[:SHOWN]
 
 
-@dataclass(slots=True)
-class _Input:
-    """One input. `state` is the reason of its end, once it has ended."""
+def _place(out: Path | None, inputs: int, number: int, step: "FilledStep") -> Path | None:
+    """Return the directory for the files of a step, created if it is missing."""
+    from sbx.cli.save_files import directory_for
 
-    number: int
-    values: Values
-    label: str
-    task: "AgentTask"
-    state: str = ""
-    step: int = 0
-    tokens: int = 0
-    answer: str = ""
-    error: dict[str, Any] | None = None
-    saved: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    async def follow(self, event: "AgentEvent") -> None:
-        from sbx.protocol.agent import AgentRunEnd, StepEnd
-
-        match event:
-            case StepEnd():
-                self.step = event.step
-                self.tokens += sum(event.usage.values())
-            case AgentRunEnd():
-                self.state, self.answer, self.error = event.reason, event.content, event.error
-                self.tokens = sum(event.usage.values())
-
-    @property
-    def row(self) -> tuple[str, ...]:
-        answer = self.answer if self.error is None else str(self.error.get("message", ""))
-        return (
-            self.label,
-            self.state,
-            str(self.step),
-            str(self.tokens),
-            f"{self.seconds:.1f} s",
-            one_line(answer)[:_SHOWN],
-        )
-
-    @property
-    def document(self) -> dict[str, Any]:
-        return {
-            "input": self.number,
-            "parameters": self.values,
-            "reason": self.state,
-            "answer": self.answer,
-            "error": self.error,
-            "steps": self.step,
-            "tokens": self.tokens,
-            "seconds": round(self.seconds, 3),
-            "saved": self.saved,
-        }
-
-
-async def _all(tasks: list[_Input], host: Any, at_once: int, *, as_json: bool) -> int:
-    """Do all tasks, show their progress and their results, and return the exit code."""
-    import asyncio
-
-    from sbx.cli.signals import CancelOnSignal
-
-    turns = asyncio.Semaphore(at_once)
-    with CancelOnSignal():
-        async with host as opened:
-
-            async def work(each: _Input) -> None:
-                async with turns:
-                    await _do(each, opened)
-                if as_json:
-                    await asyncio.to_thread(output.document, each.document)
-                elif len(tasks) > 1:
-                    ended = sum(task.seconds > 0 for task in tasks)
-                    output.note(f"{ended} of {len(tasks)}: {each.label} {each.state}")
-
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for each in tasks:
-                        group.create_task(work(each))
-            except BaseExceptionGroup as errors:  # of the output; a failed task is a result
-                raise errors.exceptions[0] from None
-    task = tasks[0]
-    if not as_json and len(tasks) == 1:
-        output.text(task.answer)
-        if task.error is not None:
-            output.failure(str(task.error.get("message", "")), task.error.get("hint"))
-        elif task.state != "done":
-            output.failure(f"the task ended before it was done: {task.state}")
-    elif not as_json:
-        output.print_table(_HEADS, [task.row for task in tasks])
-    for path in [path for task in tasks for path in task.saved] if not as_json else ():
-        output.note(f"saved: {path}")
-    is_done = all(task.state == "done" for task in tasks)
-    return exits.Exit.OK if is_done else exits.Exit.FAILED
-
-
-async def _do(each: _Input, host: "AgentHost") -> None:
-    """Do one task. A failure is its result."""
-    from sbx.cli.agent_task import perform
-
-    started_at = time.monotonic()
-    try:
-        _, saved = await perform(each.task, host, each.follow)
-        if saved is not None:
-            each.saved = [str(path) for path in saved.paths]
-    except SbxError as error:
-        each.state = "error"
-        each.error = {"code": error.code, "message": error.message, "hint": error.hint}
-    finally:
-        each.seconds = time.monotonic() - started_at
+    if out is None:
+        return None
+    of_input = out if inputs == 1 else out / f"{number:03}"
+    return directory_for(of_input / step.name)

@@ -31,8 +31,9 @@ class TaskCalls(ServiceRequests):
         cache: bool | None = None,
     ) -> Json:
         """Start a task for one input, or for each of `inputs`, and return at once. `task` has the
-        states. With `cache=False` no earlier result is used. Raise NotFound `task_not_found`, BadRequest `invalid_parameters`, Unavailable
-        `too_many_tasks`, `invalid_task` and `model_not_configured`."""
+        states. With `cache=False` no earlier result is used. Raise NotFound `task_not_found`,
+        BadRequest `invalid_parameters`, Unavailable `too_many_tasks`, `invalid_task` and
+        `model_not_configured`."""
         body = without_none(
             template=template,
             user_id=user_id,

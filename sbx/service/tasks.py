@@ -168,12 +168,11 @@ class Tasks:
         self._check_room(row)
         return filled
 
-    async def resume(
-        self, row: TaskRow, inputs: Sequence[TaskInputRow], place: TaskPlace, at_once: int
-    ) -> None:
+    async def resume(self, row: TaskRow, place: TaskPlace, at_once: int) -> None:
         """Begin the inputs and steps of an ended task that are not done, each in a new
         conversation. Raise as `check_resume`."""
         async with self._resuming:
+            _, inputs = await self.get(row.owner, row.id)
             filled = await self.check_resume(row, inputs)
             waiting = [
                 each

@@ -201,7 +201,7 @@ async def resume(
     row, inputs = await _find(agents, caller, task_id, scope="execute")
     await agents.tasks.check_resume(row, inputs)  # before a session is created
     place = await _place(service, agents, sessions, caller, row, cache=False)
-    await agents.tasks.resume(row, inputs, place, again.at_once)
+    await agents.tasks.resume(row, place, again.at_once)
     await service.recording.record(caller, "task.resume", task_id)
     return TaskBody.of(*await _find(agents, caller, task_id))
 
