@@ -62,15 +62,19 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def run_at(url: str, place: Path, *words: str | Path, model: str = "scripted") -> Any:
+    return command.in_process(
+        *("task", "run", place / "report.toml", *words),
+        BASE_URL=url,
+        API_KEY=KEY,
+        MODEL_NAME=model,
+        XDG_CACHE_HOME=str(place / "cache"),
+    )
+
+
 def run(place: Path, worker: Worker, *words: str | Path, model: str = "scripted") -> Any:
     with model_server(*[worker] * 100) as server:
-        return command.in_process(
-            *("task", "run", place / "report.toml", *words),
-            BASE_URL=server.openai_url,
-            API_KEY=KEY,
-            MODEL_NAME=model,
-            XDG_CACHE_HOME=str(place / "cache"),
-        )
+        return run_at(server.openai_url, place, *words, model=model)
 
 
 def documents(ended: Any) -> dict[str, dict[str, Any]]:
@@ -105,28 +109,30 @@ def test_a_failed_step_skips_its_successors_and_resume_does_the_rest(place: Path
 
 
 def test_a_result_is_used_again_for_the_same_input(place: Path) -> None:
-    first, second = Worker(), Worker()
-    run(place, first)
-    again = run(place, second, "--json", "--out", place / "out")
-    assert second.begun == []
-    assert [each["cached"] for each in documents(again).values()] == [True] * 3
-    assert (place / "out" / "report" / "report.txt").read_text() == "the facts"
-    for changed, words in (
-        (lambda: None, ("--no-cache",)),
-        (lambda: None, ("--param", "topic=costs")),
-        (lambda: (place / "style.txt").write_text("long"), ()),
-        (
-            lambda: (place / "report.toml").write_text(TEMPLATE.replace("ANSWER", "")),
-            ("--policy", "strict"),
-        ),
-    ):
-        changed()
-        worker = Worker()
-        run(place, worker, *words)
-        assert len(worker.begun) == 3, words
     worker = Worker()
-    run(place, worker, model="another")
-    assert len(worker.begun) == 3
+    with model_server(*[worker] * 100) as server:
+
+        def begun(*words: str | Path, model: str = "scripted") -> int:
+            before = len(worker.begun)
+            ended = run_at(server.openai_url, place, *words, model=model)
+            assert ended.returncode == 0, ended.stderr
+            return len(worker.begun) - before
+
+        assert begun() == 3
+        again = run_at(server.openai_url, place, "--json", "--out", place / "out")
+        assert [each["cached"] for each in documents(again).values()] == [True] * 3
+        assert len(worker.begun) == 3
+        assert (place / "out" / "report" / "report.txt").read_text() == "the facts"
+        assert begun("--no-cache") == 3
+        assert begun("--param", "topic=costs") == 3
+        assert begun(model="another") == 3
+        assert begun("--memory", "300MiB") == 3
+        (place / "style.txt").write_text("long")
+        assert begun() == 3
+        (place / "report.toml").write_text(TEMPLATE.replace("DRAW ", "DRAW well "))
+        assert begun() == 1  # the answer is the same, and so is the input of the report
+        (place / "report.toml").write_text(TEMPLATE.replace("cache = true", ""))
+        assert begun() == 3
     assert all(path.stat().st_mode & 0o077 == 0 for path in place.glob("cache/sbx/tasks/*"))
 
 
