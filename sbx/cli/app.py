@@ -24,8 +24,8 @@ _GROUPS = {
     "Run code here": ("run", "agent", "task", "tool", "chat", "mcp", "kernelspec", "quarantine"),
     "This host": ("doctor", "policy", "env", "config", "version"),
     "Sandboxes of a service": (
-        "create", "ps", "exec", "shell", "cp", "logs", "history", "inspect", "stats", "stop",
-        "rm", "extend", "grant", "context", "command", "port", "project", "console", "runs",
+        "create", "ps", "exec", "shell", "cp", "logs", "history", "rerun", "inspect", "stats",
+        "stop", "rm", "extend", "grant", "context", "command", "port", "project", "console", "runs",
     ),
     "Operate a service": (
         "serve", "connect", "key", "token", "mount", "unmount", "unfreeze", "forget", "gc",

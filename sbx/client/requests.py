@@ -45,13 +45,17 @@ class ServiceRequests:
         params: Params | None = None,
         json: Any = None,
         headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> Any:
         """Send one request. Return the JSON of the reply, or None for an empty one.
 
-        `path` must be quoted. Raise the error of the body.
+        `path` must be quoted. `timeout_s`: None for that of the client. Raise the error of the
+        body.
         """
         body = b"" if json is None else _encoded(json)
-        reply = await self._wire.call(method, path + query(params), body=body, headers=headers)
+        reply = await self._wire.call(
+            method, path + query(params), body=body, headers=headers, timeout_s=timeout_s
+        )
         return reply.json()
 
     async def follow(

@@ -27,8 +27,7 @@ from sbx.agent.sandbox import ToolSandbox, commands_allowed
 from sbx.agent.tools.approval_rules import Mode, Permissions
 from sbx.agent.tools.registry import Tools
 from sbx.agent.tools.tool import Arguments, Ruling, Tool
-from sbx.aio import run_to_completion
-from sbx.errors import NotFound, SbxError
+from sbx.errors import SbxError
 from sbx.protocol.agent import Json
 from sbx.protocol.languages import check_language
 from sbx.protocol.runs import Event
@@ -41,6 +40,7 @@ from sbx.service.caller import Caller
 from sbx.service.external_tools import is_allowed_in, scope_of
 from sbx.service.models import SandboxView
 from sbx.service.projects.projects import Project, mode_in
+from sbx.service.rerun import fresh_sandbox
 from sbx.service.run import RunHandle, RunRequest
 from sbx.service.runs import Runs
 from sbx.service.service import Service
@@ -48,10 +48,6 @@ from sbx.store import agent_runs, chats
 from sbx.store.agent_runs import AgentRunRow
 from sbx.store.chats import ChatRow
 from sbx.store.messages import Messages
-
-_CONVERSATION = "default"  # of the sandbox of a sub-agent
-_SUB_AGENT_S = 86_400.0  # the life of this sandbox
-SUB_AGENT = {"surface": "sub_agent"}  # its labels, by which the next process finds and deletes it
 
 
 class AgentRequest(ChatAsk, frozen=True, kw_only=True):
@@ -160,29 +156,12 @@ class AgentRunFactory(Struct, frozen=True):
     @asynccontextmanager
     async def _new_sandbox(self, request: AgentRequest) -> AsyncIterator[ToolSandbox]:
         """Yield a sandbox like that of a session, for a sub-agent, and delete it on exit."""
-        service, session = self.service, request.session
-        caller = Caller(request.owner, "key")  # no token has such a sandbox within its bounds
-        view = await service.sandboxes.create(
-            caller,
-            policy=session.policy_name,
-            narrower=session.narrower,
-            env=session.env,
-            ttl_s=_SUB_AGENT_S,
-            labels=SUB_AGENT,
-        )
-        try:
-            async with service.sandboxes.using(
-                caller, view.id, scope="execute", starts=True, conversation=_CONVERSATION
-            ) as use:
-                conversation = use.conversation(_CONVERSATION)
-                sandbox = AgentSandbox(service.runs, caller, view.id, conversation)
-                try:
-                    yield sandbox
-                finally:
-                    await sandbox.close()
-        finally:
-            with suppress(NotFound):  # its session was deleted
-                await run_to_completion(service.sandboxes.delete(caller, view.id))
+        async with fresh_sandbox(self.service, request.session) as fresh:
+            sandbox = AgentSandbox(self.service.runs, fresh.caller, fresh.id, fresh.conversation)
+            try:
+                yield sandbox
+            finally:
+                await sandbox.close()
 
     async def open_sandbox(self, request: AgentRequest, stack: AsyncExitStack) -> ToolSandbox:
         """Return the conversation in its session or its project. `stack` holds its lease."""

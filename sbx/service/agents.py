@@ -25,13 +25,14 @@ from sbx.protocol.changes import ChangesSetting
 from sbx.protocol.pages import Page
 from sbx.service.agent_models import ModelSource
 from sbx.service.agent_profiles import StoredProfile
-from sbx.service.agent_runs import SUB_AGENT, AgentRequest, AgentRunFactory, Invoke
+from sbx.service.agent_runs import AgentRequest, AgentRunFactory, Invoke
 from sbx.service.caller import Caller
 from sbx.service.models import SandboxView
 from sbx.service.notices import Notice
 from sbx.service.projects.client import RemoteSession
 from sbx.service.projects.projects import Project
 from sbx.service.projects.session import ProjectSession
+from sbx.service.rerun import FRESH
 from sbx.service.service import Service
 from sbx.service.tasks import Tasks
 from sbx.store import agent_runs, chats
@@ -90,7 +91,7 @@ class Agents:
 
     async def start(self) -> None:
         """Deny the approvals that an earlier process left pending, also in the histories, and
-        delete the sandboxes of its sub-agents. A second call does nothing."""
+        delete its fresh sandboxes. A second call does nothing."""
         async with self._starting:
             if not self._started:
                 await self._recover()
@@ -337,7 +338,7 @@ class Agents:
                         calls.discard(event[1]["tool_call_id"])
 
     async def _recover(self) -> None:
-        await _delete_sandboxes_of_sub_agents(self._service)
+        await _delete_fresh_sandboxes(self._service)
         results: dict[tuple[str, str, str | None, str | None], dict[str, ToolResult]] = {}
         for denied in await self.approvals.recover():
             if denied.decision is not None:
@@ -349,9 +350,9 @@ class Agents:
                 await repair_history(self.history(row), calls)
 
 
-async def _delete_sandboxes_of_sub_agents(service: Service) -> None:
+async def _delete_fresh_sandboxes(service: Service) -> None:
     for sandbox in service.sandboxes.every():
-        if sandbox.row.labels == SUB_AGENT:
+        if sandbox.row.labels == FRESH:
             try:
                 await service.sandboxes.end(sandbox, "requested")
             except SbxError as error:  # its time to live ends it; the service must start

@@ -22,7 +22,7 @@ from sbx.store.idempotency import Slot
 RUNNING = "running"
 SERVICE_ENDED = RunError("ServiceEnded", "the service ended while this ran", "")
 
-_CODE_KEPT = 32 << 10  # characters
+CODE_KEPT = 32 << 10  # characters
 _TEXT_KEPT = 8 << 10  # characters, of each text of a result
 _PART_KEPT = 8 << 10  # characters of JSON, of each part of a bundle
 _OUTPUTS_KEPT = 32 << 10  # characters of JSON, of all bundles
@@ -98,7 +98,7 @@ def ended(begun: Begun, run: Run, at: float) -> RunRow:
         sandbox_id=begun.sandbox_id,
         conversation=begun.conversation,
         kind=begun.kind,
-        code=_cut(begun.code, _CODE_KEPT),
+        code=_cut(begun.code, CODE_KEPT),
         status=run.status.value,
         cause=run.cause and run.cause.value,
         started_at=begun.started_at,
@@ -305,7 +305,7 @@ def _first_fields(begun: Begun | RunRow, status: str) -> tuple[Any, ...]:
         begun.sandbox_id,
         begun.conversation,
         begun.kind,
-        begun.code if isinstance(begun, RunRow) else _cut(begun.code, _CODE_KEPT),
+        begun.code if isinstance(begun, RunRow) else _cut(begun.code, CODE_KEPT),
         status,
         begun.started_at,
         begun.description,

@@ -41,8 +41,8 @@ async def test_code_opens_its_descriptors_by_name(
     policy = load(name)
     pool = policy.pool.model_copy(update={"start": start})
     policy = policy.model_copy(update={"pool": pool})
-    options = {"workspace": directory} if guarded else {}
-    async with Runtime() as runtime, await runtime.create(policy, **options) as box:
+    workspace = directory if guarded else None
+    async with Runtime() as runtime, await runtime.create(policy, workspace=workspace) as box:
         kernel = await box.run(STATUS)
         assert kernel.stdout.splitlines()[1:] == [f"1 {PIPE}", f"2 {PIPE}"]
         opened = await box.run(OPEN)

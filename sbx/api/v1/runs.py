@@ -25,9 +25,10 @@ from sbx.api.bodies import (
 from sbx.api.encoding import encoded_event, encoded_run
 from sbx.api.errors import documented
 from sbx.protocol.contexts import DEFAULT_CONTEXT
-from sbx.protocol.events import text_from_json
+from sbx.protocol.events import run_to_json, text_from_json
 from sbx.protocol.languages import ARGUMENTS_MAX, Language, full_name
 from sbx.protocol.runs import Cause, Run, Status
+from sbx.service.rerun import rerun as run_again
 from sbx.service.run import RunHandle, RunRequest
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["native"])
@@ -97,6 +98,21 @@ class RunBody(BaseModel):
     truncated: bool
     quarantined: list[QuarantinedBody] = []
     recorded: bool = True
+
+
+class NewRerun(RequestBody):
+    """`timeout` in seconds, null for the policy's."""
+
+    timeout: float | None = None
+
+
+class RerunBody(BaseModel):
+    """The recorded result and that of the fresh sandbox, both shortened as in the history.
+    `differences`: the fields that differ."""
+
+    before: RunBody
+    after: RunBody
+    differences: list[str]
 
 
 class InputLine(BaseModel):
@@ -188,6 +204,20 @@ async def interrupt_run(
     """Interrupt only this run. A queued run leaves the queue."""
     handle = await service.runs.attach(caller, sandbox_id, run_id)
     return InterruptReply(interrupted=await handle.interrupt())
+
+
+@router.post("/runs/{run_id}/rerun", responses=documented(404, 409, 413, 429, 504, 507))
+async def rerun(
+    sandbox_id: str, run_id: str, new: NewRerun, caller: CallerDep, service: ServiceDep
+) -> RerunBody:
+    """Run the code of an ended run again in a fresh sandbox with the same policy and with copies of
+    the files, and compare the results. The sandbox is deleted at the end."""
+    result = await run_again(service, caller, sandbox_id, run_id, new.timeout)
+    await service.recording.record(caller, "run.rerun", sandbox_id, run=run_id)
+    before, after = (run_to_json(run, encoded=True) for run in (result.before, result.after))
+    return RerunBody.model_validate(
+        {"before": before, "after": after, "differences": result.differences}
+    )
 
 
 @router.post("/runs/{run_id}/stdin", responses=documented(404, 409))
