@@ -17,7 +17,7 @@ FILES_MAX = 32 << 20  # bytes of the files of one result
 _CACHE_MAX = 256 << 20  # bytes of all results
 
 
-class TaskResult(Struct, frozen=True):
+class StoredResult(Struct, frozen=True):
     """`files`: by their paths below /workspace."""
 
     answer: str
@@ -60,17 +60,17 @@ class ResultFiles:
                 f"results cannot be kept in {directory}: {error.strerror}", code="out_unusable"
             ) from error
 
-    def get(self, key: str) -> TaskResult | None:
+    def get(self, key: str) -> StoredResult | None:
         path = self._directory / f"{key}.json"
         try:
             if time.time() - path.stat().st_mtime > self._seconds:
                 path.unlink()
                 return None
-            return msgspec.json.decode(path.read_bytes(), type=TaskResult)
+            return msgspec.json.decode(path.read_bytes(), type=StoredResult)
         except (OSError, msgspec.MsgspecError):
             return None
 
-    def put(self, key: str, result: TaskResult) -> None:
+    def put(self, key: str, result: StoredResult) -> None:
         """Keep a result, unless the disk does not take it."""
         path = self._directory / f"{key}.json"
         draft = self._directory / f"{key}.{secrets.token_hex(4)}.draft"

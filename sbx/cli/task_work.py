@@ -20,7 +20,7 @@ from sbx.cli import exits, output
 from sbx.cli.agent_task import AgentHost, AgentTask, perform
 from sbx.cli.save_files import save_files
 from sbx.cli.signals import CancelOnSignal
-from sbx.cli.task_results import KeptFiles, ResultFiles, TaskResult
+from sbx.cli.task_results import KeptFiles, ResultFiles, StoredResult
 from sbx.cli.terminal import one_line
 from sbx.errors import SbxError
 from sbx.protocol.agent import AgentEvent, AgentRunEnd, StepEnd
@@ -124,13 +124,13 @@ class Results:
             cache = ResultFiles(user_cache_path("sbx") / "tasks", cached_s)
         return cls(json.dumps(facts, sort_keys=True, default=str), resumed, cache)
 
-    def get(self, key: str) -> TaskResult | None:
+    def get(self, key: str) -> StoredResult | None:
         for results, name in self._both(key):
             if results is not None and (result := results.get(name)) is not None:
                 return result
         return None
 
-    def put(self, key: str, result: TaskResult) -> None:
+    def put(self, key: str, result: StoredResult) -> None:
         for results, name in self._both(key):
             if results is not None:
                 results.put(name, result)
@@ -247,7 +247,7 @@ async def _do(
         if done.saved is not None:
             work.saved = [str(path) for path in done.saved.paths]
         if done.complete:
-            await asyncio.to_thread(results.put, key, TaskResult(work.answer, {**done.files}))
+            await asyncio.to_thread(results.put, key, StoredResult(work.answer, {**done.files}))
     except SbxError as error:
         work.state = "error"
         work.error = {"code": error.code, "message": error.message, "hint": error.hint}

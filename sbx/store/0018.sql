@@ -1,4 +1,4 @@
--- Version 17: the steps of the inputs of tasks, and results that are used again.
+-- Version 18: the steps of the inputs of tasks, and results that are used again.
 
 CREATE TABLE new_task_inputs (
     task_id         TEXT NOT NULL REFERENCES tasks (id) ON DELETE CASCADE,

@@ -29,7 +29,7 @@ from sessions_calls import API
 from sbx.agent.messages import Response, TokenUsage
 from sbx.api.agent_v1 import agents_of
 from sbx.errors import Unavailable
-from sbx.service.agent_runs import SUB_AGENT
+from sbx.service.rerun import FRESH
 
 PATIENCE_S = 30.0
 
@@ -230,7 +230,7 @@ async def test_the_service_starts_though_a_sandbox_of_a_sub_agent_cannot_be_dele
     """One sandbox that a killed service left, on a disk that cannot take its end, kept the next
     service from its start."""
     sandboxes = at.served.service.sandboxes
-    box = await sandboxes.create(at.served.service.access.service_caller(), labels=SUB_AGENT)
+    box = await sandboxes.create(at.served.service.access.service_caller(), labels=FRESH)
 
     async def full(*_: object) -> bool:
         raise Unavailable("there is no space", code="no_space")

@@ -329,6 +329,34 @@ interface Entry {
   description?: string | null;
 }
 
+interface Result {
+  text: string;
+  error: { name: string; value: string } | null;
+}
+
+/** Runs one run of the history again in a fresh sandbox, and shows the second result. */
+function Rerun({ base, id }: { base: string[]; id: string }): JSX.Element {
+  const reply = useSignal<{ after: Result; differences: string[] } | null>(null);
+  const act = async (): Promise<void> => {
+    reply.value = null;
+    reply.value = await call("POST", at([...base, "runs", id.replace(/^exec-/, "run-"), "rerun"]), {});
+  };
+  const result = reply.value;
+  return (
+    <>
+      <p title={t("history.rerun_hint")}>
+        <Action act={act}>{t("history.rerun")}</Action>
+      </p>
+      {result && (
+        <div role="status">
+          <p>{result.differences.length === 0 ? t("history.equal") : t("history.differ", { fields: result.differences.join(", ") })}</p>
+          <Output text={result.after.text + (result.after.error ? `${result.after.error.name}: ${result.after.error.value}\n` : "")} />
+        </div>
+      )}
+    </>
+  );
+}
+
 function History({ base }: { base: string[] }): JSX.Element {
   const list = useLoaded<Entry[]>(async () => (await get<{ entries: Entry[] }>(at([...base, "history"], { limit: 100, peek: true }))).entries);
   return (
@@ -357,6 +385,7 @@ function History({ base }: { base: string[] }): JSX.Element {
                     <Output text={entry.code} />
                     {entry.output && <Output text={entry.output} />}
                     {entry.error && <Output text={entry.error} />}
+                    <Rerun base={base} id={entry.id} />
                   </details>
                 </li>
               ))}
