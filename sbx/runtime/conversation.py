@@ -32,10 +32,9 @@ from sbx.runtime.processes.scripts import (
 from sbx.runtime.processes.terminals import Terminals
 from sbx.runtime.run import checks
 from sbx.runtime.run.active_run import ActiveRun
-from sbx.runtime.run.context import Context
+from sbx.runtime.run.context import Context, FileRuns
 from sbx.runtime.run.context_kernel import SANDBOX_GONE, StartKernel
 from sbx.runtime.run.contexts import Contexts, ContextStore
-from sbx.runtime.run.file_runs import FileRuns
 from sbx.runtime.snapshots.checkpoints import Checkpoint, Checkpoints
 from sbx.runtime.snapshots.dry_run import DryRun, DryRuns
 from sbx.runtime.snapshots.snapshots import Snapshots

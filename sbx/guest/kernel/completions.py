@@ -1,4 +1,6 @@
-"""Completions of a name, an attribute, a key or a path, as ipykernel returns them.
+"""Questions of a front end about code: completions, documentation, whether it is whole.
+
+Completions are of a name, an attribute, a key or a path, as ipykernel returns them.
 
 IPython evaluates the code before the cursor, as far as that has no effects. jedi also infers the
 result of calls, but it takes 200 ms to seconds. So it is asked only if IPython finds nothing.
@@ -13,6 +15,8 @@ from importlib import import_module
 from itertools import islice
 from typing import Any
 
+from IPython.utils.tokenutil import token_at_cursor
+
 from sbx.guest.kernel.shell import SandboxShell
 
 _MATCHES_MAX = 10_000
@@ -23,10 +27,13 @@ _NAMES = frozenset(
 )
 
 
-def complete(shell: SandboxShell, code: str, position: int) -> dict[str, Any]:
+async def complete(shell: SandboxShell, content: dict[str, Any]) -> dict[str, Any]:
     """Return the reply to a `complete_request`."""
     from IPython.core.completer import JEDI_INSTALLED
 
+    code = str(content.get("code", ""))
+    position = content.get("cursor_pos")
+    position = len(code) if position is None else int(position)
     items = _items(shell, code, position)
     if not items and JEDI_INSTALLED:
         with _with_jedi(shell):
@@ -83,3 +90,20 @@ def _with_jedi(shell: SandboxShell) -> Iterator[None]:
         yield
     finally:
         shell.Completer.use_jedi = False
+
+
+async def inspect(shell: SandboxShell, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the documentation of the name at a position."""
+    name = token_at_cursor(str(content.get("code", "")), int(content.get("cursor_pos", 0)))
+    level = int(content.get("detail_level") or 0)
+    try:
+        data = shell.object_inspect_mime(name, detail_level=level)
+    except KeyError:
+        return {"status": "ok", "found": False, "data": {}, "metadata": {}}
+    return {"status": "ok", "found": True, "data": data, "metadata": {}}
+
+
+async def is_complete(shell: SandboxShell, content: dict[str, Any]) -> dict[str, Any]:
+    """Return whether the code is a whole cell."""
+    status, indent = shell.check_complete(str(content.get("code", "")))
+    return {"status": status, "indent": indent if status == "incomplete" else ""}

@@ -42,7 +42,7 @@ from IPython.core.error import StdinNotImplementedError
 
 from sbx.guest.frames import FrameError, FrameWriter, RawFrame
 from sbx.guest.import_rules import ImportRules
-from sbx.guest.kernel import comms, ending, questions
+from sbx.guest.kernel import comms, completions, ending
 from sbx.guest.kernel.config import KernelConfig
 from sbx.guest.kernel.errors import describe
 from sbx.guest.kernel.output import OutputWriter
@@ -84,9 +84,9 @@ class KernelLoop:
             "execute_request": self._execute,
             "program_request": self._run_program,
             "finish": self._finish,
-            "complete_request": partial(questions.complete, shell),
-            "inspect_request": partial(questions.inspect, shell),
-            "is_complete_request": partial(questions.is_complete, shell),
+            "complete_request": partial(completions.complete, shell),
+            "inspect_request": partial(completions.inspect, shell),
+            "is_complete_request": partial(completions.is_complete, shell),
         }
         shell.kernel = self
         self._output.take_over()
@@ -166,7 +166,7 @@ class KernelLoop:
             reply = await self._in_reach_of_interrupts(serve_request, frame)
         except BaseException as error:  # noqa: BLE001 - the boundary: the host always gets a reply
             self._interruptible = False
-            reply = self._failure(frame, error)
+            reply = failure(frame.type, error, self.shell.execution_count - 1)
             if os.getpid() != self._pid:
                 self._end_fork(error)
             if handler == self._execute:
@@ -191,26 +191,9 @@ class KernelLoop:
         try:
             self._writer.send(kind, reply, frame.id)
         except FrameError as error:
-            self._writer.send(kind, self._failure(frame, error), frame.id)
-
-    def _failure(self, frame: RawFrame, error: BaseException) -> dict[str, Any]:
-        """Return the reply for a failure outside user code, in the shape of the request's kind."""
-        match frame.type:
-            case "complete_request":
-                nowhere = {"cursor_start": 0, "cursor_end": 0}
-                return {"status": "error", "matches": [], "metadata": {}, **nowhere}
-            case "inspect_request":
-                return {"status": "error", "found": False, "data": {}, "metadata": {}}
-            case "is_complete_request":
-                return {"status": "unknown", "indent": ""}
-            case "comm_open" | "comm_msg" | "comm_close":
-                return {"status": "error"}
-            case "program_request":
-                stopped = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
-                code = 128 + signal.SIGINT if stopped else 1
-                return {"status": "error", "exit_code": code, **describe(error)}
-        count = self.shell.execution_count - 1
-        return {"status": "error", "execution_count": count, "payload": [], **describe(error)}
+            self._writer.send(
+                kind, failure(frame.type, error, self.shell.execution_count - 1), frame.id
+            )
 
     async def _in_reach_of_interrupts(
         self,
@@ -354,7 +337,7 @@ class KernelLoop:
     def _ask(self, function: str, prompt: str, *, password: bool) -> str:
         if not self._stdin_allowed:
             raise StdinNotImplementedError(
-                f"{function}() cannot ask: the caller of this run does not answer questions."
+                f"{function}() cannot ask: the caller of this run does not answer completions."
                 " Put the value into the code instead."
             )
         self._inbox.forget_answers()
@@ -363,3 +346,23 @@ class KernelLoop:
         if answer == "\x04":  # Ctrl-D, as Jupyter's frontends send it
             raise EOFError("EOF when reading a line")  # as Python does
         return answer
+
+
+def failure(kind: str, error: BaseException, count: int) -> dict[str, Any]:
+    """Return the reply for a failure outside user code, in the shape of the request's kind.
+    `count` is that of the last cell."""
+    match kind:
+        case "complete_request":
+            nowhere = {"cursor_start": 0, "cursor_end": 0}
+            return {"status": "error", "matches": [], "metadata": {}, **nowhere}
+        case "inspect_request":
+            return {"status": "error", "found": False, "data": {}, "metadata": {}}
+        case "is_complete_request":
+            return {"status": "unknown", "indent": ""}
+        case "comm_open" | "comm_msg" | "comm_close":
+            return {"status": "error"}
+        case "program_request":
+            stopped = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
+            code = 128 + signal.SIGINT if stopped else 1
+            return {"status": "error", "exit_code": code, **describe(error)}
+    return {"status": "error", "execution_count": count, "payload": [], **describe(error)}

@@ -76,7 +76,7 @@ class ProgramOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class InitialState:
     """The state of the process before any user code, which a program finds again."""
 
     path: tuple[str, ...]
@@ -84,7 +84,7 @@ class Surroundings:
     cwd: str
 
     @classmethod
-    def now(cls) -> "Surroundings":
+    def now(cls) -> "InitialState":
         return cls(tuple(sys.path[1:]), dict(os.environ), os.getcwd())
 
     def restore(self, program: PythonProgram) -> None:

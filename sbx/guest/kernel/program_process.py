@@ -28,7 +28,7 @@ from sbx.guest import frames
 from sbx.guest.frames import FrameError, FrameReader, FrameWriter, RawFrame
 from sbx.guest.kernel import ending, program, randomness
 from sbx.guest.kernel.output import OutputWriter
-from sbx.guest.kernel.program import ProgramOutcome, PythonProgram, Surroundings
+from sbx.guest.kernel.program import InitialState, ProgramOutcome, PythonProgram
 from sbx.guest.kernel.request_queue import RequestQueue
 from sbx.guest.kernel.shell import SandboxShell
 from sbx.guest.supervisor import children
@@ -149,7 +149,7 @@ class Programs:
         self._writer = writer
         self._ask = ask
         self._processes = processes
-        self._surroundings = Surroundings.now()
+        self._surroundings = InitialState.now()
         self._handlers = atexit._ncallbacks()
         self._waiting: asyncio.Future[ProgramProcess] | None = None
         self._running: ProgramProcess | None = None
@@ -305,7 +305,7 @@ class ProgramFrames:
 def run_in(
     order: PythonProgram,
     shell: SandboxShell,
-    surroundings: Surroundings,
+    surroundings: InitialState,
     ask: Callable[..., str] | None,
     ask_secret: Callable[..., str],
     stop_output: Callable[[], None] | None = None,

@@ -1,23 +1,30 @@
-"""One kernel with its runs, as callers see it: the checks of a request, and its start."""
+"""One kernel with its runs, as callers see it: the checks of a request, and its start. Files of
+Python run next to its variables."""
 
+import asyncio
+import contextlib
 import math
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sbx import errors
-from sbx.aio import check_process
+from sbx.aio import check_process, run_to_completion
 from sbx.isolation.receipt import Receipt
 from sbx.kernels.kernel import Kernel
+from sbx.policy import Policy
 from sbx.protocol.grants import Access
 from sbx.protocol.runs import Run, RunError
 from sbx.run_methods import OnInput, RunCall, RunMethods
-from sbx.runtime.processes.scripts import Program, PythonFile
+from sbx.runtime.processes.scripts import Program, PythonFile, check_file
 from sbx.runtime.run import checks
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.execution import ForwardedRun, OnPublished
 from sbx.runtime.run.executor import RunExecutor, run_id
 from sbx.runtime.run.stdin import Stdin
 from sbx.runtime.run.termination import StopReason
+
+_FILE = "file-"  # begins the name of a jail for one file of Python
 
 
 class Context(RunExecutor, RunMethods[ActiveRun]):
@@ -148,3 +155,50 @@ class Context(RunExecutor, RunMethods[ActiveRun]):
         live = ForwardedRun(run_id(), self.output_max, on_published)
         live.quarantined = self.unreported_quarantine
         return live
+
+
+class FileRuns:
+    """The files of Python of a conversation.
+
+    If the policy allows processes, the kernel of a context forks a program. Otherwise a kernel
+    becomes the program: another kernel, with a jail for this run.
+    """
+
+    def __init__(self, policy: Policy, make_context: Callable[[str, bool], Context]) -> None:
+        self._policy = policy
+        self._make_context = make_context
+        self.jails: dict[Context, asyncio.Task[None]] = {}
+
+    def check(self, call: RunCall) -> PythonFile:
+        """Check the call of `start_file`, and raise as it does."""
+        return check_file(self._policy, call)
+
+    def start(
+        self,
+        context: Context,
+        live: ActiveRun,
+        file: PythonFile,
+        timeout_s: float,
+        on_input: OnInput | None,
+    ) -> ActiveRun:
+        """Start a file that `check` accepted, as the run `live`. Raise Closed."""
+        if self._policy.processes:
+            return context.start_file(live, file, timeout_s, on_input)
+        context.check_open()
+        jail = self._make_context(f"{_FILE}{secrets.token_hex(8)}", True)
+        jail.start_file(live, file, timeout_s, on_input)
+        self.jails[jail] = asyncio.create_task(self._close_jail(jail, live))
+        return live
+
+    async def close(self) -> None:
+        """Wait until no jail is left. Their contexts are closed."""
+        if self.jails:
+            await asyncio.wait(list(self.jails.values()))
+
+    async def _close_jail(self, jail: Context, live: ActiveRun) -> None:
+        try:
+            with contextlib.suppress(errors.SbxError):  # the run has the reason
+                await live.ended()
+        finally:
+            await run_to_completion(jail.close())
+            del self.jails[jail]
