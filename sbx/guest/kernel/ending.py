@@ -34,9 +34,15 @@ _INERT = frozenset(
         *(deque, itertools.count, _thread.RLock),
     )
 )
-_PLAIN_MODULES = (
-    *("sbx.guest.", "IPython.", "traitlets.", "_frozen_importlib", "importlib."),
-    *("_abc", "_collections", "pathlib"),
+_PLAIN_PACKAGES = ("sbx.guest.", "IPython.", "traitlets.", "importlib.")
+_PLAIN_MODULES = frozenset(
+    (
+        *("_frozen_importlib", "_frozen_importlib_external", "_abc", "_collections", "pathlib"),
+        *("ast", "_ast", "ctypes"),
+    )
+)
+_PLAIN_NAMES = frozenset(
+    ("_thread._localdummy", "builtins.PyCapsule", "builtins._RunningLoopHolder")
 )
 
 
@@ -156,7 +162,12 @@ def _is_inert_callback(callback: Any) -> bool:
 def _is_plain(kind: type) -> bool:
     """Return whether a class of the guest, of IPython or of the import system has no finaliser."""
     module = kind.__module__ if isinstance(kind.__module__, str) else ""
-    return module.startswith(_PLAIN_MODULES) and not hasattr(kind, "__del__")
+    is_plain = (
+        module in _PLAIN_MODULES
+        or module.startswith(_PLAIN_PACKAGES)
+        or f"{module}.{kind.__name__}" in _PLAIN_NAMES
+    )
+    return is_plain and not hasattr(kind, "__del__")
 
 
 atexit.register(_shorten)
