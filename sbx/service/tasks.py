@@ -11,12 +11,12 @@ is gone with that conversation.
 
 import asyncio
 import hashlib
-import json
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ from sbx.agent.task import FilledStep, FilledTask, TaskTemplate, fill_input, no_
 from sbx.agent.workflow import run_steps
 from sbx.aio import Clock
 from sbx.errors import BadRequest, Conflict, NotFound, SbxError, Unavailable
+from sbx.protocol.events import encode
 from sbx.service.caller import Caller
 from sbx.service.leases import SandboxLease
 from sbx.service.sandboxes import Sandboxes
@@ -46,13 +47,13 @@ Begin = Callable[[str, FilledTask, int | None], Awaitable[ChatRun]]
 
 class TaskPlace(Struct, frozen=True):
     """The session in which a task runs, on behalf of a caller. `facts`: what a result depends on
-    besides its template, as JSON; None if no earlier result may be used."""
+    besides its template; None if no earlier result may be used."""
 
     sandboxes: Sandboxes
     caller: Caller
     session_id: str
     begin: Begin
-    facts: str | None = None
+    facts: Sequence[Any] | None = None
 
     async def upload(self, name: str, files: Sequence[Path]) -> None:
         async with self._using(name) as use:
@@ -371,9 +372,9 @@ class _InputWork(Struct):
             ]
         except OSError:  # the upload of the file reports it
             return None
-        facts = [step.texts, step.values, step.files, step.max_steps, needs, uploads]
-        text = json.dumps([self.place.facts, *facts], sort_keys=True, default=dict)
-        return hashlib.sha256(text.encode()).hexdigest()
+        values = sorted(step.values.items())
+        facts = [step.texts, values, step.files, step.max_steps, needs, uploads]
+        return hashlib.sha256(encode({"place": self.place.facts, "step": facts})).hexdigest()
 
 
 async def _with_outputs(row: TaskInputRow, step: FilledStep, place: TaskPlace) -> TaskInputRow:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from agent_calls import ANN, Desk, calls, desk
-from model_server import Asked, Refused
+from model_server import KEY, Asked, Refused, model_server
 from places import short_directory
+from serving import open_directory, service
 from sessions_calls import API
 
 from sbx.agent.messages import Response, TokenUsage
@@ -98,6 +99,10 @@ async def ended(client: Client, task_id: str) -> dict[str, dict[str, Any]]:
         while (task := await client.task(task_id))["ended_at"] is None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     return {each["step"]: each for each in task["inputs"]}
+
+
+async def states(client: Client, task_id: str) -> list[str]:
+    return [each["state"] for each in (await client.task(task_id))["inputs"]]
 
 
 async def start(client: Client, topic: str = "sales", **how: Any) -> str:
@@ -238,3 +243,44 @@ async def test_steps_that_a_service_did_not_complete_resume_in_the_next(place: P
         await client.resume_task(task_id)
         steps = await ended(client, task_id)
         assert {each["state"] for each in steps.values()} == {"done"}, steps
+
+
+async def test_after_a_kill_a_resume_does_only_the_remaining_steps() -> None:
+    """The service is killed while one step is done and another one runs."""
+    worker, waits = Worker(), calls(("run_code", {"code": "import time; time.sleep(600)"}))
+    killed = False
+
+    def answer(request: Asked) -> Response | Refused:
+        task = next(m["content"] for m in request.messages if m["role"] == "user")
+        is_blocked = task.startswith("DRAW") and not killed
+        return waits if is_blocked else worker(request)
+
+    with open_directory() as top, model_server(*[answer] * 30) as model:
+        (top / "tasks").mkdir()
+        (top / "tasks" / "report.toml").write_text(TEMPLATE)
+        env = {
+            "BASE_URL": model.openai_url,
+            "API_KEY": KEY,
+            "MODEL_NAME": "scripted",
+            "SBX_TASKS_DIR": str(top / "tasks"),
+        }
+        with service(env=env, top=top) as served:
+            async with Client(served.socket) as client:
+                task_id = await start(client)
+                async with asyncio.timeout(PATIENCE_S):
+                    while await states(client, task_id) != ["done", "running", "waiting"]:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                served.process.kill()
+                await asyncio.to_thread(served.process.wait)
+                killed = True
+        with service(env=env, top=top) as served:
+            async with Client(served.socket) as client:
+                steps = await ended(client, task_id)
+                assert [steps[name]["state"] for name in ("collect", "draw", "report")] == [
+                    *("done", "interrupted", "interrupted")
+                ]
+                await client.resume_task(task_id)
+                steps = await ended(client, task_id)
+                assert {each["state"] for each in steps.values()} == {"done"}, steps
+                assert worker.read  # the file of the step before the kill
+                assert sum(task.startswith("COLLECT") for task in worker.begun) == 1

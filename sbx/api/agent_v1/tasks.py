@@ -1,6 +1,5 @@
 """Tasks from templates of the operator, for one input or for many at once."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -247,5 +246,4 @@ async def _place(
         return await begin(service, agents, caller, session, chat, name)
 
     # Files of the template only: a parameter is a text of the caller, and no path of this host.
-    text = json.dumps(facts, sort_keys=True) if cache else None
-    return TaskPlace(service.sandboxes, caller, session.id, begin_step, text)
+    return TaskPlace(service.sandboxes, caller, session.id, begin_step, facts if cache else None)
