@@ -283,11 +283,11 @@ class Tasks:
                 await self._put(work, earlier)
                 return
             await place.upload(row.conversation_id, work.template.files)
+            answers = await self._answers(work, step)
             for need in step.needs:
                 source = work.rows[need].conversation_id
                 paths = next(each.files for each in work.template.step if each.name == need)
                 await place.copy(source, paths, row.conversation_id)
-            answers = {need: work.rows[need].answer or "" for need in step.needs}
             run = await self._begun(row.conversation_id, step, answers, place)
         except SbxError as error:
             ended = replace(row, state="error", error=without_host_paths(error))
@@ -315,6 +315,19 @@ class Tasks:
     async def _put(self, work: "_InputWork", row: TaskInputRow) -> None:
         work.rows[row.step] = row
         await tasks.put_input(self._store, work.task.id, row)
+
+    async def _answers(self, work: "_InputWork", step: FilledStep) -> Mapping[str, str]:
+        """Return the answers of the steps that a step needs. Raise Conflict `task_erased`."""
+        if not step.needs:
+            return {}
+        _, inputs = await self.get(work.task.owner, work.task.id)
+        number = work.rows[step.name].number
+        rows = {each.step: each for each in inputs if each.number == number}
+        answers = {name: rows[name].answer for name in step.needs}
+        if any(answer is None or rows[name].erased for name, answer in answers.items()):
+            message = "the conversation of a needed step was deleted"
+            raise Conflict(message, code="task_erased", hint="start the task again")
+        return {name: answer or "" for name, answer in answers.items()}
 
     async def _cached(
         self, work: "_InputWork", row: TaskInputRow, step: FilledStep

@@ -180,6 +180,36 @@ async def test_a_task_with_other_steps_or_erased_content_does_not_resume(
     assert erased.value.code == "task_erased"
 
 
+async def test_a_step_does_not_get_the_answer_of_a_deleted_conversation(
+    at: Desk, client: Client
+) -> None:
+    """The conversation of `collect` is deleted while `draw` runs, before `report` begins."""
+    worker = Worker()
+    waits = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)"
+
+    def answer(request: Asked) -> Response | Refused:
+        task = next(m["content"] for m in request.messages if m["role"] == "user")
+        if task.startswith("DRAW") and request.messages[-1]["role"] == "user":
+            return calls(("run_code", {"code": waits}))
+        return worker(request)
+
+    at.model.add(*[answer] * 20)
+    task_id = await start(client)
+    async with asyncio.timeout(PATIENCE_S):
+        while await states(client, task_id) != ["done", "running", "waiting"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    collect, draw, _ = (each["conversation_id"] for each in (await client.task(task_id))["inputs"])
+    async with at.served.client() as http:
+        assert (await http.delete(f"{API}/conversations/{collect}", params=ANN)).status_code == 204
+        (box,) = (await http.get("/v1/sandboxes")).json()["items"]
+        files = f"/v1/sandboxes/{box['id']}/conversations/{draw}/files"
+        (await http.put(files, params={"path": "go"}, content=b"")).raise_for_status()
+    steps = await ended(client, task_id)
+    assert steps["draw"]["state"] == "done"
+    assert steps["report"]["error"]["code"] == "task_erased"
+    assert not any(task.startswith("REPORT") for task in worker.begun)
+
+
 async def test_a_result_is_used_again_for_the_same_input(client: Client, worker: Worker) -> None:
     first = await ended(client, await start(client))
     count = len(worker.begun)
