@@ -163,3 +163,21 @@ async def test_a_csv_is_a_table_and_json_a_tree(
     await expect(shown.get_by_text("1: 3")).to_be_visible()
     await cells.get_by_role("button", name="Preview broken.json").click()
     await expect(shown.locator("pre")).to_have_text('{"shape": ')
+
+
+async def test_a_run_of_the_history_runs_again_in_a_fresh_sandbox(
+    cells: Page, client: httpx.AsyncClient, box: str
+) -> None:
+    for code in ("print('the same')", "open('n', 'a').write('x'); print(len(open('n').read()))"):
+        run = f"/v1/sandboxes/{box}/conversations/default/runs"
+        (await client.post(run, json={"code": code})).raise_for_status()
+    await cells.get_by_role("tab", name="History").click()
+    for code, status, text in (
+        ("print('the same')", "The second result is the same.", "the same"),
+        ("open(", "The results differ: stdout, text", "2"),
+    ):
+        entry = cells.get_by_role("listitem").filter(has_text=code)
+        await entry.locator("summary").click()
+        await entry.get_by_role("button", name="Run again in a fresh sandbox").click()
+        await expect(entry.get_by_role("status")).to_contain_text(status)
+        await expect(entry.get_by_role("status")).to_contain_text(text)
