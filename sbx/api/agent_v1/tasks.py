@@ -20,7 +20,8 @@ from sbx.service.agents import Agents, profile_of
 from sbx.service.caller import Caller
 from sbx.service.service import Service
 from sbx.service.sessions import Sessions
-from sbx.service.tasks import TaskInputRow, TaskPlace, TaskRow, no_task
+from sbx.service.task_place import TaskPlace
+from sbx.service.tasks import TaskInputRow, TaskRow, no_task
 
 router = APIRouter(prefix="/api/v1/tasks", tags=["agent"])
 AtOnce = Annotated[int, Field(ge=1, le=16)]
