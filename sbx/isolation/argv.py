@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from sbx.guest.granted_packages import TOP
+from sbx.guest.machine import MEMINFO
 from sbx.guest.shares import KEYS
 from sbx.isolation.broker.bind_staging import DEVPTS
 from sbx.isolation.broker.spawn import DATA_FD, FILTER_FD, INFO_FD, USERNS_FD
@@ -104,7 +105,11 @@ def _view(
                 argv += ["--perms", "0755", "--dir", path]
                 created.add(path)
     for index, file in enumerate(files):
-        argv += ["--perms", "0444", "--file", str(DATA_FD + index), file.target]
+        fd = str(DATA_FD + index)
+        if file.target == MEMINFO:  # PID 1 writes it
+            argv += ["--perms", "0644", "--bind-data", fd, file.target]
+        else:
+            argv += ["--perms", "0444", "--file", fd, file.target]
     argv += ["--dir", "/sandbox", "--symlink", WORKSPACE, "/sandbox/workspace"]
     argv += ["--perms", "0755", "--dir", TOP]  # where `live_mounts` may mount later
     argv += ["--remount-ro", "/dev", "--remount-ro", "/"]

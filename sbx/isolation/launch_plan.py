@@ -150,6 +150,7 @@ class Seal(Struct, frozen=True):
     the commands load `last_filter` after all else; PID 1 does not, because it makes the domains of
     the commands, and its relay connects to the proxy's socket. Below `connect`, Landlock (ABI 9)
     allows connections to all Unix sockets; elsewhere only to those that were created in the jail.
+    `machine` has the limits for `sbx.guest.machine`.
     """
 
     landlock: bool
@@ -164,6 +165,7 @@ class Seal(Struct, frozen=True):
     guard: Mapping[str, Any] | None = None
     connect: tuple[str, ...] = ()
     last_filter: Filter | None = None
+    machine: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         seal = asdict(self)

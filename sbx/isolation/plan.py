@@ -11,6 +11,8 @@ from typing import Any
 
 from sbx.errors import CannotEnforce
 from sbx.guest.guarded_paths import ITEMS, QUARANTINE
+from sbx.guest.machine import MEMINFO
+from sbx.guest.machine import TOP as MACHINE
 from sbx.isolation.launch_plan import (
     CERTIFICATES,
     GUEST,
@@ -41,6 +43,7 @@ from sbx.policy import Policy, destinations
 _PROXY = "http://127.0.0.1:3128"
 _NO_PROXY = ("localhost", "127.0.0.1", "::1")  # the jail itself, unless the policy lists them
 _HOME_SIZE = 64 << 20
+_MACHINE_SIZE = 256 << 10
 _WEAKER_DATA_FACTOR = 2  # RLIMIT_DATA counts reserved stacks too: at 1 it stops 60 idle threads
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
 HOME_LINK = "/home/user"  # where code that was written for other sandboxes expects its files
@@ -63,6 +66,7 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
     shown = _shown_of_host(policy, paths)
     files_only = (WORKSPACE, "/tmp", *own_home)  # not /dev/shm: it is memory to share
     is_strict = policy.filter == "strict"
+    machine = _machine(policy)
     if paths.guard is not None and "landlock" in weaker:
         raise _cannot(capabilities.layer("landlock"), "landlock", "the path guard")
     return LaunchPlan(
@@ -70,7 +74,7 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
         options=capabilities.bwrap_options,
         mounts=_mounts(policy, paths, staged=capabilities.root),
         own_mounts=_own_mounts(paths, staged=capabilities.root),
-        files=_etc(policy.user, home),
+        files=(*_etc(policy.user, home), *((DataFile(MEMINFO, ""),) if machine else ())),
         environment=_environment(policy, paths.interpreter, home, paths.way_out),
         command=_command(paths.interpreter, "start/cold"),
         filter=filters.default,
@@ -89,6 +93,7 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
             guard=_guard(policy, paths, filters),
             connect=_connectable(policy, paths, own_home),
             last_filter=filters.no_unix if policy.unix_sockets == "none" else filters.last,
+            machine=machine,
         ),
         walls=(*walls, *_walls_of_files(policy, paths)),
         network=_network(policy),
@@ -99,6 +104,16 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
         masks=bool(shown) and policy.unix_sockets != "any" and capabilities.own_namespaces,
         unix_sockets=policy.unix_sockets,
     )
+
+
+def _machine(policy: Policy) -> Mapping[str, Any] | None:
+    """Return the limits that programs read as the size of the machine. None: the policy shows files
+    of the host at their place."""
+    shown = (*policy.filesystem.read, *(mount.target for mount in policy.filesystem.mount))
+    if any(_meets(path, MACHINE) for path in shown):
+        return None
+    limits = policy.limits
+    return {name: getattr(limits, name) for name in ("memory_max", "cpu_quota", "tasks_max")}
 
 
 def _walls_of_files(policy: Policy, paths: Paths) -> tuple[Wall, ...]:
@@ -222,6 +237,8 @@ def _mounts(policy: Policy, paths: Paths, *, staged: bool) -> tuple[Mount, ...]:
         Tmpfs("/tmp", policy.limits.tmp_size),
         Tmpfs("/dev/shm", policy.limits.shm_size),
     ]
+    if _machine(policy) is not None:
+        view.append(Tmpfs(MACHINE, _MACHINE_SIZE, "0755"))
     if paths.host_directory:
         view.append(Tmpfs(HOME_BESIDE_A_HOST_DIRECTORY, _HOME_SIZE, "0700"))
     view += [
@@ -349,7 +366,7 @@ def _environment(
         "PYTHONDONTWRITEBYTECODE": "1",
         # BLAS would start one thread for each cpu of the host, whatever the quota of the jail
         "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(max(1, math.ceil(policy.limits.cpu_quota))),  # read by nproc, too
         # The allocators of pyarrow and of programs in Rust would start a thread at import, and a
         # zygote with a thread cannot be forked: measured with pyarrow 26 and polars 2.1
         "JE_ARROW_MALLOC_CONF": "background_thread:false",

@@ -62,6 +62,12 @@ def test_the_whole_list() -> None:
     )
 
 
+def test_the_memory_of_the_machine_is_a_file_that_pid_1_writes() -> None:
+    argv = bwrap_argv(replace(PLAN, files=(*PLAN.files, DataFile("/proc/meminfo", ""))), str)
+    at = argv.index("/proc/meminfo")
+    assert argv[at - 4 : at + 1] == words("--perms 0644 --bind-data 10 /proc/meminfo")
+
+
 def test_a_limited_devpts_of_the_broker_covers_the_one_of_bubblewrap() -> None:
     argv = bwrap_argv(replace(PLAN, staged_devpts=True), lambda index: f"/stage/{index}")
     without = bwrap_argv(PLAN, lambda index: f"/stage/{index}")

@@ -28,6 +28,7 @@ WALLS: dict[str, Any] = {
     "filter": INVALID,
     "jail_filter": None,
     "guard": None,
+    "machine": None,
 }
 
 
@@ -161,7 +162,7 @@ def test_own_directory_keeps_the_mounts_and_links_of_the_zygote(tmp_path: Path) 
     kept = [f"{tmp_path}/{name}" for name in ("directory/below", "file", "link")]
 
     def act(report: int) -> str:
-        fork_child._own_view(MountView([(str(tmp_path), 1 << 20, "0755")], kept, {}))
+        fork_child._own_view(MountView([(str(tmp_path), 1 << 20, "0755")], kept, WALLS))
         names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
         return f"{' '.join(names)}: {(tmp_path / 'link').read_text()}"
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from sbx.guest import machine
 from sbx.guest.granted_packages import GrantedPackages
 from sbx.guest.kernel.config import KernelConfig as KernelConfig
 
@@ -115,6 +116,7 @@ def start(idle: WaitingKernel, config: KernelConfig) -> NoReturn:
     sys.path.insert(0, "")
     if config.packages:
         sys.meta_path.append(GrantedPackages)
+    machine.limit_answers()
     gc.enable()
     idle.kernel.run(config, idle.missing)
 

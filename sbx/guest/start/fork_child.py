@@ -46,7 +46,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from sbx.guest import frames, path_guard, shares
+from sbx.guest import frames, machine, path_guard, shares
 from sbx.guest.guarded_calls import GuardedCalls
 from sbx.guest.guarded_paths import QUARANTINE
 from sbx.guest.kernel import randomness, setup
@@ -185,6 +185,8 @@ def _own_view(view: MountView) -> None:
         for path, points_to in links.items():
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.symlink(points_to, path)
+    if view.walls["machine"] is not None:
+        machine.cover_meminfo(mounts.bind)
     network.loopback_up()
 
 
@@ -229,10 +231,13 @@ def _enter(
             if size != present:
                 mounts.resize_tmpfs(path, size, mode)
             os.chown(path, *entry_order["ids"])
+        if view.walls["machine"] is not None:
+            machine.give_meminfo(entry_order["ids"])
         _become(entry_order)  # only the sandbox's uid can walk its workspace, to the next target
         for tree, target in zip(trees, entry_order["mounts"], strict=True):
             _attach(tree, target)
         walls = _boot(control)["walls"]
+        machine.describe(walls["machine"])
         guard_pid, joining = _fork_guard(walls, control, word)
         namespaces.unshare(namespaces.Namespace.USER)
         prctl.set_dumpable(True)

@@ -41,7 +41,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from sbx.guest import frames, path_guard
+from sbx.guest import frames, machine, path_guard
 from sbx.guest.guarded_calls import GuardedCalls
 from sbx.guest.inherited_fds import CONTROL_FD, KERNEL_FD
 from sbx.guest.kernel import ending, setup
@@ -218,6 +218,7 @@ def main() -> NoReturn:
             oom = children.OomScore()
             oom.set(children.OOM_KERNEL)
             lockdown.check_unprivileged()
+            machine.describe(walls["machine"])
             lockdown.limit(walls["rlimits"])
             joining = _fork_below_guard(control, kernel_sock, walls)
             abi = lockdown.enter_domain(walls)

@@ -37,6 +37,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sbx.errors import Broken
+from sbx.guest.machine import MEMINFO
 from sbx.isolation.broker import bind_staging
 from sbx.isolation.broker.spawn import DATA_FD
 from sbx.isolation.mapped import MappedProjects
@@ -94,6 +95,9 @@ def take_apart(args: Sequence[str]) -> BwrapArgs:
                 words.devpts.append(place)
                 mark, taken = _DEVPTS, 3
             case ["--perms", "0444", "--file", fd, path, *_]:
+                words.files.append((fd, path))
+                mark, taken = _FILE, 5
+            case ["--perms", "0644", "--bind-data", fd, path, *_] if path == MEMINFO:
                 words.files.append((fd, path))
                 mark, taken = _FILE, 5
             case ["--setenv", name, value, *_]:
