@@ -64,8 +64,9 @@ def test_the_sync_and_the_async_sandbox_offer_the_same() -> None:
     def names(kind: type) -> set[str]:
         return {name for name, _ in public(kind)} - {"files", "id", "policy", "prepare", "uploads"}
 
-    handles = {"start_run", "start_shell", "start_script", "give_up"}  # of runs, for asyncio only
-    assert names(sbx.Sandbox) == names(sbx.AsyncSandbox) - handles
+    starts = {"start_run", "start_shell", "start_script", "start_file"}
+    of_runs = starts | {"run_call", "give_up"}  # these take or return a run, for asyncio only
+    assert names(sbx.Sandbox) == names(sbx.AsyncSandbox) - of_runs
 
 
 def test_importing_sbx_costs_next_to_nothing() -> None:
