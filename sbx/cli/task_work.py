@@ -183,7 +183,10 @@ async def do_all(
                     for _, of_input in groupby(works, lambda each: each.number):
                         group.create_task(work_on({each.step.name: each for each in of_input}))
             except BaseExceptionGroup as errors:  # of the output; a failed task is a result
-                raise errors.exceptions[0] from None
+                error: BaseException = errors
+                while isinstance(error, BaseExceptionGroup):
+                    error = error.exceptions[0]
+                raise error from None
     if not as_json:
         _print(works)
     is_done = all(work.state == "done" for work in works)

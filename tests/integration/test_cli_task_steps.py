@@ -1,6 +1,7 @@
 """`sbx task run` of a template with steps: files, failures, --resume, and the cache."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,17 @@ def test_damaged_results_are_not_used(place: Path) -> None:
     worker = Worker()
     assert run(place, worker).returncode == 0
     assert len(worker.begun) == 3
+
+
+def test_a_reader_that_is_gone_ends_the_command_without_a_traceback(place: Path) -> None:
+    """The error of the output was in two nested groups of exceptions."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with model_server(*[Worker()] * 20) as server:
+        env = {"BASE_URL": server.openai_url, "API_KEY": KEY, "MODEL_NAME": "scripted"}
+        words = ("task", "run", place / "report.toml", "--no-cache", "--json")
+        with command.started(*words, env=env, stdout=writer) as process:
+            os.close(writer)
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == 141, errors.decode()  # as after SIGPIPE, and not 70: a bug
+    assert b"Traceback" not in errors
