@@ -15,6 +15,10 @@ _MEMINFO_SOURCE = f"{TOP}/meminfo"  # of the bind mount, in a forked jail
 _GROUP = f"{TOP}/fs/cgroup"
 _CPUS = f"{TOP}/devices/system/cpu"
 _MEMORY_MAX = f"{_GROUP}/memory.max"
+_DIRECTORIES = (
+    *(f"{TOP}/fs", _GROUP, f"{_GROUP}/memory", f"{_GROUP}/cpu"),
+    *(f"{TOP}/devices", f"{TOP}/devices/system", _CPUS),
+)
 _PERIOD_US = 100_000
 _NOT_COUNTED = (
     *("Buffers", "Cached", "SwapCached", "Active", "Inactive", "SwapTotal", "SwapFree", "Dirty"),
@@ -37,8 +41,9 @@ def describe(machine: Mapping[str, Any] | None) -> None:
     """Write the files. `machine` has the limits; None leaves out the files."""
     if machine is None:
         return
+    for directory in _DIRECTORIES:
+        os.mkdir(directory)
     for path, content in _files(**machine):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
         fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o444)
         os.write(fd, content.encode())
         os.fchmod(fd, 0o444)
