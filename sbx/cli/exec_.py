@@ -22,7 +22,7 @@ from sbx.cli.run import (
     code_of,
     text_of,
 )
-from sbx.cli.script import NOTEBOOK, WORKSPACE, Cell, cells_of, is_program, language_for
+from sbx.cli.script import NOTEBOOK, WORKSPACE, NotebookCell, cells_of, is_program, language_for
 from sbx.cli.terminal import STDIN
 from sbx.errors import BadRequest, NotFound, SbxError
 from sbx.protocol.contexts import DEFAULT_CONTEXT
@@ -139,7 +139,7 @@ def execute(
     notebook = file is not None and not shell and file.lower().endswith(NOTEBOOK)
     if notebook and as_json:
         raise BadRequest("--json is for one result, and each cell of a notebook has one: --events")
-    cells = cells_of(text, str(file)) if notebook else [Cell(text)]
+    cells = cells_of(text, str(file)) if notebook else [NotebookCell(text)]
     call = None
     if program:
         call = RunCall(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sbx.cli import exits, narrowing, output
-from sbx.cli.script import NOTEBOOK, Cell, PythonScript, cells_of, language_for
+from sbx.cli.script import NOTEBOOK, NotebookCell, PythonScript, cells_of, language_for
 from sbx.cli.terminal import STDIN
 from sbx.errors import BadRequest, NotFound, TooLarge
 from sbx.protocol.languages import ALIASES, LANGUAGES
@@ -150,7 +150,7 @@ def run(
     notebook = path is not None and path.suffix.lower() == NOTEBOOK
     is_program = not (notebook or shell or script is not None)
     text = "" if is_program else text_of(source, file)
-    cells = cells_of(text, str(path)) if notebook else [Cell(text)]
+    cells = cells_of(text, str(path)) if notebook else [NotebookCell(text)]
     if notebook and as_json:
         raise BadRequest("--json is for one result, and each cell of a notebook has one: --events")
     if out is not None and workspace is not None:
@@ -198,7 +198,7 @@ class _Work:
     """`spec` is for each of the `cells`. `script`: the one that they are, in Python."""
 
     spec: "RunSpec"
-    cells: Sequence[Cell]
+    cells: Sequence[NotebookCell]
     script: PythonScript | None
     upload: Sequence[Path]
     figures: Path | None

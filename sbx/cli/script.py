@@ -75,7 +75,7 @@ def _interpreter(code: bytes) -> str | None:
 # -- notebooks -------------------------------------------------------------------------------------
 
 
-class Cell(NamedTuple):
+class NotebookCell(NamedTuple):
     """`may_raise`: an error is expected, and the next cell runs after it."""
 
     code: str
@@ -86,7 +86,7 @@ class Cell(NamedTuple):
         return self.may_raise and run.status == "error"
 
 
-def cells_of(notebook: str, name: str) -> list[Cell]:
+def cells_of(notebook: str, name: str) -> list[NotebookCell]:
     """Return the code cells of a notebook to run. As in nbclient, the tag `skip-execution` leaves
     one out, and `raises-exception` expects an error. Raise BadRequest `invalid_notebook` and
     `notebook_language`."""
@@ -111,12 +111,12 @@ def cells_of(notebook: str, name: str) -> list[Cell]:
     return cells
 
 
-def _cells(cells: list[dict[str, Any]]) -> Iterator[Cell]:
+def _cells(cells: list[dict[str, Any]]) -> Iterator[NotebookCell]:
     for cell in cells:
         code = "".join(cell["source"])
         tags = cell.get("metadata", {}).get("tags", [])
         if cell["cell_type"] == "code" and code.strip() and "skip-execution" not in tags:
-            yield Cell(code, "raises-exception" in tags)
+            yield NotebookCell(code, "raises-exception" in tags)
 
 
 def _language_of(metadata: dict[str, Any]) -> str:

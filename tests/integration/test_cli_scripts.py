@@ -9,7 +9,7 @@ import pytest
 from command import in_process
 
 from sbx.cli.doctor import _other_sbx
-from sbx.cli.script import Cell, PythonScript, cells_of, language_for, modules_of
+from sbx.cli.script import NotebookCell, PythonScript, cells_of, language_for, modules_of
 from sbx.errors import BadRequest
 
 SCRIPT = """import sys
@@ -187,7 +187,7 @@ def test_only_the_modules_that_it_imports_are_copied(script: Path, tmp_path: Pat
 
 def test_cells_of_a_notebook_are_its_code() -> None:
     cells = [{"cell_type": "code", "source": " \n"}, {"cell_type": "code", "source": ["1\n", "2"]}]
-    assert cells_of(json.dumps({"cells": cells}), "n") == [Cell("1\n2")]
+    assert cells_of(json.dumps({"cells": cells}), "n") == [NotebookCell("1\n2")]
     with pytest.raises(BadRequest, match="it has no code"):
         cells_of(json.dumps({"cells": cells[:1]}), "n")
 

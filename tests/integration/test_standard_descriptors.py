@@ -12,6 +12,7 @@ from sbx import Runtime
 from sbx.policy import load
 
 START = ["fork", "cold"]
+STRICT = pytest.param("strict", marks=pytest.mark.needs("root"))  # it demands a memory wall
 NAMES = ("/dev/stdout", "/dev/stderr", "/dev/fd/1", "/proc/self/fd/2", "/proc/thread-self/fd/1")
 STATUS = """
 import os
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.unprivileged
 
 
 @pytest.mark.parametrize("start", START)
-@pytest.mark.parametrize("name", ["default", "strict"])
+@pytest.mark.parametrize("name", ["default", STRICT])
 @pytest.mark.parametrize("guarded", [False, True])
 async def test_code_opens_its_descriptors_by_name(
     own_temporary_directory: Path, start: str, name: str, guarded: bool
