@@ -60,6 +60,41 @@ def test_8_kib_do_not_wait_for_more(kernel: KernelClient) -> None:
     assert max(sizes) <= 8 * 1024
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        "write = sys.stdout.buffer.write",
+        "write = lambda data: os.write(1, data)",
+        "write = lambda data: (sys.stdout.buffer.write(data), os.getpid())",
+        "write = io.open(sys.stdout.fileno(), 'wb', buffering=0, closefd=False).write",
+    ],
+)
+def test_parts_of_a_character_are_joined(kernel: KernelClient, write: str) -> None:
+    """Each write to the buffer was decoded alone, so that a copy in pieces lost characters."""
+    kernel.run(f"import io, os, sys\n{write}")
+    cell = kernel.run("for byte in 'é€😀'.encode(): write(bytes([byte]));")
+    assert cell.text() == "é€😀"
+
+
+def test_a_part_of_a_character_does_not_reach_the_next_run(kernel: KernelClient) -> None:
+    for write in ("os.write(1, b'a\\xe2');", "sys.stdout.buffer.write(b'a\\xe2');"):
+        assert kernel.run(f"import os, sys\n{write}").text() == "a\ufffd"
+        assert kernel.run("os.write(1, b'b');").text() == "b"
+
+
+def test_streams_have_the_attributes_of_those_of_python(kernel: KernelClient) -> None:
+    cell = kernel.run(
+        "import io, sys\n"
+        "def lacks(stream, kind):\n"
+        "    names = [name for name in dir(kind) if not name.startswith('_')]\n"
+        "    return [name for name in [*names, 'mode'] if not hasattr(stream, name)]\n"
+        "lacks(sys.stdout, io.TextIOWrapper), lacks(sys.stdout.buffer, io.BufferedWriter)"
+    )
+    assert cell.result == "([], [])"
+    again = "import codecs\nsys.stdout = codecs.getwriter('utf-8')(sys.stdout.detach())\nprint('é')"
+    assert kernel.run(again).text() == "é\n"
+
+
 def test_every_run_begins_after_a_silence(kernel: KernelClient) -> None:
     for number in range(3):
         assert kernel.run(f"print({number})").of("stream")[0]["text"] == f"{number}\n"

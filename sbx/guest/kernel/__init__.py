@@ -6,7 +6,8 @@ loop             reads requests, runs cells, writes replies
 shell            the IPython shell, its limits and its completions
 lean_shell       IPython without the work that most cells do not need
 display          the values that cells show, as frames
-output           stdout, stderr and descriptors 1 and 2 as frames, in order
+output           text, and the output of descriptors 1 and 2, as frames, in order
+streams          sys.stdout and sys.stderr
 comms            Jupyter's comms over frames
 system_commands  `!command`
 errors           the errors of cells, and the walls that caused them

@@ -42,7 +42,7 @@ from IPython.core.error import StdinNotImplementedError
 
 from sbx.guest.frames import FrameError, FrameWriter, RawFrame
 from sbx.guest.import_rules import ImportRules
-from sbx.guest.kernel import comms, completions, ending
+from sbx.guest.kernel import comms, completions, ending, streams
 from sbx.guest.kernel.config import KernelConfig
 from sbx.guest.kernel.errors import describe
 from sbx.guest.kernel.output import OutputWriter
@@ -90,6 +90,7 @@ class KernelLoop:
         }
         shell.kernel = self
         self._output.take_over()
+        streams.replace(self._output)
         builtins.input = self._input
         getpass.getpass = self._getpass
         asyncio.set_event_loop(self._loop)

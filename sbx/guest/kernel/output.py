@@ -1,11 +1,12 @@
 """The output of a cell as `stream` frames: in order, soon, and never beyond the limit.
 
-Output leaves a cell in two ways. `sys.stdout` and `sys.stderr` are `TextStream`s. File descriptors
-1 and 2 are pipes into this process, for writers that bypass Python: C libraries, children,
-os.write. Both meet in `OutputWriter`. The first line after a silence is sent at once, by the thread
-that wrote it, because a busy cell lets no other thread run for 5 ms. Text that follows is gathered,
-for 10 ms or up to 8 KiB, and so is a part of a line: a crash must not cut it. Fast output is never
-dropped: a send blocks until the host has read, so a flood slows the cell down and fills no memory.
+Output leaves a cell in two ways. `sys.stdout` and `sys.stderr` are those of streams.py. File
+descriptors 1 and 2 are pipes into this process, for writers that bypass Python: C libraries,
+children, os.write. Both meet in `OutputWriter`. The first line after a silence is sent at once, by
+the thread that wrote it, because a busy cell lets no other thread run for 5 ms. Text that follows
+is gathered, for 10 ms or up to 8 KiB, and so is a part of a line: a crash must not cut it. Fast
+output is never dropped: a send blocks until the host has read, so a flood slows the cell down and
+fills no memory.
 
 One thread (`OutputWriter.start`; the process must have only one thread until it is sealed) waits
 for the pipes and for gathered text or held frames to become due. A thread that writes, displays or
@@ -15,7 +16,6 @@ before later output.
 
 import codecs
 import contextlib
-import io
 import os
 import select
 import socket
@@ -38,7 +38,7 @@ FULL = 8 * 1024
 PIECE = 64 * 1024
 """Characters of the longest text in one frame."""
 
-_DESCRIPTORS: dict[StreamName, int] = {"stdout": 1, "stderr": 2}
+DESCRIPTORS: dict[StreamName, int] = {"stdout": 1, "stderr": 2}
 _PIPE_CAPACITY = 65536
 _AT_ONCE_S = 1e-6
 _PART_S = 0.002  # the rest of a line usually follows within microseconds
@@ -62,7 +62,10 @@ class OutputWriter:
         self._in_run = False
         self._limit: int | None = None
         self._remaining: float = float("inf")
-        self._pipes: dict[int, tuple[StreamName, codecs.IncrementalDecoder]] = {}
+        self._pipes: dict[int, StreamName] = {}
+        self._decoders: dict[StreamName, codecs.IncrementalDecoder] = {
+            name: codecs.getincrementaldecoder("utf-8")("replace") for name in DESCRIPTORS
+        }
         self._filled = select.poll()
         self._alarm = -1
         self._forked = False
@@ -71,18 +74,16 @@ class OutputWriter:
         self.in_lines = False  # send each line at once: a crash loses none
 
     def take_over(self) -> None:
-        """Replace stdout and stderr, and descriptors 0, 1 and 2, of this process."""
+        """Replace descriptors 0, 1 and 2 of this process."""
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        for name, descriptor in _DESCRIPTORS.items():
+        for name, descriptor in DESCRIPTORS.items():
             reader, writer = os.pipe()
             os.dup2(writer, descriptor)
             os.close(writer)
-            self._pipes[reader] = (name, codecs.getincrementaldecoder("utf-8")("replace"))
+            self._pipes[reader] = name
             self._filled.register(reader, select.POLLIN)
-        sys.stdout = TextStream("stdout", self)
-        sys.stderr = TextStream("stderr", self)
         self._alarm = timerfd.create()  # setting it does not wake the thread: most runs end before
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -101,7 +102,7 @@ class OutputWriter:
         thread.join()
         self.end_run()
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        for descriptor in _DESCRIPTORS.values():
+        for descriptor in DESCRIPTORS.values():
             os.dup2(null, descriptor)
         os.close(null)
 
@@ -131,16 +132,28 @@ class OutputWriter:
             libc.call("fflush", None)
             with self._lock:
                 self._empty_pipes()
+                for name in self._decoders:  # a part of a character does not begin the next run
+                    self._gather_bytes(name, b"", final=True)
                 self._send_gathered()
                 self._in_run = False
 
     def write(self, name: StreamName, text: str) -> None:
         if self._forked:
-            _write_all(_DESCRIPTORS[name], text)
+            _write_all(DESCRIPTORS[name], text.encode(errors="backslashreplace"))
             return
         with self._lock:
             self._empty_pipes()
             self._gather(name, text)
+            self._send_or_schedule()
+
+    def write_bytes(self, name: StreamName, data: bytes) -> None:
+        """Write bytes, which may end within a character."""
+        if self._forked:
+            _write_all(DESCRIPTORS[name], data)
+            return
+        with self._lock:
+            self._empty_pipes()
+            self._gather_bytes(name, data)
             self._send_or_schedule()
 
     def flush(self) -> None:
@@ -165,9 +178,9 @@ class OutputWriter:
                 text = content.get("exit_text")
                 exits = text is not None or content["ename"] == SystemExit.__name__
                 lines = [text] if text is not None else [] if exits else content["traceback"]
-                _write_all(2, "".join(f"{line}\n" for line in lines))
+                self.write("stderr", "".join(f"{line}\n" for line in lines))
             elif (text := content.get("data", {}).get("text/plain")) is not None:
-                _write_all(1, f"{text}\n")
+                self.write("stdout", f"{text}\n")
             return
         frame = frames.encode(kind, content)
         with self._lock:
@@ -192,6 +205,10 @@ class OutputWriter:
             self._size += len(text)
         if allowed < size:
             self._report_limit()
+
+    def _gather_bytes(self, name: StreamName, data: bytes, *, final: bool = False) -> None:
+        if text := self._decoders[name].decode(data, final):
+            self._gather(name, text)
 
     def _take(self, size: int) -> int:
         """Return how many of `size` bytes may still be sent."""
@@ -259,12 +276,10 @@ class OutputWriter:
     def _empty_pipes(self) -> None:
         """Read once from each pipe: a pipe holds no more, and a child may never stop writing."""
         for reader, _ in self._filled.poll(0):
-            name, decoder = self._pipes[reader]
             data = os.read(reader, _PIPE_CAPACITY)
             if not data:  # user code closed descriptor 1 or 2
                 self._filled.unregister(reader)
-            elif text := decoder.decode(data):
-                self._gather(name, text)
+            self._gather_bytes(self._pipes[reader], data)
 
     def _deliver(self) -> None:
         waiting = select.poll()
@@ -299,71 +314,6 @@ class OutputWriter:
         self._forked = True
 
 
-class TextStream(io.TextIOBase):
-    """sys.stdout or sys.stderr of a kernel."""
-
-    errors = "backslashreplace"
-
-    def __init__(self, name: StreamName, output: OutputWriter) -> None:
-        super().__init__()
-        self.name = f"<{name}>"
-        self._stream: StreamName = name
-        self._output = output
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
-
-    @property
-    def buffer(self) -> "ByteStream":
-        return ByteStream(self)
-
-    def write(self, text: str, /) -> int:
-        if not isinstance(text, str):
-            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if text:
-            self._output.write(self._stream, text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._output.flush()
-
-    def close(self) -> None:
-        """Flush only: later cells have to print as well."""
-        self.flush()
-
-    def reconfigure(self, **_options: Any) -> None:
-        """Accept options of programs that set an encoding; frames are always UTF-8."""
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return _DESCRIPTORS[self._stream]
-
-
-class ByteStream(io.BufferedIOBase):
-    """`sys.stdout.buffer`: accepts bytes as UTF-8."""
-
-    def __init__(self, text: TextStream) -> None:
-        super().__init__()
-        self._text = text
-
-    def write(self, data: Any, /) -> int:
-        data = bytes(data)
-        self._text.write(data.decode(errors="replace"))
-        return len(data)
-
-    def flush(self) -> None:
-        self._text.flush()
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._text.fileno()
-
-
 def _joined(gathered: list[tuple[StreamName, str]]) -> list[tuple[StreamName, str]]:
     joined: list[tuple[StreamName, list[str]]] = []
     for name, text in gathered:
@@ -374,7 +324,7 @@ def _joined(gathered: list[tuple[StreamName, str]]) -> list[tuple[StreamName, st
     return [(name, "".join(texts)) for name, texts in joined]
 
 
-def _write_all(descriptor: int, text: str) -> None:
-    data = memoryview(text.encode(errors="backslashreplace"))
-    while data:
-        data = data[os.write(descriptor, data) :]
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
