@@ -303,6 +303,14 @@ def test_no_use_of_asyncio_ends_the_kernel(kernel: KernelClient, code: str) -> N
         "import subprocess; print('go'); subprocess.run(['sleep', '60'])",
         "print('go')\n!sleep 60",
         "class Slow:\n  def __repr__(self):\n    print('go')\n    while True: pass\nSlow()",
+        "import asyncio, time\nasync def hog():\n    print('go')\n    time.sleep(60)\n"
+        "await asyncio.gather(*[hog() for _ in range(9)])",  # the others are ready to run
+        "import asyncio, time\nasync def hog():\n    async with lock:\n        print('go')\n"
+        "        time.sleep(60)\nlock = asyncio.Lock()\n"
+        "await asyncio.gather(*[hog() for _ in range(9)])",
+        "import asyncio, time\n"
+        "asyncio.get_running_loop().call_soon(lambda: (print('go'), time.sleep(60)))\n"
+        "await asyncio.sleep(90)",
     ],
 )
 def test_an_interrupt_reads_keyboard_interrupt(kernel: KernelClient, code: str) -> None:

@@ -31,6 +31,7 @@ import selectors
 import signal
 import socket
 import sys
+import types
 from _signal import signal as set_handler  # type: ignore[import-not-found]  # no enum: 1 µs, not 9
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -218,7 +219,7 @@ class KernelLoop:
         while self._task.cancelling():
             self._task.uncancel()
 
-    def _on_interrupt(self, _signal: int, _frame: Any) -> None:
+    def _on_interrupt(self, _signal: int, frame: types.FrameType | None) -> None:
         if os.getpid() != self._pid:
             raise KeyboardInterrupt
         if not self._interruptible:
@@ -229,15 +230,13 @@ class KernelLoop:
         running = asyncio.current_task(self._loop)
         if running is self._task:
             raise KeyboardInterrupt
-        # The cell awaits. The loop may sleep in epoll_wait, which continues after this handler.
+        # The cell awaits. Cancel it here, as asyncio.Runner does: the loop may first run every task
+        # that is ready, and each of them may block.
         self.shell.interrupted = True
-        self._loop.call_soon_threadsafe(self._cancel_cell)
-        if running is not None:  # a task that keeps the loop busy, perhaps one of the cell
+        self._task.cancel()
+        self._loop.call_soon_threadsafe(lambda: None)  # epoll_wait continues after this handler
+        if running is not None or _is_in_callback(frame):  # they keep the loop busy
             raise KeyboardInterrupt
-
-    def _cancel_cell(self) -> None:
-        if self._interruptible:
-            self._task.cancel()
 
     # --- Requests.
 
@@ -367,3 +366,16 @@ def failure(kind: str, error: BaseException, count: int) -> dict[str, Any]:
             code = 128 + signal.SIGINT if stopped else 1
             return {"status": "error", "exit_code": code, **describe(error)}
     return {"status": "error", "execution_count": count, "payload": [], **describe(error)}
+
+
+_NOT_OF_USERS = (os.path.dirname(asyncio.__file__), os.path.dirname(os.path.dirname(__file__)))
+
+
+def _is_in_callback(frame: types.FrameType | None) -> bool:
+    """Return whether the loop runs a callback of user code, which an exception may leave."""
+    callback = None
+    while frame is not None and frame.f_code is not asyncio.Handle._run.__code__:
+        callback, frame = frame, frame.f_back
+    if frame is None or callback is None:
+        return False
+    return not callback.f_code.co_filename.startswith(_NOT_OF_USERS)
