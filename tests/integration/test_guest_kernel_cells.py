@@ -79,6 +79,35 @@ def test_exception_groups_reach_the_reply(kernel: KernelClient) -> None:
     assert "ValueError: one" in "\n".join(cell.reply["traceback"])
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "raise ExceptionGroup('g', [ValueError('in' + 'ner')])",
+        "try:\n    raise ExceptionGroup('g', [ValueError('in' + 'ner')])\n"
+        "except ExceptionGroup: raise KeyError('k')",
+        "import asyncio\nasync def bad(): raise ValueError('in' + 'ner')\n"
+        "async with asyncio.TaskGroup() as group: group.create_task(bad())",
+    ],
+)
+def test_an_exception_group_is_one_error_frame(kernel: KernelClient, code: str) -> None:
+    """IPython printed it to stderr, in place of an error, with frames of its own."""
+    cell = kernel.run(code)
+    assert cell.kinds == ["error"]
+    traceback = "\n".join(cell.of("error")[0]["traceback"])
+    assert "ValueError: inner" in traceback
+    assert "IPython" not in traceback
+
+
+@pytest.mark.parametrize("code", ["%no_such_magic", "get_ipython().run_line_magic('no_such', '')"])
+def test_a_usage_error_is_one_error_frame(kernel: KernelClient, code: str) -> None:
+    """Its text was on stderr and in the reply, so most callers read it twice."""
+    cell = kernel.run(code)
+    assert cell.kinds == ["error"]
+    (line,) = cell.of("error")[0]["traceback"]
+    assert line.startswith("UsageError: Line magic function")
+    assert cell.reply["ename"] == "UsageError"
+
+
 def test_an_error_in_a_repr_is_the_cells_error(kernel: KernelClient) -> None:
     cell = kernel.run("class Bad:\n    def __repr__(self): raise KeyError('no')\nBad()")
     assert cell.kinds == ["error"]

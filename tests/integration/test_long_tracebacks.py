@@ -56,3 +56,19 @@ async def test_an_interrupt_while_an_error_is_formatted_leaves_a_plain_one(
     assert run.error is not None
     assert run.error.traceback.endswith("ZeroDivisionError: division by zero")
     assert (await box.run("Slow.__name__")).result == "'Slow'"
+
+
+async def test_an_error_after_thousands_of_others_is_itself(box: AsyncSandbox) -> None:
+    """IPython looks through them by recursion, and the run reported a RecursionError."""
+    run = await box.run(
+        "error = None\nfor i in range(5000):\n"
+        "    try:\n"
+        "        try: raise error or ValueError()\n"
+        "        except ValueError: raise ValueError(i)\n"
+        "    except ValueError as e: error = e\n"
+        "raise error",
+        timeout=60,
+    )
+    assert run.error is not None
+    assert (run.error.name, run.error.value) == ("ValueError", "4999")
+    assert run.error.traceback.endswith("ValueError: 4999")

@@ -43,6 +43,7 @@ _DENIED = frozenset((errno.EPERM, errno.EACCES, errno.ENOSYS))
 _OF_AN_UPLOAD = frozenset((errno.EPERM, errno.EACCES, errno.EXDEV))
 _UPLOADS = ("/workspace/uploads/temparea", "/uploads")
 _CHAIN_MAX = 8
+_CONTEXTS_MAX = 500
 _FRAMES_KEPT = 20  # at each end; IPython takes 3 ms for a frame
 _ERRORS_KEPT = 20  # of a chain, the last ones
 
@@ -198,6 +199,16 @@ def reason(error: BaseException, *, processes: bool) -> str | None:
         if cause.errno in _DENIED and not processes:
             return _COMPUTING_ONLY
     return None
+
+
+def has_group(error: BaseException | None) -> bool:
+    """Return whether an error, or one that came before it, is a group; also if they are too many to
+    look at, where IPython's own question would be a RecursionError."""
+    for _ in range(_CONTEXTS_MAX):
+        if error is None or isinstance(error, BaseExceptionGroup):
+            return error is not None
+        error = error.__context__
+    return True
 
 
 def lacks_package(error: object) -> bool:

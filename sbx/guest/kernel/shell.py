@@ -335,7 +335,13 @@ class SandboxShell(LeanShell):
         kind, error, below = exc_tuple or sys.exc_info()
         if self.interrupted and isinstance(error, asyncio.CancelledError):
             kind, error = KeyboardInterrupt, KeyboardInterrupt()
-        super().showtraceback((kind, error, without_guest(below)), *args, **kwargs)
+        if errors.has_group(error):  # IPython prints these to stderr
+            self._showtraceback(kind, error, describe(error)["traceback"])
+        else:
+            super().showtraceback((kind, error, without_guest(below)), *args, **kwargs)
+
+    def show_usage_error(self, exc: BaseException) -> None:
+        self._showtraceback(type(exc), exc, describe(exc)["traceback"])
 
     def _showtraceback(self, etype: type, evalue: Any, stb: list[str]) -> None:
         if self.displayhook.is_active:
