@@ -350,7 +350,7 @@ def _environment(
         "LOGNAME": policy.user,
         "SHELL": "/bin/bash",
         "LANG": "C.UTF-8",
-        "TERM": "xterm-256color",
+        "TERM": "dumb",  # terminals set theirs; elsewhere git would wait for an editor
         "PATH": ":".join(dict.fromkeys((binaries, "/usr/local/bin", "/usr/bin", "/bin"))),
         "TMPDIR": "/tmp",
         "IPYTHONDIR": "/tmp/.ipython",

@@ -47,6 +47,15 @@ def test_a_directory_that_is_not_there_is_the_command_s_failure(shell: Sandbox) 
     assert "/workspace/nowhere" in run.stderr
 
 
+def test_git_does_not_wait_for_an_editor(shell: Sandbox) -> None:
+    """It started vim, which waited for a terminal up to the time-out of the command."""
+    new = "cd $(mktemp -d); git init -q; git config user.name a; git config user.email a@b; "
+    run = shell.shell(f"{new} git commit --allow-empty", timeout=20)
+    assert (run.status, run.exit_code) == ("error", 1), run.stderr
+    assert "EDITOR" in run.stderr
+    assert shell.shell(f"{new} git commit -qm m --allow-empty; git log --format=%s").text == "m\n"
+
+
 def test_environment_is_the_command_s_own(shell: Sandbox) -> None:
     assert shell.shell("echo $A-$USER", env={"A": "1 é"}).stdout == "1 é-sandbox\n"
     assert shell.shell("echo $A").stdout == "\n"
