@@ -533,6 +533,8 @@ async def test_info_of_files_directories_and_links(box: Both) -> None:
     assert (link.type.value, link.symlink_target) == ("symlink", "/home/user/info/file")
     assert (await box.files.get_info("info")).type.value == "dir"
     assert await box.files.exists("info/dangling")
+    listed = {entry.name: entry.type.value for entry in await box.files.list("info")}
+    assert listed == {"dangling": "symlink", "file": "file", "link": "symlink"}
     assert not await box.files.exists("info/none")
     with pytest.raises(FileNotFoundException):
         await box.files.get_info("info/none")
@@ -729,6 +731,10 @@ async def test_charts_and_tables_have_their_data(sdk: SdkService) -> None:
     assert result.png
     assert result.chart.title == "Title"
     assert result.chart.elements[0].points == [(1, 3), (2, 4)]
+    gap = "plt.plot([1, 2, 3], [3, float('nan'), float('inf')])\nplt.show()"
+    (result,) = (await box.run_code(gap)).results
+    assert result.chart.elements[0].points == [(1, 3), (2, None), (3, None)]
+    assert (await box.run_code("{'k': float('nan')}")).results[0].json == {"k": None}
     run = await box.run_code("plt.bar(['a', 'b'], [1, 2])\nplt.show()")
     assert run.results[0].chart.type.value == "bar"
     run = await box.run_code("import pandas as pd\npd.DataFrame({'a': [1, 2], 'b': ['x', None]})")

@@ -34,7 +34,11 @@ from sbx.service.limits import Slot
 
 router = APIRouter(prefix=f"/e2b/{ENVD_PORT}/filesystem.Filesystem", include_in_schema=False)
 
-_TYPES = {"file": "FILE_TYPE_FILE", "directory": "FILE_TYPE_DIRECTORY"}
+_TYPES = {
+    "file": "FILE_TYPE_FILE",
+    "directory": "FILE_TYPE_DIRECTORY",
+    "symlink": "FILE_TYPE_SYMLINK",
+}
 _CHANGES = {
     "created": "EVENT_TYPE_CREATE",
     "modified": "EVENT_TYPE_WRITE",
@@ -149,14 +153,15 @@ async def entry_at(conversation: Conversation, path: str) -> dict[str, Any]:
 
 
 def shown(entry: InnerEntry, requested: str) -> dict[str, Any]:
-    """Return an entry as EntryInfo. A link has the type and the mode of its target."""
+    """Return an entry as EntryInfo. A link has the type and the mode of its target. Without a
+    target it is a link: the SDK leaves entries without a type out of lists."""
     path = paths.shown(entry.path, requested)
     is_link = entry.kind == "symlink"
     kind = entry.target_kind if is_link else entry.kind
     mode = entry.mode if entry.target_mode is None else entry.target_mode
     body: dict[str, Any] = {
         "name": posixpath.basename(path) or "/",
-        "type": _TYPES.get(kind or "", "FILE_TYPE_UNSPECIFIED"),
+        "type": _TYPES.get(kind or entry.kind, "FILE_TYPE_UNSPECIFIED"),
         "path": path,
         "size": str(entry.size),
         "mode": mode,

@@ -66,9 +66,10 @@ def _chart(figure: Any) -> dict[str, Any] | None:
 
 
 def _json(value: Any) -> Any:
-    """Return a value as JSON has it; None for one that JSON does not have."""
+    """Return a value as JSON has it, NaN and infinities as null; None for one that JSON does not
+    have."""
     try:
-        return json.loads(json.dumps(value, allow_nan=False))
+        return json.loads(json.dumps(value), parse_constant=lambda _: None)
     except (TypeError, ValueError, RecursionError):
         return None
 
