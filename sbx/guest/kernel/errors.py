@@ -186,6 +186,13 @@ def without_guest(below: types.TracebackType | None) -> types.TracebackType | No
     return _linked(frames)
 
 
+def without_callers(below: types.TracebackType | None) -> types.TracebackType | None:
+    """Return a traceback without the frames of the guest at its beginning."""
+    while below is not None and below.tb_frame.f_code.co_filename.startswith(_GUEST):
+        below = below.tb_next
+    return below
+
+
 def reason(error: BaseException, *, processes: bool) -> str | None:
     """Return the explanation of an error by which Linux refused a call; None for any other error.
 

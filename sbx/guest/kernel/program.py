@@ -61,6 +61,11 @@ class PythonProgram:
     def has_file(self) -> bool:
         return self.path not in (CODE, STDIN)
 
+    @property
+    def absolute_path(self) -> str:
+        """As CPython makes it: with the dots of the path."""
+        return os.path.join(os.getcwd(), self.path)
+
 
 class ProgramOutcome:
     """The end of a program: its exit code, and the content of an `error` frame for an error that it
@@ -147,6 +152,8 @@ def reset_interpreter(ask: Callable[..., str] | None, ask_secret: Callable[..., 
     getpass.getpass = ask_secret if ask is not None else _GETPASS
     asyncio.set_event_loop_policy(None)
     sys.excepthook, sys.displayhook = sys.__excepthook__, sys.__displayhook__
+    for name in ("ps1", "ps2", "ps3"):  # IPython's prompts: libraries take them for a console
+        vars(sys).pop(name, None)
 
 
 def run(
@@ -174,11 +181,12 @@ def run(
         at_end()
     except BaseException as raised:  # noqa: BLE001  # as CPython does
         error = raised
+        error.__traceback__ = errors.without_callers(error.__traceback__)  # others print it, too
     try:  # outside of the handler: no error of a hook has this one as its context
         if isinstance(error, SystemExit):
             outcome.code = leave_with(error)
         elif error is not None:
-            outcome.error = _describe(error)
+            outcome.error = errors.describe(error)
             outcome.code = _report(error, explain)
     except KeyboardInterrupt:
         outcome.code = _INTERRUPTED
@@ -188,7 +196,10 @@ def run(
 def leave_with(error: SystemExit) -> int:
     """Return the exit code of SystemExit, and print a value that is not a number."""
     if error.code is not None and not isinstance(error.code, int):
-        _print_error(f"{error.code}\n")
+        text = ""
+        with contextlib.suppress(Exception):  # of its own __str__
+            text = str(error.code)
+        _print_error(f"{text}\n")
     return errors.exit_code(error)
 
 
@@ -208,10 +219,10 @@ def _execute(
                 source = file.read()
         except OSError as error:
             where = f"[Errno {error.errno}] {error.strerror}"
-            path = os.path.abspath(program.path)
+            path = program.absolute_path
             _print_error(f"{sys.executable}: can't open file {path!r}: {where}\n")
             return False
-    name = {CODE: "<string>", STDIN: "<stdin>"}.get(program.path, os.path.abspath(program.path))
+    name = {CODE: "<string>", STDIN: "<stdin>"}.get(program.path, program.absolute_path)
     tree: ast.Module = compile(  # type: ignore[assignment]  # of PyCF_ONLY_AST
         source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True
     )
@@ -254,7 +265,7 @@ def _new_main(program: PythonProgram) -> types.ModuleType:
     names["__builtins__"] = builtins
     names["__loader__"] = importlib.machinery.BuiltinImporter
     if program.has_file:
-        path = os.path.abspath(program.path)
+        path = program.absolute_path
         names["__loader__"] = importlib.machinery.SourceFileLoader("__main__", path)
         names["__file__"] = path
         names["__cached__"] = None
@@ -271,22 +282,15 @@ def _has_main(path: str) -> bool:
     return False
 
 
-def _describe(error: BaseException) -> dict[str, Any]:
-    """Remove the frames of this module from the traceback, and return the content of an `error`
-    frame."""
-    below = error.__traceback__
-    while below is not None and below.tb_frame.f_code.co_filename == __file__:
-        below = below.tb_next
-    error.__traceback__ = below
-    return errors.describe(error)
-
-
 def _report(error: BaseException, explain: Callable[[BaseException], str | None]) -> int:
     """Call the hook for errors that are not caught, as CPython does. Return the exit code."""
     kind, below = type(error), error.__traceback__
     sys.last_type, sys.last_value, sys.last_traceback = kind, error, below
     failed: BaseException | None = None
     try:
+        if not hasattr(sys, "excepthook"):
+            _print_error("sys.excepthook is missing\n")
+            sys.excepthook = sys.__excepthook__
         sys.excepthook(kind, error, below)
     except (Exception, SystemExit) as raised:  # noqa: BLE001  # user code
         failed = raised
@@ -306,6 +310,7 @@ def _report(error: BaseException, explain: Callable[[BaseException], str | None]
 def _print_error(text: str) -> None:
     with contextlib.suppress(Exception):  # user code may have closed or replaced the stream
         sys.stdout.flush()
+    with contextlib.suppress(Exception):
         sys.stderr.write(text)
         sys.stderr.flush()
 

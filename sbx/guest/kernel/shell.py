@@ -55,6 +55,8 @@ Publish = Callable[[str, Mapping[str, Any], bool], None]
 class ImportRefused(InputRejected):
     """The policy's import rules do not let this cell run."""
 
+    __module__ = "builtins"  # a name that users read
+
     def __init__(self, violation: Violation, rules: ImportRules) -> None:
         super().__init__(violation.sentence(rules))
 
