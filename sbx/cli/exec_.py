@@ -87,10 +87,10 @@ def execute(
     """Run code in a sandbox, and stream its output.
 
     Files stay for the next run, and so do the variables of -c, which shows the value of its last
-    expression, as in a notebook. A Python FILE runs as with python3, next to these variables; its
-    imports are those of the sandbox. A notebook (.ipynb) runs cell by cell. input() in -c reads
-    lines of stdin. Ctrl-C interrupts the run. A second Ctrl-C ends the kernel, and its variables
-    are lost.
+    expression, as in a notebook. A Python FILE runs as with python3, next to these variables, as
+    /workspace/FILE, which it replaces; its imports are those of the sandbox. A notebook (.ipynb)
+    runs cell by cell. input() in -c reads lines of stdin. Ctrl-C interrupts the run. A second
+    Ctrl-C ends the kernel, and its variables are lost.
     """
     if as_json and as_events:
         raise BadRequest("--json and --events exclude each other")

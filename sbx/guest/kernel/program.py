@@ -209,6 +209,8 @@ def _execute(
     """Return False if the file cannot be opened."""
     main = _new_main(program)
     source = program.code
+    if source is not None and program.has_file:
+        _save(program.path, source)
     if source is None:
         if _has_main(program.path):
             sys.path[0] = program.path
@@ -239,6 +241,16 @@ def _execute(
         if value is not None:
             show(value)
     return True
+
+
+def _save(path: str, source: bytes) -> None:
+    """Let the file have this content: tracebacks, `inspect` and children that import `__main__`
+    read it."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        if file.read() == source:
+            return
+    with contextlib.suppress(OSError), open(path, "wb") as file:  # else it runs without its file
+        file.write(source)
 
 
 def _execute_ipython(
