@@ -74,9 +74,9 @@ async def save_files(
     saved = Saved()
     arrivals = Arrivals([relative_to(_WORKSPACE, entry) for entry in listing], directory)
     for entry in listing:
-        if entry.path.startswith(_UPLOADS) or not arrivals.permits(relative_to(_WORKSPACE, entry)):
+        if entry.path.startswith(_UPLOADS) or entry.path in leave_out:
             continue
-        if not is_saved(entry) or entry.path in leave_out:
+        if not arrivals.permits(relative_to(_WORKSPACE, entry)) or not is_saved(entry):
             continue
         target = below(directory, _WORKSPACE, entry)
         try:
