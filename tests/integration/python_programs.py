@@ -22,10 +22,10 @@ _END_S = 60.0
 @dataclass(frozen=True)
 class PythonProgram:
     """`file`: its name. `files`: those next to it. `encoding`: of the code and of `stdin`.
-    `mounted`: `sbx run` needs its directory as the workspace. `processes`: it needs a policy that
-    allows them. `merged`: the order of both outputs counts. `ignore`: patterns of parts of the
-    output that are different in each run. `differs`: the reason why a surface, or `all`, has another
-    result."""
+    `mounted`: `sbx run` needs its directory as the workspace. `processes`: it starts
+    processes, or needs one of its own. `ignore`: patterns of parts of the
+    output that are different in each run. `differs`: the reason for another result, on all surfaces
+    or `differs_on` some."""
 
     name: str
     code: str
@@ -36,9 +36,9 @@ class PythonProgram:
     encoding: str = "utf-8"
     mounted: bool = False
     processes: bool = False
-    merged: bool = False
     ignore: Sequence[str] = ()
-    differs: Mapping[str, str] = field(default_factory=dict)
+    differs: str = ""
+    differs_on: Sequence[str] = ()
 
     @property
     def all_files(self) -> dict[str, bytes]:
@@ -57,7 +57,7 @@ class PythonProgram:
         def plain(text: str) -> str:
             text = text.replace(directory, WORKSPACE)
             for pattern in self.ignore:
-                text = re.sub(pattern, "…", text)
+                text = re.sub(pattern, "", text)
             return text
 
         written = {path: data for path, data in files.items() if path not in self.all_files}
@@ -99,8 +99,7 @@ def of_python(name: str, *, absolute: bool) -> Outcome:
             [python, path, *program.args],
             cwd=directory,
             input=program.input or b"",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if program.merged else subprocess.PIPE,
+            capture_output=True,
             env={
                 "PATH": f"{python.parent}:{os.environ['PATH']}",
                 "HOME": str(directory),
@@ -113,8 +112,15 @@ def of_python(name: str, *, absolute: bool) -> Outcome:
             check=False,
         )
         code = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
-        out, err = text(ended.stdout), text(ended.stderr or b"")
-        return program.outcome(str(directory), code, out, err, read(directory))
+        out, err = text(ended.stdout), text(ended.stderr)
+        return program.outcome(str(directory), code, out, err, files_in(directory))
+
+
+def text_of_both_outputs(code: str) -> str:
+    """Return the output and the errors of code in one text."""
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+    return ended.stdout.decode()
 
 
 def text(data: bytes) -> str:
@@ -129,7 +135,7 @@ def write(directory: Path, program: PythonProgram) -> None:
         path.write_bytes(data)
 
 
-def read(directory: Path) -> dict[str, bytes]:
+def files_in(directory: Path) -> dict[str, bytes]:
     """Return the content of all files."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
