@@ -170,6 +170,7 @@ class Channel(asyncio.BufferedProtocol):
         self._waiting: asyncio.Future[None] | None = None
         self._draining: asyncio.Future[None] | None = None
         self._transport: Any = None
+        self._lost = self._loop.create_future()
         self.on_closed: Callable[[], None] | None = None
         self.on_unread: Callable[[], None] | None = None  # frames arrived that no task waits for
 
@@ -248,6 +249,10 @@ class Channel(asyncio.BufferedProtocol):
             self._read_on()
         return frame
 
+    async def lost(self, timeout_s: float) -> None:
+        """Wait until the other side has hung up and all its frames have arrived, or time is up."""
+        await asyncio.wait([self._lost], timeout=timeout_s)
+
     def close(self, cause: str = "closed by the runtime") -> None:
         """Close the connection. Frames that already arrived can still be received."""
         if self._cause is None:
@@ -295,6 +300,8 @@ class Channel(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._cause is None:
             self._cause = "it ended"
+        if not self._lost.done():
+            self._lost.set_result(None)
         if self._budget is not None:
             self._budget.leave(self)
         self.resume_writing()

@@ -24,6 +24,7 @@ from sbx.protocol.runs import Cause, RunError
 
 _log = logging.getLogger(__name__)
 _LAST_COUNT_S = 1.0  # for the counters of a jail that does not end
+_LAST_FRAMES_S = 5.0  # for frames that a kernel sent before its end, if they were slowed down
 
 
 class Guest:
@@ -222,6 +223,8 @@ class Guest:
                         break
         except ChannelClosed:
             pass
+        if self.cut_off is None and self.killed_for is None:
+            await self._cells.lost(_LAST_FRAMES_S)  # the last output and the reply of a program
         self._note_fault()
         self._cells.close("the kernel ended")
         self._end_commands()
