@@ -37,6 +37,8 @@ _OF_THE_SERVICE = (  # one of each kind; the full tier runs the others
     *("syntax_error", "open_file", "data_next_to_it", "file_of_main", "source_of_main"),
     *("binary_stdin", "large_output", "asyncio_run", "thread_after_main", "process_by_spawn"),
 )
+_WITHOUT_PROCESSES = [name for name in PROGRAMS if not PROGRAMS[name].processes]
+_OF_THE_KERNEL = ("exit_with_a_number", "open_file", "large_output", "input_and_its_end")
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +109,7 @@ async def test_embedded_file(embedded: AsyncSandbox, name: str) -> None:
     check(name, await _run_file(embedded, program, path), "embedded")
 
 
-@pytest.mark.full_tier
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if not PROGRAMS[name].processes])
+@pytest.mark.parametrize("name", rows(_WITHOUT_PROCESSES, _OF_THE_KERNEL))
 async def test_file_under_a_policy_without_processes(strict: AsyncSandbox, name: str) -> None:
     program = PROGRAMS[name]
     path = f"{WORKSPACE}/{program.file}"
