@@ -62,8 +62,8 @@ async def test_each_way_to_ask_gives_the_limits(
 ) -> None:
     runtime, policy = runtime_and_policy
     limits = SIZES[name]
-    options = {"narrower": {"limits": limits}} if limits else {}
-    async with await runtime.create(policy, **options) as box:
+    narrower = {"limits": limits} if limits else None
+    async with await runtime.create(policy, narrower=narrower) as box:
         memory = box.policy.limits.memory_max
         assert memory == (256 * MIB if limits else policy.limits.memory_max)
         run = await box.run(READ)
