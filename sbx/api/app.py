@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from sbx import __version__
 from sbx.agent.settings import AgentSettings
 from sbx.api import agent_v1, e2b, errors, opensandbox, sessions_v1, v1
-from sbx.api.auth import OperatorDep, ServiceDep, caller
+from sbx.api.auth import OperatorDep, ServiceDep, sender
 from sbx.api.console import (
     conversations,
     login,
@@ -149,7 +149,7 @@ def create_app(
     if console is not None:
         app.add_middleware(ConsoleMiddleware, listener=console)
     app.state.bodies = OwnerBytes(settings.bodies_per_owner)
-    app.add_middleware(RequestLimitsMiddleware, authenticate=caller, bodies=app.state.bodies)
+    app.add_middleware(RequestLimitsMiddleware, authenticate=sender, bodies=app.state.bodies)
     return app
 
 

@@ -7,8 +7,9 @@ product has its own header in place of the first (surfaces.py). At a listener fo
 cookie of the console counts (console/listener.py).
 """
 
+import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -21,8 +22,8 @@ from sbx.api.admission import PLACE, AdmissionPlace
 from sbx.api.console.listener import cookie_of, site_of
 from sbx.api.server.peer_credentials import PEER
 from sbx.api.signed_urls import signed_link
-from sbx.api.surfaces import LINKED_PORT, link_of, surface_of
-from sbx.errors import Denied
+from sbx.api.surfaces import LINKED_PORT, OWN_ORIGIN, link_of, surface_of
+from sbx.errors import Denied, Unavailable
 from sbx.service.caller import Caller
 from sbx.service.console import ConsoleLogin
 from sbx.service.service import Service
@@ -67,6 +68,7 @@ WAYS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("run", ("execute", "files:read"), r"GET /api/v1/((runs|conversations).*|tasks(/{task_id})?)"),
 )
 COOKIE = "sbx_token"
+CHECK_S = 5.0  # between two checks of the caller of a body
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -95,6 +97,19 @@ async def caller(request: HTTPConnection) -> Caller:
     return caller
 
 
+async def sender(request: HTTPConnection) -> Caller:
+    """Return the caller of a body that arrives. Called for each piece, it authenticates the caller
+    again every few seconds. Raise as `authenticate`."""
+    who, now = await caller(request), time.monotonic()
+    if now - getattr(request.state, "caller_checked_at", now) >= CHECK_S:
+        with suppress(Unavailable):  # the store cannot be read, and the key may still be valid
+            await authenticate(request)
+    elif hasattr(request.state, "caller_checked_at"):
+        return who
+    request.state.caller_checked_at = now
+    return who
+
+
 async def authenticate(request: HTTPConnection) -> Caller:
     """Return the caller now: in a long stream a key may have been revoked meanwhile. Raise Denied
     `unauthorized`, and `forbidden` for a page of another origin with a cookie."""
@@ -116,7 +131,8 @@ async def authenticate(request: HTTPConnection) -> Caller:
         if scheme.lower() != "bearer" or not bearer.strip():
             raise _unauthorized("the Authorization header must have the form: Bearer <key>")
         return _with_place(await access.from_bearer(bearer.strip()), request)
-    if (cookie := request.cookies.get(COOKIE)) is not None:
+    # At the name of a port, code inside chooses the cookies.
+    if not request.scope.get(OWN_ORIGIN) and (cookie := request.cookies.get(COOKIE)) is not None:
         if request.scope.get("method") not in _SAFE:
             check_origin(request)
         return _with_place(await access.from_bearer(cookie), request)

@@ -9,10 +9,12 @@ from typing import Any
 from urllib.parse import quote
 
 from fastapi import Request, Response
+from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
 from sbx.api.bodies import disconnected
 from sbx.api.errors import error_response
+from sbx.api.ports import while_allowed
 from sbx.api.slots import take_slot
 from sbx.errors import BadRequest
 from sbx.runtime.files.streams import FileStream
@@ -82,8 +84,8 @@ def attachment(name: str) -> str:
 
 
 class PiecesResponse(Response):
-    """Pieces of bytes as they come. It ends early if the client disconnects, or stalls. An error
-    after the first byte cuts the connection."""
+    """Pieces of bytes as they come. It ends early if the client disconnects, stalls, or is no
+    longer allowed. An error after the first byte cuts the connection."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class PiecesResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.ensure_future(disconnected(receive))
-        sending = asyncio.ensure_future(self._send(send))
+        sending = asyncio.ensure_future(while_allowed(HTTPConnection(scope), self._send(send)))
         try:
             await asyncio.wait((gone, sending), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():

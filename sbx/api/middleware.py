@@ -97,8 +97,8 @@ class RequestLimitsMiddleware:
         authenticate: Callable[[Request], Awaitable[Caller]] | None = None,
         bodies: OwnerBytes | None = None,
     ) -> None:
-        """`authenticate` raises for a caller that may not even send a body. `bodies` counts
-        those of requests without a complete reply."""
+        """`authenticate` raises for a caller that may not send a body, or no longer. `bodies`
+        counts those of requests without a complete reply."""
         self._app = app
         self._authenticate = authenticate
         self._bodies = bodies
@@ -226,9 +226,7 @@ class LimitedBody:
     async def receive(self) -> Message:
         if self._ended:
             return await self._receive()  # which waits until the client disconnects
-        if self._authenticate is not None:
-            self._owner = (await self._authenticate(Request(self._scope))).owner
-            self._authenticate = None
+        await self._identify()
         began = time.monotonic()
         try:
             async with asyncio.timeout(INTERACTIVE_S if self._interactive else IDLE_S):
@@ -236,6 +234,7 @@ class LimitedBody:
         except TimeoutError:
             raise _too_slow() from None
         self._waited += time.monotonic() - began
+        await self._identify()
         if message["type"] == "http.request":
             self._read += len(message.get("body", b""))
             self._ended = not message.get("more_body", False)
@@ -245,6 +244,12 @@ class LimitedBody:
                 check_values(self._values, self._values_max)
             self._take()
         return message
+
+    async def _identify(self) -> None:
+        """Check the caller before the first byte and at each later one: a body may come for hours,
+        and its key may be revoked meanwhile."""
+        if self._authenticate is not None:
+            self._owner = (await self._authenticate(Request(self._scope))).owner
 
     def _take(self) -> None:
         """Count the bytes of the body until the reply is complete, those that are announced before

@@ -30,7 +30,7 @@ from sbx.aio import SmallReads
 from sbx.api.auth import authenticate
 from sbx.api.surfaces import E2B_SANDBOX, LINK_HEADER, LINK_QUERY, OWN_ORIGIN, TRAFFIC_HEADER
 from sbx.egress.http_heads import INTERIM_MAX, joined, next_event
-from sbx.errors import Unavailable
+from sbx.errors import BadRequest, Unavailable
 from sbx.protocol.terminals import MESSAGE_MAX
 from sbx.runtime.conversation import Conversation
 
@@ -53,7 +53,13 @@ _CREDENTIALS = frozenset(
 )  # fmt: skip
 _NOT_BACK = frozenset(
     {b"set-cookie", b"content-security-policy", b"strict-transport-security",
-     b"clear-site-data", b"service-worker-allowed", b"alt-svc", b"date", b"server"}
+     b"clear-site-data", b"service-worker-allowed", b"alt-svc", b"date", b"server",
+     # A browser keeps these for the whole origin: reports of all its requests to a third party,
+     # credentials that a user types, the state of a login, further headers of each request.
+     b"nel", b"report-to", b"reporting-endpoints", b"www-authenticate", b"set-login",
+     b"secure-session-registration", b"sec-session-registration", b"accept-ch", b"critical-ch",
+     b"origin-agent-cluster", b"use-as-dictionary", b"public-key-pins", b"expect-ct",
+     b"set-cookie2"}
 )  # fmt: skip
 
 
@@ -256,12 +262,19 @@ async def while_allowed(client: HTTPConnection, work: Coroutine[Any, Any, None])
 
 async def _bytes_in(client: WebSocket, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
-        while data := await client.receive_bytes():
+        while data := await _binary(client):
             writer.write(data)
             async with asyncio.timeout(_SEND_S):
                 await writer.drain()
             await asyncio.sleep(0)  # no call waits while there are messages
         writer.write_eof()
+
+
+async def _binary(client: WebSocket) -> bytes:
+    try:
+        return await client.receive_bytes()
+    except KeyError:
+        raise BadRequest("a tunnel takes binary messages only", code="not_a_message") from None
 
 
 async def _bytes_out(client: WebSocket, reader: asyncio.StreamReader) -> None:

@@ -73,6 +73,7 @@ async def test_nothing_but_a_link_opens_a_port(
         {},  # the peer of the socket
         {"Authorization": f"Bearer {key}"},
         {"Cookie": f"sbx_console={login}"},
+        {"Cookie": f"sbx_token={key}"},
         {"Cookie": "sbx_link=wrong"},
     ):
         reply = await console.send("GET", "/", {"Host": host, **headers}, unix=unix)

@@ -446,9 +446,12 @@ async def test_notices_of_another_owner_do_not_come(desk: Desk, client: httpx.As
 
 
 @pytest.mark.parametrize(
-    "message", ["", "[]", "{}", '{"do": "follow"}', '{"do": "follow", "id": "1", "topic": "x"}']
+    "message",
+    ["", "[]", "{}", b"{}", '{"do": "follow"}', '{"do": "follow", "id": "1", "topic": "x"}'],
 )
-async def test_a_message_that_is_not_known_ends_the_stream(desk: Desk, message: str) -> None:
+async def test_a_message_that_is_not_known_ends_the_stream(
+    desk: Desk, message: str | bytes
+) -> None:
     async with stream(desk.console) as page:
         await page.socket.send(message)
         with pytest.raises(ConnectionClosed) as closed:

@@ -13,7 +13,7 @@ from places import short_directory
 from sessions_calls import API
 from websockets.asyncio.client import unix_connect
 
-from sbx.api import ports, sse
+from sbx.api import auth, ports, sse
 from sbx.api.console import stream
 from sbx.api.v1 import terminals
 from sbx.errors import Denied
@@ -158,3 +158,36 @@ async def test_open_sockets_end_with_their_token(monkeypatch: pytest.MonkeyPatch
         ) as holder:
             assert (await holder.get(link["path"])).status_code == 401
         assert (await key.delete(f"/v1/sandboxes/{box}")).status_code == 204
+
+
+async def test_a_body_and_a_reply_end_with_the_key_of_their_client(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client with a revoked key could send to a server inside, and read a file, for hours."""
+    monkeypatch.setattr(auth, "CHECK_S", 0.0)
+    monkeypatch.setattr(ports, "_CHECK_S", 0.1)
+    caplog.set_level("INFO", "sbx.api.middleware")
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(live(stack.enter_context(short_directory())))
+        record, text = await served.service.access.make_key("ann")
+        ann = await stack.enter_async_context(served.client(text))
+        place = f"/v1/sandboxes/{(await ann.post('/v1/sandboxes', json={})).json()['id']}"
+        place += "/conversations/default/files"
+        await ann.put(place, params={"path": "large"}, content=bytes(16 << 20))
+        reply = await stack.enter_async_context(ann.stream("GET", place, params={"path": "large"}))
+        assert reply.status_code == 200
+        reader, writer = await asyncio.open_unix_connection(str(served.socket))
+        writer.write(
+            f"PUT {place}?path=new HTTP/1.1\r\nHost: sbx\r\nAuthorization: Bearer {text}\r\n"
+            "Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        )
+        async with asyncio.timeout(30):
+            assert b" 100 " in await reader.readuntil(b"\r\n\r\n")  # so the caller was checked
+            await served.service.access.revoke_key(record.id)
+            writer.write(b"3\r\nabc\r\n")
+            assert b" 401 " in await reader.readline()
+            while "was cut off" not in caplog.text:
+                await asyncio.sleep(0.02)
+        writer.close()
+        with pytest.raises(httpx.RemoteProtocolError):
+            await reply.aread()

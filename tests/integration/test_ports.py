@@ -66,7 +66,8 @@ class Echo(BaseHTTPRequestHandler):
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(data)))
         self.send_header("set-cookie", "inner=1")
-        self.send_header("strict-transport-security", "max-age=999")
+        for name in ("strict-transport-security", "nel", "report-to", "www-authenticate"):
+            self.send_header(name, "max-age=999")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
@@ -165,7 +166,8 @@ async def test_no_credential_goes_inside_and_no_cookie_comes_out(
     assert "authorization" not in seen
     assert "cookie" not in seen
     assert "set-cookie" not in reply.headers
-    assert "strict-transport-security" not in reply.headers
+    for name in ("strict-transport-security", "nel", "report-to", "www-authenticate"):
+        assert name not in reply.headers, name
     assert reply.headers["content-security-policy"].startswith("sandbox ")
     assert "allow-same-origin" not in reply.headers["content-security-policy"]
 

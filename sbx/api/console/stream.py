@@ -103,12 +103,12 @@ class _Stream:
 
     async def _receive(self) -> None:
         while True:
-            text = await self._socket.receive_text()
             try:
+                text = await self._socket.receive_text()
                 if len(text) > _MESSAGE_MAX:
                     raise ValueError
                 message = parse(json.loads(text))
-            except (ValueError, RecursionError, BadRequest):
+            except (KeyError, ValueError, RecursionError, BadRequest):  # KeyError: it is binary
                 await _close(self._socket, 1008, "not_a_message")
                 return
             if isinstance(message, Drop):
