@@ -48,6 +48,15 @@ _WEAKER_DATA_FACTOR = 2  # RLIMIT_DATA counts reserved stacks too: at 1 it stops
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
 HOME_LINK = "/home/user"  # where code that was written for other sandboxes expects its files
 _OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")  # as every distribution has it
+# The settings of a user and of a repository come after those of the system. Git looks for a user who
+# owns a repository, and inside a mounted directory belongs to nobody.
+_GITCONFIG = """\
+[user]
+\tname = sandbox
+\temail = sandbox@localhost
+[safe]
+\tdirectory = *
+"""
 _SIGPENDING = 1024
 _MEMLOCK = 8 << 20
 _MSGQUEUE = 800 << 10  # as Linux has it by default; the host may have raised it
@@ -74,7 +83,7 @@ def plan(policy: Policy, capabilities: Capabilities, paths: Paths, filters: Filt
         options=capabilities.bwrap_options,
         mounts=_mounts(policy, paths, staged=capabilities.root),
         own_mounts=_own_mounts(paths, staged=capabilities.root),
-        files=(*_etc(policy.user, home), *((DataFile(MEMINFO, ""),) if machine else ())),
+        files=(*_etc(policy, home), *((DataFile(MEMINFO, ""),) if machine else ())),
         environment=_environment(policy, paths.interpreter, home, paths.way_out),
         command=_command(paths.interpreter, "start/cold"),
         filter=filters.default,
@@ -166,7 +175,7 @@ def zygote_plan(policy: Policy, capabilities: Capabilities, paths: Paths) -> Zyg
         mount_points=tuple(
             target for target in dict.fromkeys(targets) if not target.startswith(f"{WORKSPACE}/")
         ),
-        files=_etc(policy.user, home),
+        files=_etc(policy, home),
         environment=_environment(policy, paths.interpreter, home),
         command=_command(paths.interpreter, "start/zygote"),
         preload=policy.preload,
@@ -319,8 +328,11 @@ def _shown_of_host(policy: Policy, paths: Paths) -> tuple[str, ...]:
     )
 
 
-def _etc(user: str, home: str) -> tuple[DataFile, ...]:
-    """Return a synthetic /etc, without accounts, host name and resolver of the host."""
+def _etc(policy: Policy, home: str) -> tuple[DataFile, ...]:
+    """Return a synthetic /etc, without accounts, host name and resolver of the host. The policy may
+    show the settings of git of the host in place of ours."""
+    user = policy.user
+    shows_git = _is_below_any("/etc/gitconfig", policy.filesystem.read)
     return (
         DataFile(
             "/etc/passwd",
@@ -335,6 +347,7 @@ def _etc(user: str, home: str) -> tuple[DataFile, ...]:
         DataFile("/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n"),
         DataFile("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
         DataFile("/etc/resolv.conf", ""),
+        *(() if shows_git else (DataFile("/etc/gitconfig", _GITCONFIG),)),
     )
 
 
@@ -379,10 +392,10 @@ def _way_to_the_proxy(policy: Policy, way_out: WayOut | None) -> dict[str, str]:
     """Return the variables for the proxy and its certificates; each program reads another name.
 
     The address is the same for every jail, so a zygote has it. Certificates and placeholders belong
-    to a sandbox.
+    to a sandbox. Without a network, installers of packages fail at the first attempt.
     """
     if policy.network.mode != "proxy":
-        return {}
+        return dict.fromkeys(_RETRIES, "0")
     names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     variables = dict.fromkeys([*names, *map(str.lower, names)], _PROXY)
     listed = {destinations.parse(entry).host for entry in policy.network.allow}
@@ -393,6 +406,15 @@ def _way_to_the_proxy(policy: Policy, way_out: WayOut | None) -> dict[str, str]:
     return variables | dict(way_out.environment if way_out is not None else ())
 
 
+_RETRIES = (
+    "PIP_RETRIES",
+    "UV_HTTP_RETRIES",
+    "npm_config_fetch_retries",  # pnpm too
+    "YARN_HTTP_RETRY",
+    "CARGO_NET_RETRY",
+    "BUNDLE_RETRY",
+    "CONDA_REMOTE_MAX_RETRIES",
+)
 _TRUST = (
     "SSL_CERT_FILE",  # OpenSSL, and so Python's ssl
     "REQUESTS_CA_BUNDLE",

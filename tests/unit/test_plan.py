@@ -218,8 +218,23 @@ def test_etc_is_synthetic_and_names_the_policy_s_user() -> None:
         DataFile("/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n"),
         DataFile("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
         DataFile("/etc/resolv.conf", ""),
+        DataFile(
+            "/etc/gitconfig",
+            "[user]\n\tname = sandbox\n\temail = sandbox@localhost\n[safe]\n\tdirectory = *\n",
+        ),
         DataFile("/proc/meminfo", ""),
     )
+    read = ("/etc/gitconfig", *ann.filesystem.read)
+    filesystem = ann.filesystem.model_copy(update={"read": read})
+    shown = planned(ann.model_copy(update={"filesystem": filesystem}))
+    assert "/etc/gitconfig" not in {file.target for file in shown.files}
+
+
+def test_installers_try_once_without_a_network() -> None:
+    names = {"PIP_RETRIES", "UV_HTTP_RETRIES", "npm_config_fetch_retries", "CARGO_NET_RETRY"}
+    assert {dict(planned().environment).get(name) for name in names} == {"0"}
+    networked = planned("networked")
+    assert not names & dict(networked.environment).keys()
 
 
 def test_environment_keeps_every_cache_and_configuration_out_of_the_workspace() -> None:
