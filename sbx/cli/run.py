@@ -239,6 +239,8 @@ async def _run_once(
         async with signals_of(run_printer) as signals, Runtime(settings, broker=broker) as runtime:
             try:
                 box = await runtime.create(reference(policy), **options)
+                for note in box.notes if asks else ():
+                    output.note(note)
                 for path in work.upload:
                     await box.uploads.put(path)
                 where = box.conversation("default")

@@ -201,6 +201,8 @@ def _embedded(
                 store = runtime.settings.protection.quarantines
                 before = {item.id for item in quarantine.items(store)}
                 box = await runtime.create(reference(policy), workspace=workspace)
+                for note in box.notes:
+                    output.note(f"{note}\r")
                 terminal = await box.terminals.open(**_here(opening, own))
                 outcome = await sit(terminal, own, leaves)
                 return outcome, store, before, box.policy.host_executables == "ask"

@@ -48,8 +48,8 @@ _WEAKER_DATA_FACTOR = 2  # RLIMIT_DATA counts reserved stacks too: at 1 it stops
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
 HOME_LINK = "/home/user"  # where code that was written for other sandboxes expects its files
 _OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")  # as every distribution has it
-# The settings of a user and of a repository come after those of the system. Git looks for a user who
-# owns a repository, and inside a mounted directory belongs to nobody.
+# The settings of a user and of a repository replace those of the system. Git refuses a repository
+# of another user, and a mounted directory has another owner inside.
 _GITCONFIG = """\
 [user]
 \tname = sandbox

@@ -1,6 +1,7 @@
 """A sandbox, as its owner sees it: its conversations and its life."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -27,9 +28,11 @@ from sbx.runtime.run.context_kernel import StartKernel
 from sbx.runtime.run.contexts import Contexts
 from sbx.runtime.sandbox_kernels import SandboxKernels
 from sbx.telemetry.background import background_context
+from sbx.workspace.outside import notes
 from sbx.workspace.paths import check_name
 from sbx.workspace.rights import refuse_rights
 
+_log = logging.getLogger(__name__)
 DEFAULT_CONVERSATION = "default"
 _CONVERSATIONS_MAX = 1000
 
@@ -77,6 +80,7 @@ class AsyncSandbox(SandboxKernels):
         self._lifetime = lifetime
         self._living: asyncio.Task[None] | None = None
         self._close_reason = ""
+        self.notes: tuple[str, ...] = ()  # about the directory of the host, after `prepare`
 
     def __repr__(self) -> str:
         return f"<AsyncSandbox {self.id}, policy {self.policy.name}>"
@@ -100,6 +104,13 @@ class AsyncSandbox(SandboxKernels):
             await self._resources.broker.map_owner(self._group, path, opened.identities[path])
             assert opened.host_directory is not None
             await opened.call(partial(refuse_rights, opened.host_directory))
+        if opened.host_directory is not None:
+            visible = (*self.policy.filesystem.read, *self._interpreter.prefixes)
+            self.notes = tuple(
+                await opened.call(partial(notes, opened.host_directory.path, visible))
+            )
+            for note in self.notes:
+                _log.warning("%s", note)
         paths = self._resources.paths(opened, MountPoints({}, opened.any_guard), self._interpreter)
         self._decide_key(paths, foreign_uid=paths.host_directory and not self._mapped)
         if self._lifetime.limited:

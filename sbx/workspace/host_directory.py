@@ -25,6 +25,7 @@ from sbx.workspace.errors import translated, wrong_path
 from sbx.workspace.host_executable_links import ExecutableLinks, find_links
 from sbx.workspace.host_executable_trees import find_below, matches
 from sbx.workspace.host_executables import path_rules
+from sbx.workspace.outside import git_outside
 from sbx.workspace.paths import WORKSPACE
 from sbx.workspace.streams import Owner
 from sbx.workspace.tree import Relative, Tree
@@ -39,6 +40,7 @@ class HostDirectory(OwnedDescriptor):
     def __init__(self, fd: int, path: Path) -> None:
         super().__init__(fd)
         self.path = path
+        self.git_outside = bool(git_outside(path))
         self._executed = executed_paths(path)
         self.rules = path_rules(aliases=self._executed)
         self._links: ExecutableLinks | None = None  # None before the first call of `find_links`

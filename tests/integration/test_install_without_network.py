@@ -8,7 +8,7 @@ from serving import Service
 
 from sbx import Runtime
 from sbx.client import Client
-from sbx.runtime.run.termination import NO_NETWORK, lacks_network
+from sbx.runtime.run.notes import NO_NETWORK, lacks_network
 
 PIP = "ERROR: No matching distribution found for größe"
 PRINTS = f"sleep 0.3; echo '{PIP}' >&2; exit 1"

@@ -32,7 +32,7 @@ from traitlets.config import Config
 
 from sbx.guest import frames, import_rules
 from sbx.guest.import_rules import ImportRules, Violation
-from sbx.guest.kernel import errors, system_commands
+from sbx.guest.kernel import errors, spawned_main, system_commands
 from sbx.guest.kernel.display import FrameDisplayHook, FrameDisplayPublisher, Payloads, bounded
 from sbx.guest.kernel.errors import BoundedTraceback, describe, error_content, without_guest
 from sbx.guest.kernel.lean_shell import LeanShell, create_lazy_traits
@@ -179,7 +179,9 @@ class SandboxShell(LeanShell):
         self.publish_by(publish)
         self.processes, self.walls = processes, walls
         self.mime_max = min(mime_max, frames.MAX_SENT // 2)
-        if not processes:
+        if processes:
+            self.user_module.__spec__ = spawned_main._MainSpec()
+        else:
             self._refuse_script_magics()
         if rules is not None:
             self.ast_transformers.append(RuleKeeper(rules, self.user_ns))

@@ -153,8 +153,8 @@ class ActiveRun:
 
     def note(self, text: str, applies: Callable[[str], bool]) -> None:
         """Add a note of sbx to the standard error if it applies to the end of the output."""
-        ends = ("".join(texts[-32:])[-_TAIL:] for texts in self._printed.values())
-        if applies("\n".join(ends)):
+        ends = ["".join(texts[-32:])[-_TAIL:] for texts in self._printed.values()]
+        if applies("\n".join([*ends, self._error.value[-_TAIL:] if self._error else ""])):
             self.log.append(self._printed_text("stderr", text))
 
     @property

@@ -84,6 +84,7 @@ class ContextKernel:
         self.used_at = time.monotonic()
         self.turn = asyncio.Lock()
         self.gone: ClosedReason | None = None
+        self.git_outside = False
         self.halting: RunError | None = None
         self._kernel: Kernel | None = None
         self._starting = asyncio.Lock()
@@ -162,6 +163,8 @@ class ContextKernel:
             await self.disk.check(opened)
             lost = self.state_is_kept
             self._quarantine = opened.quarantine
+            host = opened.host_directory
+            self.git_outside = host is not None and host.git_outside
             self._kernel = await self._started(opened)
             self.state_is_kept = True
             self.disk.watch(self._kernel, opened)

@@ -14,11 +14,11 @@ from sbx.kernels.command import Command, KernelDied
 from sbx.kernels.kernel import Kernel
 from sbx.protocol.runs import Cause, Run, RunError, Status
 from sbx.run_methods import OnInput
+from sbx.runtime.run import notes
 from sbx.runtime.run.active_run import ActiveRun
 from sbx.runtime.run.context_kernel import ContextKernel
 from sbx.runtime.run.stdin import InputRequests
 from sbx.runtime.run.termination import (
-    NO_NETWORK,
     Ending,
     GracefulTermination,
     StopReason,
@@ -29,7 +29,6 @@ from sbx.runtime.run.termination import (
     ending_of_reply,
     exit_code,
     explanation,
-    lacks_network,
 )
 
 _log = logging.getLogger(__name__)
@@ -75,7 +74,10 @@ class ActiveExecution:
         # No program has tried a connection in a shorter time.
         is_long = self.live.elapsed_s > _TIME_TO_HIT_A_LIMIT_S
         if is_long and self._context.policy.network.mode == "none":
-            self.live.note(NO_NETWORK, lacks_network)
+            self.live.note(notes.NO_NETWORK, notes.lacks_network)
+        if self._context.git_outside:
+            self.live.note(notes.NO_REPOSITORY, notes.lacks_repository)
+        self.live.note(notes.NO_INTERPRETER, notes.lacks_interpreter)
         run = self.live.finish(
             status, cause=cause, error=error, state_lost=state_lost, exit_code=exit_code
         )

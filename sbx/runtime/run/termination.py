@@ -3,11 +3,9 @@
 GracefulTermination   stops a run in steps: interrupt, wait a little, kill
 ending_of_…           pure functions: the status and the cause from the observations
 explanation           the same as a sentence
-lacks_network         whether an installer of packages failed without a network
 """
 
 import asyncio
-import re
 import signal
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
@@ -20,28 +18,10 @@ from sbx.policy.tables import LimitsPolicy
 from sbx.protocol.runs import Cause, RunError, Status
 
 T = TypeVar("T")
-NO_NETWORK = (
-    "note: this sandbox has no network, so packages cannot be downloaded. A policy with extends ="
-    ' "networked" and the host of the package index in network.allow permits it; or name an'
-    " environment of sbx env create in the policy\n"
-)
-# The words of pip, uv, npm, pnpm, yarn, conda and poetry if they cannot reach a package index.
-_INDEX_NOT_REACHED = re.compile(
-    r"ERROR: (Could not find a version that satisfies|No matching distribution found for)"
-    r"|WARNING: Retrying \(Retry\(|error: (Request failed|Failed to (fetch|download))"
-    r"|(npm|pnpm|yarn|corepack)\b.*\b(EAI_AGAIN|ENOTFOUND|ECONNREFUSED|ENETUNREACH)\b"
-    r"|(EAI_AGAIN|ENOTFOUND|ECONNREFUSED|ENETUNREACH)\b.*\bregistry\."
-    r"|CondaHTTPError|All attempts to connect to \S+ failed"
-)
 Ending = tuple[Status, Cause | None]
 # Before that, a child of PID 1 may still have PID 1's handler, and lose the signal. A cell may be
 # within its first print, and the user would get the text without its line end.
 _SETTLED_S = 0.05
-
-
-def lacks_network(output: str) -> bool:
-    """Return whether an installer of packages printed that it reaches no package index."""
-    return _INDEX_NOT_REACHED.search(output) is not None
 
 
 class StopReason(Enum):
