@@ -44,7 +44,7 @@ class KeptFiles:
 class ResultFiles:
     """The results in a directory of this user, by their keys. A result counts for `seconds`.
 
-    Beyond 256 MiB the oldest are deleted. A file that cannot be read is no result.
+    Beyond 256 MiB the oldest are deleted. A file that cannot be read is ignored.
     """
 
     def __init__(self, directory: Path, seconds: float) -> None:

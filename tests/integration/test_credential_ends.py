@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from live_app import live
+from persistent_sandboxes import eventually
 from places import short_directory
 from sessions_calls import API
 from websockets.asyncio.client import unix_connect
@@ -186,8 +187,7 @@ async def test_a_body_and_a_reply_end_with_the_key_of_their_client(
             await served.service.access.revoke_key(record.id)
             writer.write(b"3\r\nabc\r\n")
             assert b" 401 " in await reader.readline()
-            while "was cut off" not in caplog.text:
-                await asyncio.sleep(0.02)
+            await eventually(lambda: "was cut off" in caplog.text)
         writer.close()
         with pytest.raises(httpx.RemoteProtocolError):
             await reply.aread()

@@ -30,7 +30,7 @@ from rich.table import Column, Table
 from tests.meta import prose
 
 SBX = Path(__file__).resolve().parents[2] / "sbx"
-LINES = 119_254  # in all of sbx/, when this figure was last set
+LINES = 127_520  # in all of sbx/, when this figure was last set
 LINES_MARGIN = 1.03
 # Code of new features does not count in the other measures.
 NEW_ROOMS = (
@@ -203,7 +203,7 @@ MEASURES = (
     Measure("public class names in more than one module", repeated_class_names, 0, 10, 87),
     Measure("Protocol classes", protocols, 15, 15, 58),
     Measure(
-        "modules that exactly one other module imports", modules_with_one_importer, 140, 90, 182
+        "modules that exactly one other module imports", modules_with_one_importer, 145, 90, 182
     ),
     Measure(f"files over {FILE_LINES} lines", long_files, 15, 15, 26),
     Measure(

@@ -11,7 +11,7 @@ those of a cell.
 import importlib.machinery as _machinery
 import typing as _typing
 
-import sbx as _sbx
+_PACKAGE = __file__.rpartition("/guest/")[0] + "/__init__.py"
 
 
 class _MainSpec(_machinery.ModuleSpec):
@@ -24,7 +24,7 @@ class _MainSpec(_machinery.ModuleSpec):
     def name(self) -> str | None:
         """The name of this module, unless another `sbx` comes first on the path of the child."""
         spec = _machinery.PathFinder.find_spec("sbx")
-        is_first = spec is not None and spec.origin == _sbx.__file__
+        is_first = spec is not None and spec.origin == _PACKAGE
         return "sbx.guest.kernel.spawned_main" if is_first else None
 
     @name.setter

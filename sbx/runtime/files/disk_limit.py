@@ -5,13 +5,9 @@
               The files can grow between two measurements, and they stay as large as they are then
 
 A measurement walks the files, and asks the processes of the jail for unlinked files. It happens
-every half second, and earlier if the file system lost as much space as the files had left: so a
-fast writer is found quickly. A file without a name can be in flight through a socket, or, for an
-unprivileged runtime, mapped and not open. Then the loss of the file system counts: see
-`HiddenGrowth`.
-
-Of a directory of the host the growth counts: see `HostGrowth`. Its quarantine is measured too. It
-has no quota, and its content counts with the files.
+every half second, and earlier if the file system lost as much space as the files had left. A file
+without a name can be in flight, or mapped and not open: then the loss of the file system counts
+(`HiddenGrowth`). Of a directory of the host the growth counts, with its quarantine (`HostGrowth`).
 """
 
 import asyncio
