@@ -337,7 +337,7 @@ class KernelLoop:
     def _ask(self, function: str, prompt: str, *, password: bool) -> str:
         if not self._stdin_allowed:
             raise StdinNotImplementedError(
-                f"{function}() cannot ask: the caller of this run does not answer completions."
+                f"{function}() cannot ask: the caller of this run does not answer questions."
                 " Put the value into the code instead."
             )
         self._inbox.forget_answers()
