@@ -6,7 +6,6 @@ import binascii
 import json
 import re
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 from msgspec import Struct
@@ -45,14 +44,12 @@ async def import_history(history: MessageHistory, text: str) -> int:
     is appended then.
     """
     entries = await asyncio.to_thread(_read, text)
-    if await history.messages(limit=1):
+    if not await history.fill([(entry.message, entry.covers) for entry in entries]):
         raise Conflict(
             "a history can only be imported into an empty one",
             code="history_not_empty",
             hint="import it into a new conversation",
         )
-    for covers, group in groupby(entries, key=lambda entry: entry.covers):
-        await history.append([entry.message for entry in group], covers=covers)
     return len(entries)
 
 

@@ -54,6 +54,13 @@ class MemoryHistory:
     async def append(self, messages: Sequence[Message], *, covers: int | None = None) -> None:
         self._add(messages, covers)
 
+    async def fill(self, messages: Sequence[tuple[Message, int | None]]) -> bool:
+        if self._kept:
+            return False
+        for message, covers in messages:
+            self._add([message], covers)
+        return True
+
     async def messages(self, after: int = 0, limit: int | None = None) -> Sequence[Kept]:
         end = None if limit is None else after + limit
         return tuple(self._kept[after:end])
@@ -75,6 +82,10 @@ class StoredHistory:
         rows = [to_json(message) for message in messages]
         await self._messages.append(self._chat_id, rows, covers=covers)
 
+    async def fill(self, messages: Sequence[tuple[Message, int | None]]) -> bool:
+        rows = [(to_json(message), covers) for message, covers in messages]
+        return await self._messages.fill(self._chat_id, rows)
+
     async def messages(self, after: int = 0, limit: int | None = None) -> Sequence[Kept]:
         kept: list[Kept] = []
         more = limit != 0
@@ -94,7 +105,8 @@ class StoredHistory:
 
 
 # The messages of one conversation, in order. One call of `append` stores all of its messages or
-# none; when it has returned, they are stored permanently.
+# none; when it has returned, they are stored permanently. So does `fill`, which returns
+# False for a history that is not empty.
 MessageHistory = MemoryHistory | StoredHistory
 
 

@@ -50,11 +50,33 @@ class Messages:
         Raise TooLarge for one message, and `history_full` for all of a chat; NotFound for a chat
         that was deleted meanwhile.
         """
-        at = self._clock.now()
+        await self._append(chat_id, [(message, covers) for message in messages])
 
-        def act(on: sqlite3.Connection) -> None:
-            written = [(str(message["role"]), self._written(message)) for message in messages]
-            size = sum(len(text) for _, text in written)
+    async def fill(
+        self, chat_id: str, messages: Sequence[tuple[Mapping[str, Any], int | None]]
+    ) -> bool:
+        """Append all messages, each with the range that it covers, if the chat has none. Return
+        whether it had none. Raise as `append`."""
+        return await self._append(chat_id, messages, only_if_empty=True)
+
+    async def _append(
+        self,
+        chat_id: str,
+        messages: Sequence[tuple[Mapping[str, Any], int | None]],
+        *,
+        only_if_empty: bool = False,
+    ) -> bool:
+        at = self._clock.now()
+        first = "SELECT 1 FROM messages WHERE chat_id = ? LIMIT 1"
+
+        def act(on: sqlite3.Connection) -> bool:
+            if only_if_empty and on.execute(first, (chat_id,)).fetchone() is not None:
+                return False
+            written = [
+                (str(message["role"]), self._written(message), covers)
+                for message, covers in messages
+            ]
+            size = sum(len(text) for _, text, _ in written)
             last, stored_bytes = _last_and_bytes(on, chat_id)
             if stored_bytes + size > self._chat_max:
                 raise TooLarge(
@@ -68,7 +90,7 @@ class Messages:
                 " VALUES (?, ?, ?, ?, ?, ?)",
                 [
                     (chat_id, last + number, role, text, covers, at)
-                    for number, (role, text) in enumerate(written, 1)
+                    for number, (role, text, covers) in enumerate(written, 1)
                 ],
             )
             on.execute(
@@ -76,8 +98,9 @@ class Messages:
                 " WHERE id = ?",
                 (last + len(written), stored_bytes + size, at, chat_id),
             )
+            return True
 
-        await self._store.write(act)
+        return await self._store.write(act)
 
     async def page(
         self, chat_id: str, *, after: int = 0, limit: int = 50

@@ -1,6 +1,7 @@
 """POST /chat and what is around it: followed again, one at a time, within bounds and scopes."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -367,6 +368,22 @@ async def test_what_was_said_is_exported_and_begins_another_conversation(
     assert code_of(await client.post(path, content=b"{}")) == (400, "invalid_history")
     await say(client, "to", message="and?")
     assert "look around" in at.model.requests[-1].text
+
+
+async def test_imports_at_once_into_one_conversation_store_one_history(
+    client: httpx.AsyncClient,
+) -> None:
+    """Each of them found the history empty, and appended to it."""
+    said = [{"role": "user", "content": f"number {number}"} for number in range(500)]
+    content = json.dumps({"format": 1, "messages": said}).encode()
+    whose = {"user_id": "ann", "agent_id": "helper"}
+    path = f"{API}/conversations/copies/import"
+    replies = await asyncio.gather(
+        *(client.post(path, content=content, params=whose) for _ in range(8))
+    )
+    assert sorted(reply.status_code for reply in replies) == [200] + [409] * 7
+    copied = await client.get(f"{API}/conversations/copies/export")
+    assert len(copied.json()["messages"]) == 500
 
 
 async def test_messages_come_in_pages(at: Desk, client: httpx.AsyncClient) -> None:
