@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from sbx.errors import Conflict, NotFound
 from sbx.store import Store, record
+from sbx.store.errors import decoded
 
 _LIST_MAX = 200
 
@@ -139,5 +140,5 @@ async def ended_of_owner(
 
 
 def _row(row: sqlite3.Row) -> AgentRunRow:
-    parts = {name: row[name] and json.loads(row[name]) for name in ("usage", "error", "report")}
+    parts = {name: row[name] and decoded(row[name]) for name in ("usage", "error", "report")}
     return record(AgentRunRow, row, **parts)

@@ -13,6 +13,7 @@ from typing import Any
 from sbx.errors import Conflict, NotFound, TooLarge
 from sbx.protocol.approvals import Approval, ApprovalDecision, ApprovalScope, StoredApprovalRule
 from sbx.store import Store, record
+from sbx.store.errors import decoded
 from sbx.store.pending import PendingWrites
 
 ARGS_MAX = 4 << 20  # characters of JSON: of the arguments of a call, and of its dry run
@@ -291,8 +292,8 @@ def _approval(row: sqlite3.Row) -> Approval:
     return record(
         Approval,
         row,
-        tool_args=json.loads(row["tool_args"]),
-        dry_run=None if row["dry_run"] is None else json.loads(row["dry_run"]),
+        tool_args=decoded(row["tool_args"]),
+        dry_run=None if row["dry_run"] is None else decoded(row["dry_run"]),
         decision=decision,
     )
 

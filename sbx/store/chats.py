@@ -15,6 +15,7 @@ from msgspec.structs import astuple, replace
 from sbx.errors import Conflict, NotFound
 from sbx.protocol.changes import ChangeBudget, ChangesMode, ChangesSetting
 from sbx.store import Store, erasure
+from sbx.store.errors import decoded
 
 
 class ChatRow(Struct, frozen=True):
@@ -152,8 +153,8 @@ async def changes_setting(store: Store, chat_id: str) -> ChangesSetting:
     if row is None:
         return ChangesSetting()
     mode: ChangesMode = "allow" if row["changes"] == "allow" else "ask"
-    budgets = tuple(ChangeBudget(**budget) for budget in json.loads(row["change_budgets"]))
-    return ChangesSetting(mode, tuple(json.loads(row["ask_outside"])), budgets)
+    budgets = tuple(ChangeBudget(**budget) for budget in decoded(row["change_budgets"]))
+    return ChangesSetting(mode, tuple(decoded(row["ask_outside"])), budgets)
 
 
 async def set_changes(store: Store, chat_id: str, setting: ChangesSetting) -> None:

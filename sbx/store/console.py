@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from sbx.store import Store, record
+from sbx.store.errors import decoded
 
 PREFIX = "login-"  # of the ids
 
@@ -129,7 +130,7 @@ async def templates_of(store: Store, owner: str) -> list[TemplateRow]:
     rows = await store.rows(
         "SELECT * FROM templates WHERE owner = ? ORDER BY created_at, rowid", owner
     )
-    return [record(TemplateRow, row, variables=json.loads(row["variables"])) for row in rows]
+    return [record(TemplateRow, row, variables=decoded(row["variables"])) for row in rows]
 
 
 async def delete_template(store: Store, template_id: str, owner: str) -> None:

@@ -1,13 +1,17 @@
 """Translate the errors of sqlite3."""
 
+import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 from sbx.errors import Broken, SbxError, Unavailable
 from sbx.store.marks import damaged_hint
 
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+# Each statement of sbx is correct for the schema that it creates, so these are damages, too.
+_MISSING = ("malformed JSON", "no such table", "no such column")
 
 
 def is_full(error: BaseException) -> bool:
@@ -29,6 +33,23 @@ def _code(error: BaseException) -> int:
     return getattr(error, "sqlite_errorcode", 0) or 0
 
 
+def decoded(text: str) -> Any:
+    """Return the value of a column with JSON. Raise Unavailable `store_corrupt` if it has none: its
+    row was changed by another program."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _damaged("the store", f"a value is not JSON ({error})") from error
+
+
+def _damaged(store: str, why: object, path: str | None = None) -> Unavailable:
+    return Unavailable(
+        f"{store} is damaged: {why}",
+        code="store_corrupt",
+        hint=None if path is None else damaged_hint(Path(path)),
+    )
+
+
 def translated(error: sqlite3.Error, path: str | None = None) -> SbxError:
     """Return the error to raise for `error`. Give `path` for operators only, never for a tenant."""
     store = "the store" if path is None else f"the store {path}"
@@ -40,12 +61,8 @@ def translated(error: sqlite3.Error, path: str | None = None) -> SbxError:
         return Unavailable(
             "another process holds the store", code="store_busy", hint="try again in a moment"
         )
-    if primary in _DAMAGED:
-        return Unavailable(
-            f"{store} is damaged: {error}",
-            code="store_corrupt",
-            hint=None if path is None else damaged_hint(Path(path)),
-        )
+    if primary in _DAMAGED or str(error).startswith(_MISSING):
+        return _damaged(store, error, path)
     if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
         return Unavailable(
             f"{store} cannot be written: {error}",

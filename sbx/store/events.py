@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from sbx.store import Store, record
+from sbx.store.errors import decoded
 
 
 class EventRow(Struct, frozen=True):
@@ -71,4 +72,4 @@ async def list_for_sandbox(
 
 
 def _row(row: sqlite3.Row) -> EventRow:
-    return record(EventRow, row, details=json.loads(row["details"]))
+    return record(EventRow, row, details=decoded(row["details"]))

@@ -10,6 +10,7 @@ from msgspec import Struct
 from sbx.aio import Clock
 from sbx.errors import NotFound, TooLarge
 from sbx.store import Store
+from sbx.store.errors import decoded
 
 MESSAGE_MAX = 16 << 20  # bytes of JSON
 CHAT_MAX = 256 << 20  # bytes of JSON, of all messages of a chat
@@ -160,4 +161,4 @@ def _weight(value: Any) -> int:
 
 
 def _row(row: sqlite3.Row) -> MessageRow:
-    return MessageRow(row["seq"], json.loads(row["message"]), row["created_at"], row["covers"])
+    return MessageRow(row["seq"], decoded(row["message"]), row["created_at"], row["covers"])

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from sbx.store import Store, chats, erasure, record
+from sbx.store.errors import decoded
 from sbx.store.idempotency import Slot
 
 
@@ -280,7 +281,7 @@ def _columns(row: SandboxRow) -> list[Any]:
 def _sandbox(row: sqlite3.Row) -> SandboxRow:
     columns = dict(row)
     for name in ("request", "failure", "upload_limits", "labels"):
-        columns[name] = None if columns[name] is None else json.loads(columns[name])
+        columns[name] = None if columns[name] is None else decoded(columns[name])
     for name in ("stopped", "files_removed", "restored"):
         columns[name] = bool(columns[name])
     return SandboxRow(**columns)

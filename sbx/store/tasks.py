@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from sbx.store import Store
+from sbx.store.errors import decoded
 
 _KEPT = 200  # ended tasks of an owner
 
@@ -189,7 +190,7 @@ def _columns(row: TaskInputRow) -> tuple[Any, ...]:
 def _input(row: Any) -> TaskInputRow:
     values = dict(row)
     error = values["error"]
-    values["parameters"] = json.loads(values["parameters"]) or {}
-    values["error"] = None if error is None else json.loads(error)
+    values["parameters"] = decoded(values["parameters"]) or {}
+    values["error"] = None if error is None else decoded(error)
     values |= {name: bool(values[name]) for name in ("cached", "erased")}
     return TaskInputRow(**values)

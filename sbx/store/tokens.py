@@ -7,6 +7,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from sbx.store import Store, record
+from sbx.store.errors import decoded
 
 
 class TokenRecord(Struct, frozen=True):
@@ -79,6 +80,4 @@ async def forget_ended(store: Store, before: float) -> int:
 
 def _record(row: sqlite3.Row) -> TokenRecord:
     scopes = row["scopes"]
-    return record(
-        TokenRecord, row, scopes=None if scopes is None else frozenset(json.loads(scopes))
-    )
+    return record(TokenRecord, row, scopes=None if scopes is None else frozenset(decoded(scopes)))
