@@ -295,7 +295,7 @@ class World:
 
     async def call_approval(self, number: int) -> None:
         async for event in self._chat(number, "asking"):
-            if event["type"] == "tool_pending":
+            if event["type"] == "tool_pending" or event.get("approval_required"):
                 path = f"/api/v1/approvals/{event['tool_call_id']}"
                 await self._json("POST", path, json={"approved": False})
 

@@ -50,7 +50,11 @@ WAYS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("file", ("files:write",), rf".* ({_BOX}/filesystem/.*|{_SESSION}/files.*)"),
     ("file", ("files:write", "execute"), rf"DELETE ({_SESSION}/conversations/.*|{_CHAT})"),
     ("file", ("admin",), rf"DELETE ({_BOX}|{_SESSION})"),
-    ("run", ("execute",), rf".* {_TALK}/(runs|interrupt|dry_runs|start|stop|receipt|usage|mcp).*"),
+    (
+        "run",
+        ("execute",),
+        rf".* {_TALK}/(runs|interrupt|dry_runs|start|stop|receipt|usage|mcp|surroundings).*",
+    ),
     ("run", ("execute",), rf".* {_TALK}/(contexts|commands|terminals).*"),
     (
         "run",

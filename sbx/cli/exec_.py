@@ -27,7 +27,6 @@ from sbx.cli.terminal import STDIN
 from sbx.errors import BadRequest, NotFound, SbxError
 from sbx.protocol.contexts import DEFAULT_CONTEXT
 from sbx.protocol.runs import Status
-from sbx.run_methods import RunCall
 
 if TYPE_CHECKING:
     from sbx.cli.run_driver import RunSpec, SignalHandler, Step
@@ -142,6 +141,8 @@ def execute(
     cells = cells_of(text, str(file)) if notebook else [NotebookCell(text)]
     call = None
     if program:
+        from sbx.run_methods import RunCall
+
         call = RunCall(
             "file",
             f"{WORKSPACE}/{PurePath(str(file)).name}",

@@ -16,12 +16,12 @@ from sbx.cli.signals import handled
 from sbx.errors import BadRequest, TooLarge
 from sbx.protocol.languages import Language
 from sbx.protocol.runs import STDIN_MAX, Event, InputRequest, Run, RunEnd
-from sbx.run_methods import RunCall
 
 if TYPE_CHECKING:
     from sbx.client.contexts import RemoteContext
     from sbx.client.conversation import RemoteConversation
     from sbx.client.runs import RemoteRun
+    from sbx.run_methods import RunCall
     from sbx.runtime.conversation import Conversation
     from sbx.runtime.run.active_run import ActiveRun
 
@@ -46,7 +46,7 @@ class RunSpec:
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: str | None = None
-    file: RunCall | None = None
+    file: "RunCall | None" = None
 
     def start(
         self, where: "Conversation | RemoteConversation | RemoteContext", printer: "RunPrinter"

@@ -10,8 +10,7 @@ from sbx.store.marks import damaged_hint
 
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-# Each statement of sbx is correct for the schema that it creates, so these are damages, too.
-_MISSING = ("malformed JSON", "no such table", "no such column")
+_NOT_JSON = "malformed JSON"  # SQLite's error of a function for JSON
 
 
 def is_full(error: BaseException) -> bool:
@@ -61,7 +60,7 @@ def translated(error: sqlite3.Error, path: str | None = None) -> SbxError:
         return Unavailable(
             "another process holds the store", code="store_busy", hint="try again in a moment"
         )
-    if primary in _DAMAGED or str(error).startswith(_MISSING):
+    if primary in _DAMAGED or str(error) == _NOT_JSON:
         return _damaged(store, error, path)
     if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
         return Unavailable(

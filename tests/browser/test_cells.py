@@ -111,7 +111,7 @@ async def test_the_keyboard_completes_indents_and_leaves_the_editor(cells: Page)
     await cells.keyboard.press("Shift+Enter")
     await expect(_output(cells, 1)).to_contain_text("AttributeError")
     await code.press("Control+Space")
-    await expect(cells.get_by_role("option", name=".join")).to_be_visible()
+    await expect(cells.get_by_role("option", name="join")).to_be_visible()
     await cells.keyboard.press("Enter")
     await expect(code).to_have_text("'😀' + 'b'.join")  # the kernel counts characters, not units
     await cells.get_by_role("button", name="Add cell").click()

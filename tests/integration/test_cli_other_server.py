@@ -63,5 +63,8 @@ def test_a_file_that_is_no_socket_and_a_port_without_a_scheme(tmp_path: Path) ->
     ended = in_process("ps", "--connect", file)
     assert (ended.returncode, f"error: {file} is not a socket" in ended.stderr) == (3, True)
     ended = in_process("ps", "--connect", "127.0.0.1:18444")
+    assert ended.returncode == 3
+    assert "http://127.0.0.1:18444" in ended.stderr  # an address of this host needs no scheme
+    ended = in_process("ps", "--connect", "192.0.2.1:18444")
     assert ended.returncode == 2
-    assert "hint: for a service on TCP, write http://127.0.0.1:18444" in ended.stderr
+    assert "hint: for a service on TCP, write http" in ended.stderr

@@ -148,7 +148,7 @@ async def test_a_sandbox_is_observed(console: Console, box: RemoteSandbox) -> No
         assert (details["id"], details["kernels"], details["busy"]) == (box.id, 1, False)
         assert await client.network_decisions(box.id) == []
         completed = await client.complete(box.id, "math.sqr", 8)
-        assert completed == {"matches": [".sqrt"], "start": 4, "end": 8}
+        assert completed == {"matches": ["sqrt"], "start": 5, "end": 8}
         described = await client.describe(box.id, "price", 5)
         assert "41" in described["data"]["text/plain"]
         (entry,), _ = await client.history(box.id)

@@ -388,6 +388,7 @@ def test_address_that_only_metadata_names_is_not_fetched(
         named = f"named-{installer}"
         wheels_host.quick("create", *options, named, "lured", demanded, more=more)
         assert elsewhere.paths
+        wheels_host.quick("remove", named)
 
 
 @pytest.mark.full_tier

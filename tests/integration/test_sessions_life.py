@@ -344,12 +344,12 @@ async def test_an_expired_session_is_an_error_until_it_is_made_anew(timed: Timed
     for reply in (
         await run(client, session, "1"),
         await put(client, session, "a.csv", b"x"),
-        await client.get(url(session, "/files"), params=params),
-        await client.get(url(session, "/files/old.csv"), params=params),
         await client.get(url(session, "/conversations/c1/prompt")),
         await client.post(url(session, "/extend_ttl"), json={"extend_by": 50}),
     ):
         assert code_of(reply) == (409, "sandbox_expired")
+    for path in ("/files", "/files/old.csv"):  # its uploads are kept for a while
+        assert (await client.get(url(session, path), params=params)).status_code == 200
     await pass_time(timed, 1000)
     anew = await ensure(client, user)
     assert anew.status_code == 201

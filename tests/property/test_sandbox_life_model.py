@@ -242,8 +242,10 @@ class Life(RuleBasedStateMachine):
 
     @rule(box=boxes)
     def delete_twice(self, box: Modelled) -> None:
-        for _ in range(2):
-            assert self.attempt(lambda: self.service.sandboxes.delete(self.me, box.id)) is None
+        error = self.attempt(lambda: self.service.sandboxes.delete(self.me, box.id))
+        assert isinstance(error, NotFound) if box.state is State.DELETED else error is None
+        error = self.attempt(lambda: self.service.sandboxes.delete(self.me, box.id))
+        assert isinstance(error, NotFound)
         box.do(Act.DELETE)
         self.ended(box, "SandboxDeleted")
 

@@ -21,20 +21,12 @@ def test_a_value_that_is_not_json_is_a_damage_of_the_store(text: str) -> None:
     assert damage.value.code == "store_corrupt"
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "SELECT * FROM absent",
-        "SELECT absent FROM present",
-        "SELECT json_extract(text, '$.a') FROM present",
-    ],
-)
-def test_a_missing_part_of_the_schema_is_a_damage_of_the_store(statement: str) -> None:
+def test_a_value_that_sqlite_cannot_read_as_json_is_a_damage_of_the_store() -> None:
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE TABLE present (text)")
     connection.execute("INSERT INTO present VALUES ('{')")
     with pytest.raises(sqlite3.Error) as error:
-        connection.execute(statement).fetchall()
+        connection.execute("SELECT json_extract(text, '$.a') FROM present").fetchall()
     connection.close()
     damage = translated(error.value, "/data/sbx.sqlite")
     assert (type(damage), damage.code) == (Unavailable, "store_corrupt")
