@@ -237,15 +237,8 @@ class ScriptMethods(RunMethods[RunT]):
         on_input: OnInput | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Run a file of Python and yield its events; the last one carries the result."""
-        return self.start_file(
-            file,
-            args,
-            stdin=stdin,
-            timeout=timeout,
-            env=env,
-            cwd=cwd,
-            on_input=on_input,
-        ).events()
+        call = _file(file, args, stdin, timeout, env, cwd, on_input)
+        return self.start_call(call).events()
 
     def start_file(
         self,

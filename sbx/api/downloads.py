@@ -84,8 +84,8 @@ def attachment(name: str) -> str:
 
 
 class PiecesResponse(Response):
-    """Pieces of bytes as they come. It ends early if the client disconnects, stalls, or is no
-    longer allowed. An error after the first byte cuts the connection."""
+    """Pieces of bytes as they come. It ends early if the client disconnects, stalls, or loses
+    its permission. An error after the first byte cuts the connection."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """A program: a file of Python, or the code of `-c`, run as `python3` runs it.
 
-It has a `__main__` of its own, no running loop, CPython's tracebacks and CPython's exit code. What
-the shell registered stays: `display`, the formatters, and the inline backend of matplotlib. See
-`ending` for the end of its process.
+It has its own `__main__`, no running loop, CPython's tracebacks and CPython's exit code. `display`,
+the formatters and the inline backend of matplotlib stay registered. See `ending` for the end of its
+process.
 """
 
 import ast
@@ -197,7 +197,7 @@ def leave_with(error: SystemExit) -> int:
     """Return the exit code of SystemExit, and print a value that is not a number."""
     if error.code is not None and not isinstance(error.code, int):
         text = ""
-        with contextlib.suppress(Exception):  # of its own __str__
+        with contextlib.suppress(Exception):  # its __str__ raised it
             text = str(error.code)
         _print_error(f"{text}\n")
     return errors.exit_code(error)
